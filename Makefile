@@ -1,0 +1,36 @@
+# Everything runs in .venv, which `make setup` builds; the other targets call it when it is out of date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test test-fast lint bench fuzz clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not kafka'
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/ottla/records/_kernel.c
+	find src -name '*.so' -delete

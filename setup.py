@@ -1,0 +1,7 @@
+"""Builds the one compiled module, `ottla.records._kernel`; everything else is declared in pyproject.toml."""
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+kernel = Extension("ottla.records._kernel", ["src/ottla/records/_kernel.pyx"], extra_compile_args=["-O3"])
+setup(ext_modules=cythonize([kernel], language_level=3))

@@ -1,0 +1,396 @@
+"""Files: what the log and the metadata store may ask of a disk, and the real one.
+
+The contract is the one POSIX gives and no more. A write is visible at once and durable only after
+`File.sync`; a create, rename or unlink is durable only after `Disk.sync_dir` of the directory that holds
+the name. Once a `sync` has failed, nothing written since the last good one may be relied on, even if a
+later `sync` succeeds: kernels forget dirty pages that they could not write. `ottla.sim.disk.SimDisk` keeps
+the same contract as unkindly as it allows.
+
+Paths are plain strings with `/`. Errors are the `OSError` family, with the path in `filename`. A `File` may
+be used from several threads as it holds no position, but whoever closes it must know that nobody else is
+inside a call.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import posixpath
+import stat
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+__all__ = [
+    "Buffer",
+    "Disk",
+    "DiskUsage",
+    "File",
+    "Lock",
+    "RealDisk",
+    "read_file",
+    "remove_tree",
+    "write_file",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """Room on the file system that holds a path, as an unprivileged process may use it."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class File(Protocol):
+    @property
+    def path(self) -> str:
+        """The name it was opened by; a later rename does not change it."""
+        ...
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+        ...
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError; then any prefix of it may have reached the
+        file.
+        """
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Make the file `size` bytes long; what it gains reads as zeros."""
+        ...
+
+    def size(self) -> int: ...
+
+    def sync(self) -> None:
+        """Return once everything written so far, and the length, would survive a power cut."""
+        ...
+
+    def fileno(self) -> int:
+        """The descriptor, for `mmap` and `sendfile`; a simulated file raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Give the handle back. Does not sync. Closing twice is harmless."""
+        ...
+
+
+class Lock(Protocol):
+    def release(self) -> None:
+        """Let others have it. The lock file stays. Releasing twice is harmless."""
+        ...
+
+
+class Disk(Protocol):
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True
+    ) -> File:
+        """Open a file; `create` makes a missing one, `exclusive` makes it and fails where one exists."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def mtime_ms(self, path: str) -> int: ...
+
+    def set_mtime_ms(self, path: str, mtime_ms: int) -> None: ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """The names in a directory, sorted."""
+        ...
+
+    def make_dirs(self, path: str) -> None:
+        """Make a directory and its missing parents; fine where it exists."""
+        ...
+
+    def rename(self, src: str, dst: str) -> None:
+        """Atomically give `src` the name `dst`, replacing what had it; durable after `sync_dir` of both
+        parents.
+        """
+        ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Return once the names in this directory would survive a power cut."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Take the exclusive lock on the file `path`, made if missing; BlockingIOError where someone has
+        it.
+        """
+        ...
+
+    def usage(self, path: str) -> DiskUsage: ...
+
+
+# os.pread and os.pwrite take at most this much at once on Linux, and macOS refuses 2 GiB and more.
+_MAX_TRANSFER_BYTES = 0x7FFF_F000
+
+
+class _RealFile:
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+
+    def pread(self, size: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._fd, min(size, _MAX_TRANSFER_BYTES), offset)
+            if len(data) == size or not data:
+                return data
+            return self._pread_rest(data, size, offset)
+        except OSError as error:
+            raise self._named(error) from None
+
+    def _pread_rest(self, data: bytes, size: int, offset: int) -> bytes:
+        parts = [data]
+        done = len(data)
+        while done < size:
+            data = os.pread(self._fd, min(size - done, _MAX_TRANSFER_BYTES), offset + done)
+            if not data:
+                break
+            parts.append(data)
+            done += len(data)
+        return b"".join(parts)
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        try:
+            done = os.pwrite(self._fd, data, offset)
+            total = len(data) if isinstance(data, bytes | bytearray) else data.nbytes
+            if done < total:
+                self._pwrite_rest(data, done, offset)
+        except OSError as error:
+            raise self._named(error) from None
+
+    def _pwrite_rest(self, data: Buffer, done: int, offset: int) -> None:
+        with memoryview(data).cast("B") as rest:
+            while done < len(rest):
+                with rest[done : done + _MAX_TRANSFER_BYTES] as part:
+                    written = os.pwrite(self._fd, part, offset + done)
+                if written == 0:
+                    raise OSError(errno.EIO, "the disk took no bytes")
+                done += written
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise self._named(error) from None
+
+    def size(self) -> int:
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise self._named(error) from None
+
+    def sync(self) -> None:
+        try:
+            _sync_data(self._fd)
+        except OSError as error:
+            raise self._named(error) from None
+
+    def fileno(self) -> int:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "the file is closed", self.path)
+        return self._fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<file {self.path!r} {'closed' if self._fd < 0 else f'fd {self._fd}'}>"
+
+    def _named(self, error: OSError) -> OSError:
+        return OSError(error.errno, error.strerror, self.path)
+
+
+if sys.platform == "darwin":
+
+    def _sync_data(fd: int) -> None:
+        # fsync on macOS leaves the data in the drive's own cache; F_FULLFSYNC does not, where it is
+        # supported.
+        try:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        except OSError:
+            os.fsync(fd)
+
+else:
+    _sync_data = os.fdatasync
+
+
+# POSIX locks belong to the process: a second attempt by the same process would succeed, and closing any
+# descriptor of the file would drop the first. So the process keeps its own table, and nobody opens a file
+# that stands in it.
+_held_locks: set[str] = set()
+_held_locks_guard = threading.Lock()
+
+
+class _RealLock:
+    __slots__ = ("_fd", "_key")
+
+    def __init__(self, fd: int, key: str) -> None:
+        self._fd = fd
+        self._key = key
+
+    def release(self) -> None:
+        with _held_locks_guard:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+                _held_locks.discard(self._key)
+
+
+class RealDisk:
+    """The machine's file systems."""
+
+    __slots__ = ()
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True
+    ) -> File:
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+        if create or exclusive:
+            flags |= os.O_CREAT
+        if exclusive:
+            flags |= os.O_EXCL
+        file = _RealFile(os.open(path, flags, 0o644), path)
+        if not writable and stat.S_ISDIR(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return file
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def mtime_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
+        os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, src: str, dst: str) -> None:
+        os.replace(src, dst)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_dir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Lock:
+        # A POSIX lock over the whole file is what Apache Kafka takes on its `.lock`, so the two exclude
+        # each other.
+        key = os.path.realpath(path)
+        with _held_locks_guard:
+            if key in _held_locks:
+                raise BlockingIOError(errno.EAGAIN, "this process has already locked it", path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(fd)
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise BlockingIOError(errno.EAGAIN, "another process has locked it", path) from None
+                raise OSError(error.errno, error.strerror, path) from None
+            _held_locks.add(key)
+            return _RealLock(fd, key)
+
+    def usage(self, path: str) -> DiskUsage:
+        facts = os.statvfs(path)
+        return DiskUsage(
+            total_bytes=facts.f_blocks * facts.f_frsize, free_bytes=facts.f_bavail * facts.f_frsize
+        )
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    """The whole of a file. For small files: checkpoints, properties, snapshots."""
+    file = disk.open(path, writable=False)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def write_file(disk: Disk, path: str, data: Buffer, *, sync: bool = True) -> None:
+    """Replace the file `path` so that any reader, at any time, also after a crash, finds the old or the new
+    content.
+
+    The new content goes to `path + ".tmp"` first. With `sync=False` a reader of this life still sees old or
+    new, but a crash may leave either, or a torn file: only for what can be made again.
+    """
+    temporary = path + ".tmp"
+    try:
+        file = disk.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            if sync:
+                file.sync()
+        finally:
+            file.close()
+        disk.rename(temporary, path)
+    except OSError:
+        _discard(disk, temporary)
+        raise
+    if sync:
+        disk.sync_dir(posixpath.dirname(path) or ".")
+
+
+def _discard(disk: Disk, path: str) -> None:
+    """Give back the room of a half-written file; the error that led here is the one to report."""
+    try:
+        disk.unlink(path)
+    except OSError:
+        return
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    """Remove a file or a directory with all that is in it; fine where it does not exist. Syncs nothing."""
+    if not disk.is_dir(path):
+        if disk.exists(path):
+            disk.unlink(path)
+        return
+    for name in disk.list_dir(path):
+        remove_tree(disk, posixpath.join(path, name))
+    disk.remove_dir(path)

@@ -1,0 +1,254 @@
+"""Connections: asyncio transports and protocols over the running loop, so that nothing above needs a socket.
+
+A listener has one port for all addresses it is bound to. Asking for port 0 lets the system choose it, once,
+also where a host name has an IPv4 and an IPv6 address. An empty host means every interface, of both
+families where the machine has both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["Address", "Listener", "Network", "RealNetwork", "SocketOptions"]
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+# Attempts at one port for several addresses: the one chosen for the first may be taken on the next.
+_PORT_ATTEMPTS = 16
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """What is set on each socket. A buffer size of -1 leaves the system's own choice."""
+
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
+    keepalive: bool = True
+
+
+class Listener(Protocol):
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where it accepts, with the real port."""
+        ...
+
+    @property
+    def port(self) -> int: ...
+
+    async def close(self) -> None:
+        """Accept nothing more. Connections already accepted go on."""
+        ...
+
+
+class Network(Protocol):
+    async def listen(
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        backlog: int = 50,
+        tls: ssl.SSLContext | None = None,
+        options: SocketOptions = ...,
+    ) -> Listener:
+        """Accept connections, each with a protocol from `factory`. OSError names the address that was
+        refused.
+        """
+        ...
+
+    async def connect(
+        self,
+        factory: Callable[[], P],
+        host: str,
+        port: int,
+        *,
+        timeout_ms: int | None = None,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        options: SocketOptions = ...,
+    ) -> tuple[asyncio.Transport, P]:
+        """Connect within `timeout_ms` (TimeoutError after it), TLS handshake included."""
+        ...
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        """Every address of a host, in the system's order of preference."""
+        ...
+
+    def host_name(self) -> str:
+        """The name this machine goes by."""
+        ...
+
+
+DEFAULT_OPTIONS = SocketOptions()
+
+
+class _RealListener:
+    __slots__ = ("_addresses", "_servers")
+
+    def __init__(self, servers: list[asyncio.AbstractServer], addresses: tuple[Address, ...]) -> None:
+        self._servers = servers
+        self._addresses = addresses
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return self._addresses
+
+    @property
+    def port(self) -> int:
+        return self._addresses[0].port
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+class RealNetwork:
+    """The machine's own TCP, by the loop that runs."""
+
+    __slots__ = ()
+
+    async def listen(
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        host: str,
+        port: int,
+        *,
+        backlog: int = 50,
+        tls: ssl.SSLContext | None = None,
+        options: SocketOptions = DEFAULT_OPTIONS,
+    ) -> Listener:
+        sockets = _bind(await _bind_addresses(host, port), options)
+        addresses = tuple(Address(*sock.getsockname()[:2]) for sock in sockets)
+        loop = asyncio.get_running_loop()
+        servers: list[asyncio.AbstractServer] = []
+        try:
+            for sock in sockets:
+                servers.append(await loop.create_server(factory, sock=sock, backlog=backlog, ssl=tls))  # noqa: PERF401
+        except BaseException:
+            for server in servers:
+                server.close()
+            for sock in sockets[len(servers) :]:
+                sock.close()
+            raise
+        return _RealListener(servers, addresses)
+
+    async def connect(
+        self,
+        factory: Callable[[], P],
+        host: str,
+        port: int,
+        *,
+        timeout_ms: int | None = None,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        options: SocketOptions = DEFAULT_OPTIONS,
+    ) -> tuple[asyncio.Transport, P]:
+        name = (server_hostname or host) if tls is not None else None
+        async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            transport, protocol = await asyncio.get_running_loop().create_connection(
+                factory, host, port, ssl=tls, server_hostname=name
+            )
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            _configure(sock, options)
+        return transport, protocol
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(Address(str(entry[4][0]), int(entry[4][1])) for entry in found))
+
+    def host_name(self) -> str:
+        return socket.gethostname() or "localhost"
+
+
+_Endpoint = tuple[socket.AddressFamily, Address]
+
+
+async def _bind_addresses(host: str, port: int) -> list[_Endpoint]:
+    if not host:
+        return [(socket.AF_INET6 if _has_ipv6() else socket.AF_INET, Address("", port))]
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    endpoints = [(entry[0], Address(str(entry[4][0]), port)) for entry in found]
+    return list(
+        dict.fromkeys(endpoint for endpoint in endpoints if endpoint[0] != socket.AF_INET6 or _has_ipv6())
+    )
+
+
+def _has_ipv6() -> bool:
+    if not socket.has_ipv6:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def _bind(endpoints: list[_Endpoint], options: SocketOptions) -> list[socket.socket]:
+    """One bound socket for each endpoint, all on one port."""
+    for attempt in range(_PORT_ATTEMPTS):
+        sockets: list[socket.socket] = []
+        port = endpoints[0][1].port
+        try:
+            for family, address in endpoints:
+                sockets.append(_bound_socket(family, address.host, port, options))
+                port = sockets[0].getsockname()[1]
+        except OSError as error:
+            for sock in sockets:
+                sock.close()
+            chosen_by_system = endpoints[0][1].port == 0 and sockets
+            if error.errno == errno.EADDRINUSE and chosen_by_system and attempt + 1 < _PORT_ATTEMPTS:
+                continue
+            raise
+        return sockets
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _bound_socket(
+    family: socket.AddressFamily, host: str, port: int, options: SocketOptions
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A node that restarts takes its port back from connections in TIME_WAIT; two live listeners still
+        # exclude each other. Windows gives the option another meaning.
+        if sys.platform != "win32":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if host else 0)
+        _configure(sock, options)
+        sock.setblocking(False)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            raise OSError(error.errno, f"cannot listen on {host or '*'}:{port}: {error.strerror}") from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _configure(sock: socket.socket, options: SocketOptions) -> None:
+    """Accepted sockets inherit these from the listening one."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if options.keepalive:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if options.send_buffer_bytes >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer_bytes)
+    if options.receive_buffer_bytes >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer_bytes)

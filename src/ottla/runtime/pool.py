@@ -1,0 +1,76 @@
+"""The few threads for what may block: fsync, cold reads, compaction, uploads.
+
+A call that was accepted runs to its end, whatever becomes of the coroutine that asked for it: a cancelled
+waiter does not stop a write half-way, and its slot is taken until the write is over. No more than a fixed
+number of calls is accepted at a time; whoever comes next waits for a slot without holding memory beyond its
+own coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["InlinePool", "Pool", "ThreadPool"]
+
+T = TypeVar("T")
+
+
+class Pool(Protocol):
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        """Call `fn(*args)` off the event loop and return or raise what it does."""
+        ...
+
+    def close(self) -> None:
+        """Accept nothing more and wait for what is running. Closing twice is harmless."""
+        ...
+
+
+class ThreadPool:
+    """`workers` threads, started as they are needed, with up to `backlog` further calls waiting for one.
+
+    Belongs to the event loop that first waits on it.
+    """
+
+    __slots__ = ("_executor", "_slots")
+
+    def __init__(self, workers: int = 4, *, backlog: int = 256, name: str = "ottla") -> None:
+        if workers < 1 or backlog < 0:
+            raise ValueError(f"a pool needs a worker and no negative backlog, got {workers=} {backlog=}")
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
+        self._slots = asyncio.Semaphore(workers + backlog)
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        await self._slots.acquire()
+        try:
+            call = asyncio.get_running_loop().run_in_executor(self._executor, fn, *args)
+        except BaseException:
+            self._slots.release()
+            raise
+        call.add_done_callback(self._release)
+        return await asyncio.shield(call)
+
+    def _release(self, _: asyncio.Future[Any]) -> None:
+        self._slots.release()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True)
+
+
+class InlinePool:
+    """Calls at once, on the event loop: one thread, one order. For the simulator and for short tools."""
+
+    __slots__ = ("_closed",)
+
+    def __init__(self) -> None:
+        self._closed = False
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        if self._closed:
+            raise RuntimeError("the pool is closed")
+        return fn(*args)
+
+    def close(self) -> None:
+        self._closed = True

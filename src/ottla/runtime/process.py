@@ -1,0 +1,108 @@
+"""What a node may know of the process it is, and ask of it: signals, limits, memory, environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+__all__ = [
+    "cpu_ns",
+    "cpu_count",
+    "environment",
+    "halt",
+    "on_termination",
+    "open_file_limit",
+    "open_files",
+    "pid",
+    "raise_open_file_limit",
+    "resident_bytes",
+]
+
+# setrlimit on macOS refuses more than OPEN_MAX even where the hard limit reads as unlimited.
+_MACOS_OPEN_MAX = 10_240
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def cpu_count() -> int:
+    """Processors this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_ns() -> int:
+    """Processor time used so far, user and system together."""
+    return time.process_time_ns()
+
+
+def environment() -> Mapping[str, str]:
+    """A copy of the environment variables."""
+    return dict(os.environ)
+
+
+def resident_bytes() -> int:
+    """Memory in use now; where the system does not tell (macOS), the most that was ever in use."""
+    if sys.platform == "linux":
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def open_files() -> int:
+    """File descriptors in use."""
+    # The listing holds one descriptor of its own.
+    return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")) - 1
+
+
+def open_file_limit() -> int:
+    """File descriptors this process may have; `sys.maxsize` where there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_open_file_limit() -> int:
+    """Raise the limit as far as the system lets us, and return it. A node holds files and connections by
+    the thousand.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard
+    if sys.platform == "darwin" and (hard == resource.RLIM_INFINITY or hard > _MACOS_OPEN_MAX):
+        wanted = _MACOS_OPEN_MAX
+    if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            return open_file_limit()
+    return open_file_limit()
+
+
+def on_termination(callback: Callable[[str], None]) -> Callable[[], None]:
+    """Call `callback("SIGTERM")` or `callback("SIGINT")` on the running loop, each time one arrives.
+
+    Returns a function that puts the system's own handling back. Only for the main thread.
+    """
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, callback, number.name)
+
+    def undo() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    return undo
+
+
+def halt(status: int) -> None:
+    """End the process now, without cleaning up: for a state in which going on would do harm."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

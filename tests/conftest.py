@@ -1,0 +1,63 @@
+"""What all tests share: Apache Kafka where the machine has Java and Maven, one loud line where it has not.
+
+Tests marked `kafka` run in one xdist group, so that one worker starts one Apache Kafka and one driver JVM for
+all of them. They are skipped only when a requirement is missing; a download or a start that fails is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import kafka_libs
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.java_driver import JavaDriver
+
+KAFKA_SKIP = "Apache Kafka tests skipped: "
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = kafka_libs.missing_requirement()
+    for item in items:
+        if item.get_closest_marker("kafka") is None:
+            continue
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("apache-kafka"))
+        if missing is not None:
+            item.add_marker(pytest.mark.skip(reason=KAFKA_SKIP + missing))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [each for each in terminalreporter.stats.get("skipped", []) if KAFKA_SKIP in str(each.longrepr)]
+    if skipped:
+        missing = kafka_libs.missing_requirement()
+        terminalreporter.write_line(
+            f"NOT COMPARED WITH APACHE KAFKA: {len(skipped)} tests skipped, {missing}", yellow=True, bold=True
+        )
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """One running Apache Kafka for the whole run; a test that stops or fills it starts its own instead."""
+    with ApacheKafka(tmp_path_factory.mktemp("apache-kafka")) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def java_driver() -> Iterator[JavaDriver]:
+    """A JVM with Kafka's newest Java client and its command-line tools."""
+    with JavaDriver() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def old_java_driver() -> Iterator[JavaDriver]:
+    """A JVM with the Java client 3.5.0."""
+    with JavaDriver(kafka_libs.OLD_CLIENT) as driver:
+        yield driver

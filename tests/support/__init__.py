@@ -1,0 +1,1 @@
+"""What several tests share: Apache Kafka as an oracle, raw wire clients, comparisons."""

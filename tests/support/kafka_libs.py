@@ -1,0 +1,128 @@
+"""Apache Kafka's jars, fetched once per checkout by Maven.
+
+Tests compare Ottla with the real thing, so they need the real thing: the broker with its tools, and a Java
+client of an older age. A generated pom and `mvn dependency:copy-dependencies` bring them into
+`build/apache-kafka/`. The invariant: a folder counts only when its marker file is there, and the marker is
+written last, under a lock that all pytest processes share. So a download that was cut off is done again and
+two workers never write one folder.
+
+`OTTLA_KAFKA_LIBS=DIR` names a prepared folder with the same sub-folders instead; Maven is not needed then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KAFKA_VERSION = "4.3.1"
+OLD_CLIENT_VERSION = "3.5.0"
+
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+LIBS_VARIABLE = "OTTLA_KAFKA_LIBS"
+DOWNLOAD_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One classpath: a folder's name and the coordinates that fill it."""
+
+    name: str
+    coordinates: tuple[str, ...]
+
+
+BROKER = Bundle(
+    f"kafka-{KAFKA_VERSION}",
+    (
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+        f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+        "org.apache.logging.log4j:log4j-1.2-api:2.25.4",
+    ),
+)
+OLD_CLIENT = Bundle(
+    f"clients-{OLD_CLIENT_VERSION}",
+    (
+        f"org.apache.kafka:kafka-clients:{OLD_CLIENT_VERSION}",
+        "com.fasterxml.jackson.core:jackson-databind:2.21.2",
+        "org.slf4j:slf4j-nop:1.7.36",
+    ),
+)
+
+
+def missing_requirement() -> str | None:
+    """What keeps tests with Apache Kafka from running on this machine, or None if nothing does."""
+    if shutil.which("java") is None:
+        return "no `java` on the PATH (install a JDK, 17 or newer)"
+    if LIBS_VARIABLE not in os.environ and shutil.which("mvn") is None:
+        return f"no `mvn` on the PATH (install Maven, or set {LIBS_VARIABLE} to a folder with the jars)"
+    return None
+
+
+def classpath(bundle: Bundle) -> str:
+    """A Java classpath with every jar of `bundle`, which is fetched if it is not there yet."""
+    return f"{_folder(bundle)}/*"
+
+
+def _folder(bundle: Bundle) -> Path:
+    prepared = os.environ.get(LIBS_VARIABLE)
+    if prepared is not None:
+        folder = Path(prepared) / bundle.name
+        if not any(folder.glob("*.jar")):
+            raise RuntimeError(f"{LIBS_VARIABLE}={prepared} has no jars in its sub-folder {bundle.name}")
+        return folder
+    folder = REPOSITORY_ROOT / "build" / "apache-kafka" / bundle.name
+    marker = folder / ".complete"
+    wanted = "\n".join(bundle.coordinates)
+    if marker.exists() and marker.read_text() == wanted:
+        return folder
+    with _locked(folder.parent / f"{bundle.name}.lock"):
+        if not (marker.exists() and marker.read_text() == wanted):
+            _download(bundle, folder)
+            marker.write_text(wanted)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _download(bundle: Bundle, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    pom = folder.parent / f"{bundle.name}.pom.xml"
+    pom.write_text(_pom(bundle))
+    command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
+    done = subprocess.run(
+        [*command, f"-DoutputDirectory={folder}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DOWNLOAD_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"Maven could not fetch {bundle.name} ({' '.join(command)}):\n{done.stdout[-4000:]}"
+        )
+
+
+def _pom(bundle: Bundle) -> str:
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+        for group, artifact, version in (each.split(":") for each in bundle.coordinates)
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        f"<groupId>ottla.tests</groupId><artifactId>{bundle.name}</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>\n"
+    )

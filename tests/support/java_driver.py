@@ -215,7 +215,7 @@ class JavaProducer:
         self._driver.call("producer.offsets", name=self._name, group=group, offsets=offsets)
 
     def try_send(self, messages: Iterable[Message], *, flush_every: int = 0) -> list[SendResult]:
-        """Sends, waits for all answers and returns them, errors included; `flush_every` records make a batch."""
+        """Sends and returns all answers, errors included; `flush_every` records make a batch."""
         answer = self._driver.call(
             "producer.send",
             name=self._name,

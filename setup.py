@@ -1,7 +1,14 @@
 """Builds the one compiled module, `ottla.records._kernel`; everything else is declared in pyproject.toml."""
 
+from glob import glob
+
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-kernel = Extension("ottla.records._kernel", ["src/ottla/records/_kernel.pyx"], extra_compile_args=["-O3"])
+kernel = Extension(
+    "ottla.records._kernel",
+    ["src/ottla/records/_kernel.pyx"],
+    depends=sorted(glob("src/ottla/records/kernel/*.pxi")),
+    extra_compile_args=["-O3"],
+)
 setup(ext_modules=cythonize([kernel], language_level=3))

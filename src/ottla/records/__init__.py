@@ -1,0 +1,1 @@
+"""Record batches: the unit in which Kafka moves, stores and compresses records."""

@@ -1,0 +1,12 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False, freethreading_compatible=False
+"""What must walk records: the compiled part of `ottla.records`.
+
+A batch's records are a run of length-prefixed entries made of zigzag varints and byte strings, and every one of those
+lengths may come from a hostile client. All walking therefore goes through `read_entry`, which checks each length
+against the end of the record, and the record against the end of the payload, before it moves. Nothing else here
+dereferences input, so the rest may run without bounds checks and, where the walk is long, without the GIL.
+"""
+
+include "kernel/wire.pxi"
+include "kernel/batches.pxi"
+include "kernel/encoding.pxi"

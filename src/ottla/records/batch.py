@@ -1,0 +1,132 @@
+"""Reading record batches: headers, checksums, records.
+
+A batch is 61 bytes of header and then its records, compressed as one. The CRC covers everything from the
+attributes on, so what the broker assigns (base offset, leader epoch) lies in front of it and can be set in
+place without touching the checksum. Between the socket and the disk only headers are read; records are
+decoded where somebody asks for them.
+
+`BatchHeader.parse` trusts nothing but the bytes it reads; `verify_crc` makes the rest trustworthy against
+damage, and decoding checks every length against hostile senders.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records._kernel import BatchHeader, Record, decode_records
+from ottla.records.compression import decompress
+from ottla.records.types import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAX_DECOMPRESSED_BYTES,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    Codec,
+    TimestampType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
+
+__all__ = [
+    "HEADER_SIZE",
+    "LOG_OVERHEAD",
+    "MAGIC",
+    "NO_LEADER_EPOCH",
+    "NO_PRODUCER_EPOCH",
+    "NO_PRODUCER_ID",
+    "NO_SEQUENCE",
+    "NO_TIMESTAMP",
+    "BatchHeader",
+    "Codec",
+    "Record",
+    "TimestampType",
+    "iter_batches",
+    "payload_of",
+    "read_records",
+    "set_offset_and_epoch",
+    "verify_crc",
+]
+
+CRC_POSITION = 17
+CRC_START = 21
+"""The first byte that the checksum covers: the attributes."""
+_OFFSET = struct.Struct(">q")
+_EPOCH = struct.Struct(">i")
+_EPOCH_POSITION = 12
+
+
+def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each complete batch; an incomplete one at the end, as fetches have them, ends
+    the walk.
+    """
+    end = memoryview(buf).nbytes
+    while end - pos >= HEADER_SIZE:
+        header = BatchHeader.parse(buf, pos)
+        size = header.size
+        if size > end - pos:
+            return
+        yield pos, header
+        pos += size
+
+
+def compute_crc(buf: Buffer, pos: int, size: int) -> int:
+    """The CRC32C of the batch of `size` bytes at `pos`."""
+    with memoryview(buf) as view:
+        return crc32c(view[pos + CRC_START : pos + size])
+
+
+def verify_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
+    """Raise CORRUPT_MESSAGE unless the batch at `pos` is complete and has the checksum that it declares."""
+    _check_complete(buf, pos, header)
+    computed = compute_crc(buf, pos, header.size)
+    if computed != header.crc:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"the batch at position {pos} (base offset {header.base_offset}) is corrupt:"
+            f" stored crc = {header.crc}, computed crc = {computed}",
+        )
+
+
+def set_offset_and_epoch(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch: int) -> None:
+    """Assign what the leader assigns; neither field is covered by the checksum."""
+    _OFFSET.pack_into(buf, pos, base_offset)
+    _EPOCH.pack_into(buf, pos + _EPOCH_POSITION, leader_epoch)
+
+
+def payload_of(
+    buf: Buffer, pos: int, header: BatchHeader, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Buffer:
+    """The encoded records of the batch at `pos`, decompressed if they are compressed."""
+    _check_complete(buf, pos, header)
+    payload = memoryview(buf)[pos + HEADER_SIZE : pos + header.size]
+    if not header.is_compressed or not len(payload):
+        return payload
+    return decompress(header.codec, payload, max_decompressed_bytes)
+
+
+def read_records(
+    buf: Buffer, pos: int = 0, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[Record]:
+    """All records of the batch at `pos`, control records included; the checksum is the caller's to verify."""
+    header = BatchHeader.parse(buf, pos)
+    return decode_records(payload_of(buf, pos, header, max_decompressed_bytes=max_decompressed_bytes), header)
+
+
+def _check_complete(buf: Buffer, pos: int, header: BatchHeader) -> None:
+    available = memoryview(buf).nbytes - pos
+    if header.size > available:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"the batch at position {pos} declares {header.size} bytes, but only {available} are there",
+        )

@@ -1,0 +1,275 @@
+# The header of a batch, and records as Python objects.
+
+cimport cython
+
+cdef enum:
+    CODEC_MASK = 0x07
+    TIMESTAMP_TYPE_BIT = 0x08
+    TRANSACTIONAL_BIT = 0x10
+    CONTROL_BIT = 0x20
+    DELETE_HORIZON_BIT = 0x40
+
+cdef tuple CODECS = tuple(Codec)
+cdef object CREATE_TIME = TimestampType.CREATE_TIME
+cdef object LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
+
+
+@cython.final
+cdef class BatchHeader:
+    """The 61 bytes in front of a batch's records, as they are; the properties say what they mean."""
+
+    cdef readonly int64_t base_offset
+    cdef readonly int32_t batch_length
+    cdef readonly int32_t leader_epoch
+    cdef readonly int8_t magic
+    cdef readonly uint32_t crc
+    cdef readonly int16_t attributes
+    cdef readonly int32_t last_offset_delta
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t producer_id
+    cdef readonly int16_t producer_epoch
+    cdef readonly int32_t base_sequence
+    cdef readonly int32_t count
+
+    @staticmethod
+    def parse(buf, Py_ssize_t pos=0):
+        """The header at `pos`. Magic and length are checked; that the records are there and sound is not."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+        try:
+            return parse_header(<const uint8_t*> view.buf, view.len, pos)
+        finally:
+            PyBuffer_Release(&view)
+
+    @property
+    def size(self):
+        """Bytes of the whole batch, base offset and length included."""
+        return OVERHEAD_BYTES + <int64_t> self.batch_length
+
+    @property
+    def last_offset(self):
+        return wrapping_add(self.base_offset, self.last_offset_delta)
+
+    @property
+    def next_offset(self):
+        return wrapping_add(self.base_offset, <int64_t> self.last_offset_delta + 1)
+
+    @property
+    def codec(self):
+        cdef int number = self.attributes & CODEC_MASK
+        if number >= len(CODECS):
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+                f"the batch at offset {self.base_offset} is compressed with codec {number}, which Kafka does not define",
+            )
+        return CODECS[number]
+
+    @property
+    def timestamp_type(self):
+        return LOG_APPEND_TIME if self.attributes & TIMESTAMP_TYPE_BIT else CREATE_TIME
+
+    @property
+    def is_transactional(self):
+        return (self.attributes & TRANSACTIONAL_BIT) != 0
+
+    @property
+    def is_control(self):
+        return (self.attributes & CONTROL_BIT) != 0
+
+    @property
+    def is_compressed(self):
+        return (self.attributes & CODEC_MASK) != 0
+
+    @property
+    def delete_horizon_ms(self):
+        """When tombstones and markers of this batch may go; set by the first compaction that meets them."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
+
+    @property
+    def has_producer_id(self):
+        return self.producer_id > -1
+
+    @property
+    def last_sequence(self):
+        """Sequence number of the last record; numbers wrap from 2^31-1 to 0."""
+        if self.base_sequence < 0:
+            return -1
+        return <int32_t> ((<uint32_t> self.base_sequence + <uint32_t> self.last_offset_delta) & 0x7FFFFFFF)
+
+    def _fields(self):
+        return (self.base_offset, self.batch_length, self.leader_epoch, self.magic, self.crc, self.attributes,
+                self.last_offset_delta, self.base_timestamp, self.max_timestamp, self.producer_id,
+                self.producer_epoch, self.base_sequence, self.count)
+
+    def __eq__(self, other):
+        return isinstance(other, BatchHeader) and self._fields() == (<BatchHeader> other)._fields()
+
+    def __hash__(self):
+        return hash(self._fields())
+
+    def __repr__(self):
+        return (
+            f"BatchHeader(base_offset={self.base_offset}, last_offset={self.last_offset}, size={self.size},"
+            f" leader_epoch={self.leader_epoch}, attributes={self.attributes:#x}, count={self.count},"
+            f" base_timestamp={self.base_timestamp}, max_timestamp={self.max_timestamp},"
+            f" producer_id={self.producer_id}, producer_epoch={self.producer_epoch},"
+            f" base_sequence={self.base_sequence})"
+        )
+
+
+cdef BatchHeader parse_header(const uint8_t* data, Py_ssize_t size, Py_ssize_t pos):
+    cdef BatchHeader h
+    cdef const uint8_t* p
+    if pos < 0 or size - pos < HEADER_BYTES:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"{max(size - pos, 0)} bytes at position {pos} cannot hold the {HEADER_BYTES}-byte header of a record batch",
+        )
+    p = data + pos
+    if p[16] != 2:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"the batch at position {pos} has magic {<int8_t> p[16]}; only record format 2 is supported",
+        )
+    h = BatchHeader.__new__(BatchHeader)
+    h.batch_length = get32(p + 8)
+    if h.batch_length < HEADER_BYTES - OVERHEAD_BYTES:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"the batch at position {pos} declares a length of {h.batch_length} bytes;"
+            f" its header alone takes {HEADER_BYTES - OVERHEAD_BYTES}",
+        )
+    h.base_offset = get64(p)
+    h.leader_epoch = get32(p + 12)
+    h.magic = <int8_t> p[16]
+    h.crc = <uint32_t> get32(p + 17)
+    h.attributes = get16(p + 21)
+    h.last_offset_delta = get32(p + 23)
+    h.base_timestamp = get64(p + 27)
+    h.max_timestamp = get64(p + 35)
+    h.producer_id = get64(p + 43)
+    h.producer_epoch = get16(p + 51)
+    h.base_sequence = get32(p + 53)
+    h.count = get32(p + 57)
+    return h
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Record:
+    """One record. Immutable; `sequence` is -1 where its batch has no producer."""
+
+    cdef readonly int64_t offset
+    cdef readonly int64_t timestamp
+    cdef readonly object key
+    cdef readonly object value
+    cdef readonly tuple headers
+    cdef readonly int32_t sequence
+
+    __match_args__ = ("offset", "timestamp", "key", "value", "headers")
+
+    def __init__(self, offset=0, timestamp=-1, key=None, value=None, headers=(), sequence=-1):
+        self.offset = offset
+        self.timestamp = timestamp
+        self.key = key
+        self.value = value
+        self.headers = tuple(headers)
+        self.sequence = sequence
+
+    def __eq__(self, other):
+        cdef Record that
+        if not isinstance(other, Record):
+            return NotImplemented
+        that = <Record> other
+        return (
+            self.offset == that.offset
+            and self.timestamp == that.timestamp
+            and self.sequence == that.sequence
+            and self.key == that.key
+            and self.value == that.value
+            and self.headers == that.headers
+        )
+
+    def __hash__(self):
+        return hash((self.offset, self.timestamp, self.key, self.value, self.headers, self.sequence))
+
+    def __reduce__(self):
+        return Record, (self.offset, self.timestamp, self.key, self.value, self.headers, self.sequence)
+
+    def __repr__(self):
+        return (
+            f"Record(offset={self.offset}, timestamp={self.timestamp}, key={self.key!r}, value={self.value!r},"
+            f" headers={self.headers!r}, sequence={self.sequence})"
+        )
+
+
+cdef inline object bytes_or_none(const uint8_t* data, int32_t size):
+    return None if size < 0 else PyBytes_FromStringAndSize(<const char*> data, size)
+
+
+cdef tuple headers_of(Entry* entry, Py_ssize_t index):
+    cdef const uint8_t* p = entry.headers
+    cdef const uint8_t* key
+    cdef const uint8_t* value
+    cdef int32_t key_size
+    cdef int32_t value_size
+    cdef int32_t i
+    cdef Fault fault
+    cdef list headers = []
+    for i in range(entry.header_count):
+        fault = read_header(&p, entry.end, &key, &key_size, &value, &value_size)
+        if fault:
+            raise corrupt(fault, index)
+        headers.append((PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace"), bytes_or_none(value, value_size)))
+    if p != entry.end:
+        raise corrupt(RECORD_LENGTH_MISMATCH, index)
+    return tuple(headers)
+
+
+def decode_records(payload, BatchHeader header not None, int64_t start_offset=INT64_MIN):
+    """The records of a batch at or after `start_offset`; `payload` is what follows the header, decompressed."""
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef Entry entry
+    cdef Fault fault
+    cdef Py_ssize_t i
+    cdef int64_t offset
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    cdef Record record
+    cdef list records = []
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*> view.buf
+        end = p + view.len
+        if header.count < 0 or header.count > view.len // MIN_ENTRY_BYTES:
+            raise corrupt(BAD_COUNT, 0)
+        for i in range(header.count):
+            if p == end:
+                raise corrupt(RECORDS_MISSING, i)
+            fault = read_entry(&p, end, &entry)
+            if fault:
+                raise corrupt(fault, i)
+            offset = wrapping_add(header.base_offset, entry.offset_delta)
+            if offset < start_offset:
+                continue
+            record = Record.__new__(Record)
+            record.offset = offset
+            record.timestamp = (
+                header.max_timestamp if append_time else wrapping_add(header.base_timestamp, entry.timestamp_delta)
+            )
+            record.key = bytes_or_none(entry.key, entry.key_size)
+            record.value = bytes_or_none(entry.value, entry.value_size)
+            record.headers = headers_of(&entry, i) if entry.header_count else ()
+            record.sequence = -1
+            if header.base_sequence >= 0:
+                record.sequence = <int32_t> (
+                    (<uint32_t> header.base_sequence + <uint32_t> entry.offset_delta) & 0x7FFFFFFF
+                )
+            records.append(record)
+        if p != end:
+            raise corrupt(TRAILING_BYTES, header.count)
+    finally:
+        PyBuffer_Release(&view)
+    return records

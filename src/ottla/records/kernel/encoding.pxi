@@ -1,0 +1,243 @@
+# Records into bytes.
+
+cdef inline uint8_t* put_varint(uint8_t* p, int32_t number) noexcept nogil:
+    cdef uint32_t raw = (<uint32_t> number << 1) ^ <uint32_t> (number >> 31)
+    while raw >= 0x80:
+        p[0] = <uint8_t> (raw | 0x80)
+        raw >>= 7
+        p += 1
+    p[0] = <uint8_t> raw
+    return p + 1
+
+
+cdef inline uint8_t* put_varlong(uint8_t* p, int64_t number) noexcept nogil:
+    cdef uint64_t raw = (<uint64_t> number << 1) ^ <uint64_t> (number >> 63)
+    while raw >= 0x80:
+        p[0] = <uint8_t> (raw | 0x80)
+        raw >>= 7
+        p += 1
+    p[0] = <uint8_t> raw
+    return p + 1
+
+
+cdef inline int varint_size(int32_t number) noexcept nogil:
+    cdef uint32_t raw = (<uint32_t> number << 1) ^ <uint32_t> (number >> 31)
+    cdef int size = 1
+    while raw >= 0x80:
+        raw >>= 7
+        size += 1
+    return size
+
+
+cdef inline int varlong_size(int64_t number) noexcept nogil:
+    cdef uint64_t raw = (<uint64_t> number << 1) ^ <uint64_t> (number >> 63)
+    cdef int size = 1
+    while raw >= 0x80:
+        raw >>= 7
+        size += 1
+    return size
+
+
+cdef inline uint8_t* put_bytes(uint8_t* p, const uint8_t* data, Py_ssize_t size) noexcept nogil:
+    p = put_varint(p, <int32_t> size)
+    memcpy(p, data, size)
+    return p + size
+
+
+cdef struct Field:
+    const uint8_t* data
+    Py_ssize_t size             # negative: null
+    bint held
+    Py_buffer view
+
+
+cdef inline int open_field(object source, Field* field) except -1:
+    """Borrow the bytes of a key or value. The view is held only where `source` is not plain `bytes`."""
+    field.held = False
+    if source is None:
+        field.data = NULL
+        field.size = -1
+    elif type(source) is bytes:
+        field.data = <const uint8_t*> PyBytes_AS_STRING(source)
+        field.size = PyBytes_GET_SIZE(source)
+    else:
+        PyObject_GetBuffer(source, &field.view, PyBUF_SIMPLE)
+        field.held = True
+        field.data = <const uint8_t*> field.view.buf
+        field.size = field.view.len
+    return 0
+
+
+cdef inline void close_field(Field* field) noexcept:
+    if field.held:
+        PyBuffer_Release(&field.view)
+
+
+cdef inline int64_t field_size(Py_ssize_t size) noexcept nogil:
+    return 1 if size < 0 else varint_size(<int32_t> size) + size
+
+
+cdef inline uint8_t* put_field(uint8_t* p, const uint8_t* data, Py_ssize_t size) noexcept nogil:
+    if size < 0:
+        p[0] = 1
+        return p + 1
+    return put_bytes(p, data, size)
+
+
+@cython.final
+cdef class Encoder:
+    """Records of one batch, encoded one behind the other; room for the batch's header is left in front.
+
+    The first record's timestamp becomes the base timestamp unless one was given. Offset deltas count up from 0 unless
+    they are given. `size` is that of the batch if it were closed now without compression.
+    """
+
+    cdef Block block
+    cdef readonly int32_t count
+    cdef readonly int32_t last_offset_delta
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int32_t max_timestamp_delta
+    cdef bint has_base_timestamp
+
+    def __cinit__(self, base_timestamp=None, Py_ssize_t capacity=16384):
+        self.block = Block(capacity if capacity > HEADER_BYTES else HEADER_BYTES + 64)
+        memset(self.block.data, 0, HEADER_BYTES)
+        self.block.size = HEADER_BYTES
+        self.last_offset_delta = -1
+        self.max_timestamp = -1
+        self.max_timestamp_delta = -1
+        self.has_base_timestamp = base_timestamp is not None
+        self.base_timestamp = base_timestamp if base_timestamp is not None else -1
+
+    @property
+    def size(self):
+        return self.block.size
+
+    @property
+    def buffer(self):
+        """Header and records; a batch as soon as the header is filled in."""
+        return self.block
+
+    cdef int note(self, int32_t offset_delta, int64_t timestamp) except -1:
+        if self.count == INT32_MAX or offset_delta < 0 or (self.count and offset_delta <= self.last_offset_delta):
+            raise ValueError(
+                f"offset delta {offset_delta} does not follow {self.last_offset_delta};"
+                " offsets of a batch must rise and span less than 2^31"
+            )
+        if not self.has_base_timestamp:
+            self.base_timestamp = timestamp
+            self.has_base_timestamp = True
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+            self.max_timestamp_delta = offset_delta
+        self.last_offset_delta = offset_delta
+        self.count += 1
+        return 0
+
+    def append(self, int64_t timestamp, key, value, headers=(), offset_delta=None):
+        """Add a record and return its bytes, length prefix included."""
+        cdef int32_t delta
+        cdef Field key_field
+        cdef Field value_field
+        if offset_delta is None:
+            if self.last_offset_delta == INT32_MAX:
+                raise ValueError("the batch is full: it spans 2^31 offsets")
+            delta = self.last_offset_delta + 1
+        else:
+            delta = offset_delta
+        open_field(key, &key_field)
+        try:
+            open_field(value, &value_field)
+            try:
+                return self.put(delta, timestamp, &key_field, &value_field, headers)
+            finally:
+                close_field(&value_field)
+        finally:
+            close_field(&key_field)
+
+    cdef Py_ssize_t put(self, int32_t delta, int64_t timestamp, Field* key, Field* value, object headers) except -1:
+        cdef int64_t base = self.base_timestamp if self.has_base_timestamp else timestamp
+        cdef int64_t timestamp_delta = wrapping_sub(timestamp, base)
+        cdef list encoded = None
+        cdef Py_ssize_t header_count = 0
+        cdef int64_t length
+        cdef Py_ssize_t total
+        cdef uint8_t* p
+        cdef uint8_t* start
+        length = 1 + varlong_size(timestamp_delta) + varint_size(delta) + field_size(key.size) + field_size(value.size)
+        if headers:
+            encoded = encode_headers(headers)
+            header_count = len(encoded)
+            for part in encoded:
+                length += PyBytes_GET_SIZE(part)
+        length += varint_size(<int32_t> header_count)
+        if length > INT32_MAX - 5 or header_count > INT32_MAX:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE, f"a record of {length} bytes does not fit a batch; the format ends at 2 GiB"
+            )
+        total = varint_size(<int32_t> length) + length
+        if self.block.size + total > INT32_MAX:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a record of {total} bytes does not fit behind {self.block.size} bytes; a batch ends at 2 GiB",
+            )
+        self.block.reserve(total)
+        self.note(delta, timestamp)
+        start = self.block.data + self.block.size
+        p = put_varint(start, <int32_t> length)
+        p[0] = 0
+        p = put_varlong(p + 1, timestamp_delta)
+        p = put_varint(p, delta)
+        p = put_field(p, key.data, key.size)
+        p = put_field(p, value.data, value.size)
+        p = put_varint(p, <int32_t> header_count)
+        if header_count:
+            for part in encoded:
+                memcpy(p, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
+                p += PyBytes_GET_SIZE(part)
+        self.block.size += p - start
+        return p - start
+
+    def extend(self, records, int64_t base_offset):
+        """Add records as `Record` objects, or as tuples (timestamp, key, value[, headers]) that get the next offset."""
+        cdef Record record
+        for item in records:
+            if isinstance(item, Record):
+                record = <Record> item
+                self.append(record.timestamp, record.key, record.value, record.headers, record.offset - base_offset)
+            else:
+                self.append(*item)
+
+
+cdef list encode_headers(headers):
+    """Each header's bytes. Keys are text or bytes that are UTF-8 already; values may be null."""
+    cdef list parts = []
+    cdef Py_ssize_t key_size
+    cdef const char* key_data
+    cdef Field field
+    cdef bytes part
+    cdef uint8_t* p
+    for key, value in headers.items() if isinstance(headers, dict) else headers:
+        if isinstance(key, str):
+            key_data = PyUnicode_AsUTF8AndSize(key, &key_size)
+        elif isinstance(key, bytes):
+            key_data = PyBytes_AS_STRING(key)
+            key_size = PyBytes_GET_SIZE(key)
+        else:
+            raise TypeError(f"the key of a record header must be str, not {type(key).__name__}")
+        if isinstance(value, str):
+            raise TypeError(f"the value of header {key!r} must be bytes or None, not str")
+        open_field(value, &field)
+        try:
+            if key_size > INT32_MAX or field.size > INT32_MAX:
+                raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"header {key!r} is larger than 2 GiB")
+            part = PyBytes_FromStringAndSize(
+                NULL, varint_size(<int32_t> key_size) + key_size + field_size(field.size)
+            )
+            p = put_bytes(<uint8_t*> PyBytes_AS_STRING(part), <const uint8_t*> key_data, key_size)
+            put_field(p, field.data, field.size)
+        finally:
+            close_field(&field)
+        parts.append(part)
+    return parts

@@ -1,0 +1,88 @@
+"""What stands before the body: the frame's size, and the headers of requests and responses.
+
+On the wire a message is `size (int32) | header | body`, where the size counts header and body. The header's
+version follows from the API and its version (`ottla.protocol.api`), never from the bytes themselves. The
+client id stays an old-style string even in the flexible header v2, so that a server can read the header of
+any request.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ottla.protocol.api import API, API_VERSIONS, Api, api_name
+from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
+from ottla.protocol.schema import Buffer, Message, Request, Response, int16, int32, join_small_parts, string
+
+SIZE = struct.Struct(">i")
+_KEY_AND_VERSION = struct.Struct(">hh")
+
+
+class RequestHeader(Message, versions="1-2", flexible="2+"):
+    request_api_key: int = int16()
+    request_api_version: int = int16()
+    correlation_id: int = int32()
+    client_id: str | None = string(nullable=True, flexible=False)
+
+
+class ResponseHeader(Message, versions="0-1", flexible="1+"):
+    correlation_id: int = int32()
+
+
+class RequestFrame(NamedTuple):
+    """A request whose header was read; `body` begins at `position` of the frame."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str | None
+    position: int
+
+
+def read_request_header(frame: Buffer) -> RequestFrame:
+    """The header of a request, given the frame without its size.
+
+    UnsupportedVersion says that the API or its version is not in the table; only ApiVersions passes in
+    any version, since it has to be answered in one that the client understands.
+    """
+    if len(frame) < _KEY_AND_VERSION.size:
+        raise MalformedMessage(f"a request of {len(frame)} bytes has no header")
+    key, version = _KEY_AND_VERSION.unpack_from(frame)
+    api = API.get(key)
+    if api is None or not (api.supports(version, unstable=True) or (key == API_VERSIONS and version >= 0)):
+        raise UnsupportedVersion(f"{api_name(key)} version {version} is not supported")
+    header, position = RequestHeader.decode_from(frame, 0, api.request_header_version(version))
+    return RequestFrame(api, version, header.correlation_id, header.client_id, position)
+
+
+def response_parts(api: Api, version: int, correlation_id: int, response: Response) -> list[Buffer]:
+    """A whole response, from its size on, as buffers to be sent one after the other."""
+    header = ResponseHeader(correlation_id=correlation_id)
+    return _framed(header.encode(api.response_header_version(version)), response, version)
+
+
+def request_parts(version: int, correlation_id: int, client_id: str | None, request: Request) -> list[Buffer]:
+    """A whole request, from its size on, as buffers to be sent one after the other."""
+    header = RequestHeader(
+        request_api_key=request.API_KEY,
+        request_api_version=version,
+        correlation_id=correlation_id,
+        client_id=client_id,
+    )
+    return _framed(header.encode(API[request.API_KEY].request_header_version(version)), request, version)
+
+
+def read_response(api: Api, version: int, frame: Buffer) -> tuple[int, Response]:
+    """The correlation id and the body of a response, given the frame without its size."""
+    header, position = ResponseHeader.decode_from(frame, 0, api.response_header_version(version))
+    response, end = api.response_class.decode_from(frame, position, version)
+    if end != len(frame):
+        raise MalformedMessage(f"{api.name} response v{version}: {len(frame) - end} bytes left over")
+    return header.correlation_id, response
+
+
+def _framed(header: bytes, body: Message, version: int) -> list[Buffer]:
+    parts = body.encode_parts(version)
+    size = len(header) + sum(map(len, parts))
+    return join_small_parts([SIZE.pack(size), header, *parts])

@@ -1,0 +1,42 @@
+"""ApiVersions."""
+
+from __future__ import annotations
+
+from ottla.protocol.schema import Request, Response, Struct, array, boolean, int16, int32, int64, string
+
+
+class ApiVersionsRequest(Request, api_key=18, versions="0-4", flexible="3+"):
+    client_software_name: str = string(versions="3+", ignorable=True)
+    client_software_version: str = string(versions="3+", ignorable=True)
+
+
+class ApiVersion(Struct):
+    api_key: int = int16(map_key=True)
+    min_version: int = int16()
+    max_version: int = int16()
+
+
+class SupportedFeatureKey(Struct):
+    name: str = string(map_key=True)
+    min_version: int = int16()
+    max_version: int = int16()
+
+
+class FinalizedFeatureKey(Struct):
+    name: str = string(map_key=True)
+    max_version_level: int = int16()
+    min_version_level: int = int16()
+
+
+class ApiVersionsResponse(Response, api_key=18, versions="0-4", flexible="3+"):
+    error_code: int = int16()
+    api_keys: list[ApiVersion] = array(ApiVersion)
+    throttle_time_ms: int = int32(versions="1+", ignorable=True)
+    supported_features: list[SupportedFeatureKey] = array(
+        SupportedFeatureKey, versions="3+", tag=0, ignorable=True
+    )
+    finalized_features_epoch: int = int64(versions="3+", tag=1, default=-1, ignorable=True)
+    finalized_features: list[FinalizedFeatureKey] = array(
+        FinalizedFeatureKey, versions="3+", tag=2, ignorable=True
+    )
+    zk_migration_ready: bool = boolean(versions="3+", tag=3, ignorable=True)

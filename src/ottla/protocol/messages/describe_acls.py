@@ -1,0 +1,36 @@
+"""DescribeAcls."""
+
+from __future__ import annotations
+
+from ottla.protocol.schema import Request, Response, Struct, array, int8, int16, int32, string
+
+
+class DescribeAclsRequest(Request, api_key=29, versions="1-3", flexible="2+"):
+    resource_type_filter: int = int8()
+    resource_name_filter: str | None = string(nullable=True)
+    pattern_type_filter: int = int8(default=3)
+    principal_filter: str | None = string(nullable=True)
+    host_filter: str | None = string(nullable=True)
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class AclDescription(Struct):
+    principal: str = string()
+    host: str = string()
+    operation: int = int8()
+    permission_type: int = int8()
+
+
+class DescribeAclsResource(Struct):
+    resource_type: int = int8()
+    resource_name: str = string()
+    pattern_type: int = int8(default=3)
+    acls: list[AclDescription] = array(AclDescription)
+
+
+class DescribeAclsResponse(Response, api_key=29, versions="1-3", flexible="2+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True)
+    resources: list[DescribeAclsResource] = array(DescribeAclsResource)

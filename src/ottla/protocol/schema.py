@@ -1,0 +1,453 @@
+"""How a message is declared: one class for all its versions, with version ranges on its fields.
+
+    class FetchTopic(Struct):
+        topic: str = string(versions="0-12", ignorable=True)
+        topic_id: bytes = uuid(versions="13+", ignorable=True)
+        partitions: list[FetchPartition] = array(FetchPartition)
+
+    class FetchRequest(Request, api_key=1, versions="4-18", flexible="12+"):
+        topics: list[FetchTopic] = array(FetchTopic)
+
+A class is a plain slotted object with keyword construction, where every field has Kafka's default. Encoders
+and decoders are compiled on first use for each version (`ottla.protocol.encoder`, `ottla.protocol.decoder`)
+and kept with the class. The invariant: `Cls.decode(message.encode(v), v) == message` for every version `v`
+that can express the message, and a version that cannot express it raises `UnsupportedVersion` instead of
+dropping data.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, dataclass_transform
+
+from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Versions: TypeAlias = tuple[int, int]
+
+MAX_VERSION = 32767
+ALL_VERSIONS: Versions = (0, MAX_VERSION)
+NO_VERSIONS: Versions = (0, -1)
+ZERO_UUID = bytes(16)
+
+# Parts smaller than this are joined: one copy of a few kB costs less than one more buffer for the socket.
+SMALL_PART_BYTES = 4096
+
+Kind: TypeAlias = Literal[
+    "bool",
+    "int8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "float64",
+    "uuid",
+    "string",
+    "bytes",
+    "records",
+    "struct",
+    "array",
+]
+
+
+def parse_versions(text: str) -> Versions:
+    """The inclusive range written as "3", "3-5", "3+" or "none"."""
+    if text == "none":
+        return NO_VERSIONS
+    if text.endswith("+"):
+        return int(text[:-1]), MAX_VERSION
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
+
+
+class Field:
+    """What a declaration says of one field; `name` is filled in when its class is made."""
+
+    __slots__ = (
+        "default",
+        "flexible",
+        "ignorable",
+        "item",
+        "kind",
+        "map_key",
+        "name",
+        "nullable",
+        "struct",
+        "tag",
+        "versions",
+        "zero_copy",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        default: object,
+        *,
+        versions: str = "0+",
+        nullable: bool | str = False,
+        tag: int | None = None,
+        ignorable: bool = False,
+        map_key: bool = False,
+        flexible: bool = True,
+        item: Kind | None = None,
+        struct: type[Struct] | None = None,
+        zero_copy: bool = False,
+    ) -> None:
+        self.name = ""
+        self.kind = kind
+        self.default = default
+        self.versions = parse_versions(versions)
+        # The versions in which null may be sent; `True` means wherever the field exists.
+        if isinstance(nullable, str):
+            self.nullable = parse_versions(nullable)
+        else:
+            self.nullable = self.versions if nullable else NO_VERSIONS
+        # A field with a tag is tagged in every version that has it.
+        self.tag = tag
+        # Whether a value other than the default may be dropped in a version that lacks the field.
+        self.ignorable = ignorable
+        self.map_key = map_key
+        # False only for the client id of the request header, which stays an old string in flexible versions.
+        self.flexible = flexible
+        self.item: Kind | None = item
+        self.struct = struct
+        self.zero_copy = zero_copy
+
+    def in_version(self, version: int) -> bool:
+        return self.versions[0] <= version <= self.versions[1]
+
+    def nullable_in(self, version: int) -> bool:
+        return self.nullable[0] <= version <= self.nullable[1]
+
+    def default_value(self) -> Any:
+        """A value to start from; what can be changed in place is made anew."""
+        if self.default is None or self.kind not in ("array", "struct"):
+            return self.default
+        if self.kind == "array":
+            return []
+        assert self.struct is not None
+        return shared_default(self.struct) if is_shareable(self.struct) else self.struct()
+
+
+class StructType(type):
+    """Turns the declared fields of a class into slots and keeps their declarations in `FIELDS`."""
+
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any
+    ) -> StructType:
+        if "FIELDS" not in namespace:
+            fields = []
+            for attribute, value in list(namespace.items()):
+                if isinstance(value, Field):
+                    value.name = attribute
+                    fields.append(value)
+                    del namespace[attribute]
+            namespace["FIELDS"] = tuple(fields)
+            namespace.setdefault("__slots__", tuple(field.name for field in fields))
+        return super().__new__(mcs, name, bases, namespace, **options)
+
+
+@dataclass_transform(kw_only_default=True)
+class Struct(metaclass=StructType):
+    """A part of a message, built from keywords; what is left out has Kafka's default."""
+
+    __slots__ = ("unknown_tags",)
+
+    FIELDS: ClassVar[tuple[Field, ...]]
+
+    # Tagged fields that this code does not know, by tag; they are sent on as they came.
+    unknown_tags: dict[int, bytes] | None
+
+    def __init__(self, **values: Any) -> None:
+        # The constructor is compiled when it is first needed, as most classes of a module never are.
+        cls = type(self)
+        init = _compile_init(cls)
+        type.__setattr__(cls, "__init__", init)
+        init(self, **values)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Struct) or self.FIELDS is not other.FIELDS:
+            return NotImplemented
+        if (self.unknown_tags or None) != (other.unknown_tags or None):
+            return False
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in self.FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        values = [f"{f.name}={getattr(self, f.name)!r}" for f in self.FIELDS]
+        if self.unknown_tags:
+            values.append(f"unknown_tags={self.unknown_tags!r}")
+        return f"{type(self).__name__}({', '.join(values)})"
+
+    def replace(self, **changes: Any) -> Self:
+        """A shallow copy with some fields changed."""
+        copy = type(self)(**({f.name: getattr(self, f.name) for f in self.FIELDS} | changes))
+        copy.unknown_tags = self.unknown_tags
+        return copy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields by name, nested structs as dictionaries too: for printing, not for the wire."""
+        return {f.name: _plain(getattr(self, f.name)) for f in self.FIELDS}
+
+
+class Message(Struct):
+    """A struct that stands alone on the wire or in a record, with the versions it has."""
+
+    __slots__ = ()
+
+    API_KEY: ClassVar[int]
+    VERSIONS: ClassVar[Versions]
+    FLEXIBLE: ClassVar[Versions]
+    LATEST_UNSTABLE: ClassVar[bool]
+    _encoders: ClassVar[dict[int, Encoder]]
+    _decoders: ClassVar[dict[int, Decoder]]
+
+    def __init_subclass__(
+        cls,
+        *,
+        versions: str | None = None,
+        flexible: str = "none",
+        api_key: int = -1,
+        latest_unstable: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init_subclass__(**options)
+        if versions is None:
+            return
+        cls.API_KEY = api_key
+        cls.VERSIONS = parse_versions(versions)
+        cls.FLEXIBLE = parse_versions(flexible)
+        cls.LATEST_UNSTABLE = latest_unstable
+        cls._encoders = {}
+        cls._decoders = {}
+
+    @classmethod
+    def is_flexible(cls, version: int) -> bool:
+        return cls.FLEXIBLE[0] <= version <= cls.FLEXIBLE[1]
+
+    @classmethod
+    def check_version(cls, version: int) -> None:
+        first, last = cls.VERSIONS
+        if not first <= version <= last:
+            raise UnsupportedVersion(f"{cls.__name__} has versions {first} to {last}, not {version}")
+
+    def encode(self, version: int) -> bytes:
+        """The body in this version."""
+        return b"".join(self._encode(version))
+
+    def encode_parts(self, version: int) -> list[Buffer]:
+        """The body as buffers to be sent one after the other; large record buffers are not copied."""
+        return join_small_parts(self._encode(version))
+
+    def _encode(self, version: int) -> list[Buffer]:
+        encoder = self._encoders.get(version)
+        if encoder is None:
+            encoder = _compile_encoder(type(self), version)
+        parts: list[Buffer] = []
+        try:
+            encoder(self, parts.append)
+        except struct.error as error:
+            raise ValueError(
+                f"{type(self).__name__} v{version}: a value does not fit its field: {error}"
+            ) from error
+        return parts
+
+    @classmethod
+    def decode(cls, data: Buffer, version: int) -> Self:
+        """The message that these bytes are, from first to last; MalformedMessage if they are none."""
+        message, position = cls.decode_from(data, 0, version)
+        if position != len(data):
+            raise MalformedMessage(f"{cls.__name__} v{version}: {len(data) - position} bytes left over")
+        return message
+
+    @classmethod
+    def decode_from(cls, data: Buffer, position: int, version: int) -> tuple[Self, int]:
+        """The message that begins here, and the position after it."""
+        decoder = cls._decoders.get(version)
+        if decoder is None:
+            decoder = _compile_decoder(cls, version)
+        try:
+            return decoder(data, position)
+        except (IndexError, struct.error) as error:
+            raise MalformedMessage(f"{cls.__name__} v{version}: ends in the middle of a field") from error
+        except MalformedMessage as error:
+            raise MalformedMessage(f"{cls.__name__} v{version}: {error.message}") from None
+
+
+class Request(Message):
+    """The body of a request."""
+
+    __slots__ = ()
+
+
+class Response(Message):
+    """The body of a response."""
+
+    __slots__ = ()
+
+
+Encoder: TypeAlias = Callable[[Any, Callable[[Buffer], None]], None]
+Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
+
+
+def _compile_encoder(cls: type[Message], version: int) -> Encoder:
+    from ottla.protocol.encoder import compile_encoder
+
+    cls.check_version(version)
+    cls._encoders[version] = encoder = compile_encoder(cls, version)
+    return encoder
+
+
+def _compile_decoder(cls: type[Message], version: int) -> Decoder:
+    from ottla.protocol.decoder import compile_decoder
+
+    cls.check_version(version)
+    cls._decoders[version] = decoder = compile_decoder(cls, version)
+    return decoder
+
+
+def _compile_init(cls: type[Struct]) -> Callable[..., None]:
+    """A constructor as one would write it by hand: keywords with defaults, then one assignment a field."""
+    names: dict[str, Any] = {"_missing": (missing := object())}
+    parameters, assignments = [], []
+    for field in cls.FIELDS:
+        name = field.name
+        if field.default is not None and (
+            field.kind == "array" or (field.struct is not None and not is_shareable(field.struct))
+        ):
+            names[f"_default_{name}"] = missing
+            names[f"_make_{name}"] = list if field.kind == "array" else field.struct
+            assignments.append(f"    self.{name} = _make_{name}() if {name} is _missing else {name}")
+        else:
+            names[f"_default_{name}"] = field.default_value()
+            assignments.append(f"    self.{name} = {name}")
+        parameters.append(f"{name}=_default_{name}")
+    signature = ", ".join(["self", "*", *parameters] if parameters else ["self"])
+    source = "\n".join([f"def __init__({signature}):", *assignments, "    self.unknown_tags = None"])
+    exec(compile(source, f"<{cls.__name__}.__init__>", "exec"), names)
+    init: Callable[..., None] = names["__init__"]
+    return init
+
+
+def is_shareable(cls: type[Struct]) -> bool:
+    """Whether all fields are values that cannot be changed in place, so that one default serves everyone."""
+    return all(field.kind not in ("array", "struct") for field in cls.FIELDS)
+
+
+_shared_defaults: dict[type[Struct], Struct] = {}
+
+
+def shared_default(cls: type[Struct]) -> Struct:
+    """The one default instance of a struct of plain values; assigning to its fields is refused."""
+    default = _shared_defaults.get(cls)
+    if default is None:
+
+        def refuse(*_: object) -> None:
+            raise AttributeError(f"the default {cls.__name__} is shared: assign a new {cls.__name__} instead")
+
+        namespace = {
+            "__slots__": (),
+            "__setattr__": refuse,
+            "__reduce__": lambda _: (shared_default, (cls,)),
+            "__module__": cls.__module__,
+            "FIELDS": cls.FIELDS,
+        }
+        frozen = StructType(cls.__name__, (cls,), namespace)
+        default = object.__new__(cast("type[Struct]", frozen))
+        object.__setattr__(default, "unknown_tags", None)
+        for field in cls.FIELDS:
+            object.__setattr__(default, field.name, field.default)
+        _shared_defaults[cls] = default
+    return default
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return value.to_dict()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def join_small_parts(parts: list[Buffer]) -> list[Buffer]:
+    """The same bytes in fewer parts: neighbours below SMALL_PART_BYTES become one."""
+    joined: list[Buffer] = []
+    small: list[Buffer] = []
+    for part in parts:
+        if len(part) < SMALL_PART_BYTES:
+            small.append(part)
+        else:
+            if small:
+                joined.append(b"".join(small))
+                small = []
+            joined.append(part)
+    if small:
+        joined.append(b"".join(small))
+    return joined
+
+
+# The declarations. They return Any, so that the annotation beside them says the type that users see.
+
+
+def boolean(*, default: bool = False, **options: Any) -> Any:
+    return Field("bool", default, **options)
+
+
+def int8(*, default: int = 0, **options: Any) -> Any:
+    return Field("int8", default, **options)
+
+
+def int16(*, default: int = 0, **options: Any) -> Any:
+    return Field("int16", default, **options)
+
+
+def uint16(*, default: int = 0, **options: Any) -> Any:
+    return Field("uint16", default, **options)
+
+
+def int32(*, default: int = 0, **options: Any) -> Any:
+    return Field("int32", default, **options)
+
+
+def uint32(*, default: int = 0, **options: Any) -> Any:
+    return Field("uint32", default, **options)
+
+
+def int64(*, default: int = 0, **options: Any) -> Any:
+    return Field("int64", default, **options)
+
+
+def float64(*, default: float = 0.0, **options: Any) -> Any:
+    return Field("float64", default, **options)
+
+
+def uuid(**options: Any) -> Any:
+    return Field("uuid", ZERO_UUID, **options)
+
+
+def string(*, default: str | None = "", **options: Any) -> Any:
+    return Field("string", default, **options)
+
+
+def binary(*, default: bytes | None = b"", **options: Any) -> Any:
+    """Bytes; with `zero_copy` a decoded value is a view of the message it came in."""
+    return Field("bytes", default, **options)
+
+
+def records(*, nullable: bool | str = False, **options: Any) -> Any:
+    """Record batches: always a view of the message they came in."""
+    return Field("records", None if nullable else b"", nullable=nullable, zero_copy=True, **options)
+
+
+def nested(cls: type[Struct], *, default: Literal["new"] | None = "new", **options: Any) -> Any:
+    return Field("struct", default, struct=cls, **options)
+
+
+def array(item: type[Struct] | Kind, *, default: Literal["empty"] | None = "empty", **options: Any) -> Any:
+    """A list of structs, or of plain values given by their kind."""
+    if isinstance(item, str):
+        return Field("array", default, item=item, **options)
+    return Field("array", default, item="struct", struct=item, **options)

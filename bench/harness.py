@@ -1,0 +1,120 @@
+"""How a measurement is made and written down.
+
+Machines are noisy, so no figure stands alone: ours and the work of the peer run in interleaved rounds, and
+the median of the ratios counts. A `Row` keeps both medians, the spread of the ratio and what was aimed at.
+"""
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured line: our speed, the peer's, and their ratio (above 1 means that we were faster)."""
+
+    name: str
+    unit: str
+    ours: float
+    peer: float | None
+    peer_name: str
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    target: str
+
+    def cells(self) -> list[str]:
+        def figure(value: float | None) -> str:
+            return "–" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+        spread = (
+            "" if self.ratio is None else f"{self.ratio:.2f} ({self.ratio_low:.2f}–{self.ratio_high:.2f})"
+        )
+        return [
+            self.name,
+            figure(self.ours),
+            figure(self.peer),
+            self.unit,
+            self.peer_name,
+            spread,
+            self.target,
+        ]
+
+
+HEADINGS = ["work", "Ottla", "peer", "unit", "the peer", "ratio (spread)", "aim"]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall seconds of one call, with the garbage collector kept out of it."""
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    finally:
+        gc.enable()
+
+
+def compare(
+    name: str,
+    amount: float,
+    unit: str,
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    *,
+    peer_name: str,
+    target: str = "",
+    rounds: int = 7,
+) -> Row:
+    """Runs both in interleaved rounds; `amount` is what one call gets through, in `unit` less "/s"."""
+    ours(), peer()
+    pairs = []
+    for turn in range(rounds):
+        first, second = (ours, peer) if turn % 2 == 0 else (peer, ours)
+        a, b = seconds(first), seconds(second)
+        pairs.append((a, b) if turn % 2 == 0 else (b, a))
+    ratios = sorted(theirs / mine for mine, theirs in pairs)
+    return Row(
+        name,
+        unit,
+        amount / statistics.median(mine for mine, _ in pairs),
+        amount / statistics.median(theirs for _, theirs in pairs),
+        peer_name,
+        statistics.median(ratios),
+        ratios[0],
+        ratios[-1],
+        target,
+    )
+
+
+def alone(
+    name: str, amount: float, unit: str, work: Callable[[], object], *, target: str = "", rounds: int = 3
+) -> Row:
+    """A figure without a peer, for what only we do."""
+    took = statistics.median(seconds(work) for _ in range(rounds))
+    return Row(name, unit, amount / took, None, "–", None, None, None, target)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+    lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """The machine in one line, as it stands above a table of figures."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as info:
+            model = next(
+                (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), model
+            )
+    except OSError:
+        pass
+    system = f"{platform.system()} {platform.release()}"
+    return f"{os.cpu_count()} × {model}, {system}, Python {platform.python_version()}"

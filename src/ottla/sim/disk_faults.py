@@ -1,0 +1,110 @@
+"""What can go wrong on a simulated disk on purpose, and the trace of what it was asked to do."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = ["Fault", "Op", "Operation", "SimCrash", "Trace"]
+
+
+class SimCrash(BaseException):
+    """The machine lost power. Not an `Exception`, so that no handler in the code under test survives it."""
+
+
+class Op(StrEnum):
+    OPEN = "open"
+    CREATE = "create"
+    READ = "read"
+    WRITE = "write"
+    TRUNCATE = "truncate"
+    SYNC = "sync"
+    LIST_DIR = "list_dir"
+    MAKE_DIR = "make_dir"
+    RENAME = "rename"
+    UNLINK = "unlink"
+    REMOVE_DIR = "remove_dir"
+    SYNC_DIR = "sync_dir"
+    SET_MTIME = "set_mtime"
+    LOCK = "lock"
+    STAT = "stat"
+
+
+# Operations that change nothing. A crash in one of them leaves what a crash before the next change would
+# leave, so they are not counted and do not take part in `SimDisk.crash_after`.
+READ_ONLY = frozenset((Op.OPEN, Op.READ, Op.LIST_DIR, Op.STAT))
+
+
+class Operation(NamedTuple):
+    """One call; `number` counts the changes so far, this one included if it is one."""
+
+    number: int
+    op: Op
+    path: str
+    offset: int = 0
+    size: int = 0
+    target: str = ""
+    outcome: str = ""
+
+    def __str__(self) -> str:
+        detail = f" -> {self.target}" if self.target else ""
+        if self.op in (Op.READ, Op.WRITE):
+            detail = f" {self.size} bytes at {self.offset}"
+        elif self.op is Op.TRUNCATE:
+            detail = f" to {self.size}"
+        return (
+            f"{self.number:6} {self.op:10} {self.path}{detail}{f'  [{self.outcome}]' if self.outcome else ''}"
+        )
+
+
+@dataclass(slots=True)
+class Fault:
+    """Makes matching operations fail with `error`: the paths that begin with `prefix`, the kinds in `ops`
+    (None: all).
+
+    The first `skip` matches go through; the next `times` fail (None: all, until the fault is cleared). A
+    failing write may leave any prefix of its data behind, a failing sync any part of what it was to make
+    durable.
+    """
+
+    error: int
+    prefix: str = ""
+    ops: frozenset[Op] | None = None
+    skip: int = 0
+    times: int | None = 1
+
+    def strikes(self, operation: Operation) -> bool:
+        if self.times == 0 or (self.ops is not None and operation.op not in self.ops):
+            return False
+        if not any(path and path.startswith(self.prefix) for path in (operation.path, operation.target)):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+    def make(self, path: str) -> OSError:
+        return OSError(self.error, os.strerror(self.error), path)
+
+
+class Trace:
+    """The last operations, oldest first. Two runs from one seed have equal traces."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, limit: int) -> None:
+        self._entries: deque[Operation] = deque(maxlen=limit)
+
+    def add(self, operation: Operation) -> None:
+        self._entries.append(operation)
+
+    def entries(self) -> list[Operation]:
+        return list(self._entries)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._entries))

@@ -159,7 +159,13 @@ class JavaDriver:
         self, bootstrap: str, topic: str, partition: int = 0, *, start: int | None = None, **config: str
     ) -> Consumed:
         """Reads a partition from `start`, or from its beginning, to its end."""
-        values = {"bootstrap.servers": bootstrap, "auto.offset.reset": "none", **_dotted(config)}
+        values = {
+            "bootstrap.servers": bootstrap,
+            "auto.offset.reset": "none",
+            # Closing a consumer waits for the fetch that is under way.
+            "fetch.max.wait.ms": "20",
+            **_dotted(config),
+        }
         answer = self.call(
             "consume",
             config=values,

@@ -1,0 +1,129 @@
+"""Retention: which of the oldest segments have to go, and why.
+
+Three rules apply, in Kafka's order, each to what the rules before it have left: segments wholly below the
+log start offset (whatever the cleanup policy), then as many as the log is larger than `retention.bytes`,
+then those whose youngest record is older than `retention.ms`. Every rule takes segments from the front and
+stops at the first that must stay, so the log never gets a hole; no rule takes a segment that reaches above
+the high watermark, so the log start offset never passes it.
+
+The rules only decide. `Log` executes: where even the active segment has expired it rolls an empty one first,
+since a log always has a segment. An empty active segment is never deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Deletion", "DeletionReason", "RetainedSegment", "segments_to_delete"]
+
+
+class RetainedSegment(Protocol):
+    @property
+    def base_offset(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of its log file."""
+        ...
+
+    @property
+    def largest_timestamp(self) -> int:
+        """Of its records; where they have none, the time its file was last written."""
+        ...
+
+
+S = TypeVar("S", bound=RetainedSegment)
+
+
+class DeletionReason(Enum):
+    LOG_START_OFFSET = "it lies below the log start offset"
+    RETENTION_SIZE = "the log is larger than retention.bytes"
+    RETENTION_TIME = "its records are older than retention.ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion(Generic[S]):
+    """Segments to delete for one reason, oldest first, and the offset at which the log starts without
+    them.
+    """
+
+    reason: DeletionReason
+    segments: tuple[S, ...]
+    new_log_start_offset: int
+
+
+def segments_to_delete(
+    segments: Sequence[S],
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    high_watermark: int,
+    delete_policy: bool,
+    retention_bytes: int,
+    retention_ms: int,
+    now_ms: int,
+) -> list[Deletion[S]]:
+    """What retention takes of `segments` (all of the log, oldest first) at `now_ms`; negative limits mean
+    none.
+
+    If the last deletion ends with the active segment, the log has to roll before it deletes.
+    """
+    plan = _Plan(segments, log_end_offset, high_watermark)
+    plan.take(
+        DeletionReason.LOG_START_OFFSET,
+        lambda segment, end: segment is not segments[-1] and end <= log_start_offset,
+    )
+    if delete_policy and retention_bytes >= 0:
+        excess = sum(segment.size for segment in plan.remaining) - retention_bytes
+        if excess >= 0:
+            # A segment goes only if the log is still not smaller than the limit without it.
+            budget = _Budget(excess)
+            plan.take(DeletionReason.RETENTION_SIZE, lambda segment, _: budget.spend(segment.size))
+    if delete_policy and retention_ms >= 0:
+        plan.take(
+            DeletionReason.RETENTION_TIME,
+            lambda segment, _: now_ms - segment.largest_timestamp > retention_ms,
+        )
+    return plan.deletions
+
+
+class _Budget:
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def spend(self, amount: int) -> bool:
+        if amount > self.left:
+            return False
+        self.left -= amount
+        return True
+
+
+class _Plan(Generic[S]):
+    def __init__(self, segments: Sequence[S], log_end_offset: int, high_watermark: int) -> None:
+        self.remaining = list(segments)
+        self.deletions: list[Deletion[S]] = []
+        self._log_end_offset = log_end_offset
+        self._high_watermark = high_watermark
+
+    def take(self, reason: DeletionReason, is_deletable: Callable[[S, int], bool]) -> None:
+        """Take segments from the front while the rule (given the segment and its end offset) says so."""
+        count = 0
+        end = 0
+        for index, segment in enumerate(self.remaining):
+            is_last = index == len(self.remaining) - 1
+            segment_end = self._log_end_offset if is_last else self.remaining[index + 1].base_offset
+            if (
+                (is_last and segment.size == 0)
+                or segment_end > self._high_watermark
+                or not is_deletable(segment, segment_end)
+            ):
+                break
+            count, end = index + 1, segment_end
+        if count:
+            self.deletions.append(Deletion(reason, tuple(self.remaining[:count]), end))
+            del self.remaining[:count]

@@ -1,0 +1,435 @@
+"""One client connection: frames in, responses out, in order, within bounds.
+
+Requests are started in the order in which they came and answered in that order, and later ones are worked on
+while earlier ones wait. What a client can make the node hold is bounded at every point: a frame is refused by
+its size before any of it is stored, storage for a large one grows only as its bytes arrive, and reading stops
+while too many requests are in work, while the node's memory for requests is used up, or while the client does
+not read its responses. Invariant: `_exchanges` holds what has been started and not yet written, oldest first.
+
+Bytes arrive in a buffer that all connections share: between `get_buffer` and `buffer_updated` nothing else
+runs, and whatever is to stay is copied out before `buffer_updated` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+from ottla.node.sniff import looks_like
+from ottla.runtime.disk import Buffer
+
+log = logging.getLogger(__name__)
+
+Parts: TypeAlias = list[Buffer]
+"""A response as it goes out, its length first; buffers are sent one after the other without a copy."""
+
+RECEIVE_BYTES: Final = 256 * 1024
+_FIRST_ALLOCATION_BYTES: Final = 1024 * 1024
+_LARGEST_GROWTH_BYTES: Final = 4 * 1024 * 1024
+_ZEROS: Final = memoryview(bytes(_LARGEST_GROWTH_BYTES))
+_WRITE_HIGH_BYTES: Final = 1024 * 1024
+_WRITE_LOW_BYTES: Final = 256 * 1024
+_LENGTH: Final = struct.Struct(">i")
+_NOTHING: Final = memoryview(b"")
+
+
+class ProtocolViolation(Exception):
+    """What arrived cannot be answered; the connection is closed, and the text says why in the log."""
+
+
+class Service(Protocol):
+    """What is done with a request."""
+
+    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+        """Begin to work on a request; the response, or what will give it, or None if it has none."""
+        ...
+
+
+class RequestMemory:
+    """How many bytes of requests may be held at once, over all connections (`queued.max.request.bytes`).
+
+    A frame is admitted while less than the limit is in use, so that one is always let in, whatever its size.
+    """
+
+    __slots__ = ("_used", "_waiting", "limit")
+
+    def __init__(self, limit: int = -1) -> None:
+        self.limit = limit
+        self._used = 0
+        self._waiting: deque[Connection] = deque()
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    def take(self, size: int, connection: Connection) -> bool:
+        """Whether the bytes may be held now; otherwise the connection is resumed when it may try again."""
+        if self.limit > 0 and self._used >= self.limit:
+            self._waiting.append(connection)
+            return False
+        self._used += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self._used -= size
+        while self._waiting and (self.limit <= 0 or self._used < self.limit):
+            self._waiting.popleft().memory_available()
+
+
+class Exchange:
+    """A request in work and its response. The request's handler sees it as its place in the line."""
+
+    __slots__ = ("_turn", "connection", "parts", "ready", "size", "task")
+
+    def __init__(self, connection: Connection, size: int) -> None:
+        self.connection = connection
+        self.size = size
+        self.ready = False
+        self.parts: Parts | None = None
+        self.task: asyncio.Future[Parts | None] | None = None
+        self._turn: asyncio.Future[None] | None = None
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether a response would go out now: nothing before it waits and the client keeps reading."""
+        return self.connection.is_turn(self)
+
+    async def turn(self) -> None:
+        """Wait until `is_turn`. A response that takes much memory should be made only then."""
+        while not self.is_turn:
+            self._turn = asyncio.get_running_loop().create_future()
+            await self._turn
+
+    def wake(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+
+class Limits:
+    """Bounds that all connections of a server share and that may change while it runs."""
+
+    __slots__ = ("max_frame_bytes", "max_in_flight", "max_in_flight_bytes")
+
+    def __init__(
+        self,
+        max_frame_bytes: int = 100 * 1024 * 1024,
+        max_in_flight: int = 500,
+        max_in_flight_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.max_in_flight = max_in_flight
+        self.max_in_flight_bytes = max_in_flight_bytes
+
+
+class Connection(asyncio.BufferedProtocol):
+    __slots__ = (
+        "_backlog",
+        "_exchanges",
+        "_filled",
+        "_frame",
+        "_frame_size",
+        "_frames",
+        "_in_flight_bytes",
+        "_limits",
+        "_loop",
+        "_memory",
+        "_on_close",
+        "_on_open",
+        "_out",
+        "_out_bytes",
+        "_reading_paused",
+        "_receive",
+        "_service",
+        "_waiting_for_memory",
+        "_write_paused",
+        "attributes",
+        "closed",
+        "last_active",
+        "local",
+        "peer",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        limits: Limits,
+        memory: RequestMemory,
+        receive: memoryview,
+        on_open: Callable[[Connection], bool],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self._service = service
+        self._limits = limits
+        self._memory = memory
+        self._receive = receive
+        self._on_open = on_open
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._exchanges: deque[Exchange] = deque()
+        self._in_flight_bytes = 0
+        # The frame that is being received: its storage, how much has come, and how much there will be.
+        self._frame: bytearray | None = None
+        self._filled = 0
+        self._frame_size = 0
+        # Received bytes that are not looked at yet: less than a frame's length, or a pause came between.
+        self._backlog = b""
+        self._frames = 0
+        self._out: Parts = []
+        self._out_bytes = 0
+        self._reading_paused = False
+        self._waiting_for_memory = False
+        self._write_paused = False
+        self.closed = False
+        self.last_active = 0.0
+        self.peer: tuple[str, int] = ("", 0)
+        self.local: tuple[str, int] = ("", 0)
+        self.transport: asyncio.Transport
+        # What other parts keep with a connection: its principal, its client's software.
+        self.attributes: dict[str, Any] = {}
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        self.transport = transport = cast(asyncio.Transport, transport)
+        self.peer = _address(transport.get_extra_info("peername"))
+        self.local = _address(transport.get_extra_info("sockname"))
+        self.last_active = self._loop.time()
+        transport.set_write_buffer_limits(_WRITE_HIGH_BYTES, _WRITE_LOW_BYTES)
+        if not self._on_open(self):
+            self.closed = True
+            transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is None:
+            return self._receive
+        if self._filled == len(self._frame):
+            self._grow()
+        return memoryview(self._frame)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_active = self._loop.time()
+        if self._frame is not None:
+            self._filled += nbytes
+            if self._filled == self._frame_size:
+                frame, self._frame = self._frame, None
+                self._start_frames(_NOTHING, frame)
+            return
+        self._start_frames(self._receive[:nbytes], None)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self._frame is not None:
+            self._frame = None
+            self._memory.give_back(self._frame_size)
+        exchanges, self._exchanges = self._exchanges, deque()
+        for exchange in exchanges:
+            if exchange.task is not None and not exchange.task.done():
+                exchange.task.cancel()
+            self._memory.give_back(exchange.size)
+        self._backlog = b""
+        self._out.clear()
+        self._on_close(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._advance()
+
+    # Frames.
+
+    def _start_frames(self, data: memoryview, frame: bytearray | None) -> None:
+        """Start a complete frame, if there is one, and then those in the data; keep what is left over."""
+        try:
+            if frame is not None:
+                self._start(frame)
+            if self._backlog:
+                data = memoryview(self._backlog + data)
+                self._backlog = b""
+            position, end = 0, len(data)
+            while not self.closed:
+                if end - position < 4 or self._must_wait():
+                    self._backlog = bytes(data[position:])
+                    break
+                (size,) = _LENGTH.unpack_from(data, position)
+                self._check_size(size, data[position:])
+                if not self._memory.take(size, self):
+                    self._waiting_for_memory = True
+                    continue
+                position += 4
+                if end - position < size:
+                    self._begin_frame(size, data[position:])
+                    break
+                self._start(bytearray(data[position : position + size]))
+                position += size
+        except ProtocolViolation as violation:
+            self.close_because(str(violation))
+        self._flush()
+        self._pause_or_resume()
+
+    def _check_size(self, size: int, data: memoryview) -> None:
+        if 0 <= size <= self._limits.max_frame_bytes:
+            return
+        guess = looks_like(bytes(data[:64])) if self._frames == 0 else None
+        if guess is not None:
+            raise ProtocolViolation(f"it sent what looks like {guess}; this port speaks Kafka's protocol")
+        raise ProtocolViolation(
+            f"it announced a request of {size} bytes, and socket.request.max.bytes is "
+            f"{self._limits.max_frame_bytes}"
+        )
+
+    def _begin_frame(self, size: int, data: memoryview) -> None:
+        """Make room for a frame of which only the beginning is here. More room is made as it fills."""
+        self._frame = bytearray(min(size, max(_FIRST_ALLOCATION_BYTES, len(data))))
+        self._frame[: len(data)] = data
+        self._frame_size = size
+        self._filled = len(data)
+
+    def _grow(self) -> None:
+        assert self._frame is not None
+        have = len(self._frame)
+        self._frame += _ZEROS[: min(have, _LARGEST_GROWTH_BYTES, self._frame_size - have)]
+
+    def _start(self, frame: bytearray) -> None:
+        self._frames += 1
+        size = len(frame)
+        exchange = Exchange(self, size)
+        self._exchanges.append(exchange)
+        self._in_flight_bytes += size
+        reply = self._service.start(exchange, memoryview(frame))
+        if self.closed:
+            return
+        if reply is None or isinstance(reply, list):
+            self._finish(exchange, reply)
+        else:
+            exchange.task = asyncio.ensure_future(reply)
+            exchange.task.add_done_callback(lambda task: self._done(exchange, task))
+
+    # Responses.
+
+    def _done(self, exchange: Exchange, task: asyncio.Future[Parts | None]) -> None:
+        if task.cancelled() or self.closed:
+            if not task.cancelled():
+                task.exception()
+            return
+        error = task.exception()
+        if error is not None:
+            self.close_because(
+                str(error) if isinstance(error, ProtocolViolation) else f"its request failed: {error!r}"
+            )
+            return
+        exchange.task = None
+        self._finish(exchange, task.result())
+        self._flush()
+        self._advance()
+
+    def _finish(self, exchange: Exchange, parts: Parts | None) -> None:
+        """Take a response; it goes out with those after it that are ready, once all before it have."""
+        exchange.ready = True
+        exchange.parts = parts
+        exchanges = self._exchanges
+        if exchanges[0] is not exchange:
+            return
+        while exchanges and exchanges[0].ready:
+            done = exchanges.popleft()
+            if done.parts is not None:
+                self._out += done.parts
+                self._out_bytes += sum(map(len, done.parts))
+            self._in_flight_bytes -= done.size
+            self._memory.give_back(done.size)
+
+    def _flush(self) -> None:
+        if self._out and not self.closed:
+            parts, self._out = self._out, []
+            self._out_bytes = 0
+            self.last_active = self._loop.time()
+            self.transport.writelines(parts)
+
+    def is_turn(self, exchange: Exchange) -> bool:
+        return bool(self._exchanges) and self._exchanges[0] is exchange and not self._write_paused
+
+    # Flow.
+
+    def _must_wait(self) -> bool:
+        """Whether no further request may be started now."""
+        if self._out_bytes >= _WRITE_HIGH_BYTES:
+            # The transport tells at once, by `pause_writing`, when it holds too much.
+            self._flush()
+        return (
+            self._write_paused
+            or self._waiting_for_memory
+            or len(self._exchanges) >= self._limits.max_in_flight
+            or self._in_flight_bytes >= self._limits.max_in_flight_bytes
+        )
+
+    def _advance(self) -> None:
+        """Something has become free: let the oldest request make its response, and go on reading."""
+        if self.closed:
+            return
+        if self._exchanges and not self._write_paused:
+            self._exchanges[0].wake()
+        if self._reading_paused and not self._must_wait():
+            if self._backlog:
+                self._start_frames(_NOTHING, None)
+            else:
+                self._pause_or_resume()
+
+    def memory_available(self) -> None:
+        self._waiting_for_memory = False
+        if not self.closed:
+            self._loop.call_soon(self._advance)
+
+    def _pause_or_resume(self) -> None:
+        if self.closed:
+            return
+        if self._must_wait():
+            self._pause_reading()
+        elif self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and not self.closed:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    # Ends.
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are in work."""
+        return bool(self._exchanges)
+
+    def close_because(self, reason: str) -> None:
+        """Close for a fault of the client's, with one line in the log."""
+        if not self.closed:
+            log.warning("closed the connection from %s:%d: %s", *self.peer, reason)
+            self.close()
+
+    def close(self) -> None:
+        """Send what is ready and close."""
+        if self.closed:
+            return
+        self._flush()
+        self.closed = True
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is dropped."""
+        self.closed = True
+        self.transport.abort()
+
+
+def _address(name: Any) -> tuple[str, int]:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)

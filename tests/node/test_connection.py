@@ -1,0 +1,391 @@
+"""Connections: frames, order, bounds, and what happens to clients that speak something else."""
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ottla.node.config import NodeConfig
+from ottla.node.connection import Exchange, Parts, ProtocolViolation
+from ottla.node.listeners import Endpoint
+from ottla.node.server import Server
+from ottla.runtime.loop import run
+from ottla.runtime.network import RealNetwork
+
+DEADLINE_SECONDS = 10
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def reply(body: bytes) -> Parts:
+    return [struct.pack(">i", len(body)), body]
+
+
+class Script:
+    """A service that does what the request's text says."""
+
+    def __init__(self) -> None:
+        self.started: list[bytes] = []
+        self.gates: dict[bytes, asyncio.Future[None]] = {}
+        self.turns: list[bytes] = []
+
+    def start(self, exchange: Exchange, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
+        body = bytes(data)
+        self.started.append(body)
+        verb, _, rest = body.partition(b" ")
+        match verb:
+            case b"silent":
+                return None
+            case b"wait":
+                return self._wait(rest)
+            case b"big":
+                return reply(bytes(int(rest)))
+            case b"turn":
+                return self._in_turn(exchange, rest)
+            case b"bad":
+                raise ProtocolViolation("it said bad")
+            case b"fail":
+                return self._fail()
+        return reply(body)
+
+    async def _wait(self, name: bytes) -> Parts:
+        self.gates[name] = asyncio.get_running_loop().create_future()
+        await self.gates[name]
+        return reply(b"waited " + name)
+
+    async def _in_turn(self, exchange: Exchange, name: bytes) -> Parts:
+        await exchange.turn()
+        self.turns.append(name)
+        return reply(name)
+
+    async def _fail(self) -> Parts:
+        raise RuntimeError("boom")
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *bodies: bytes) -> None:
+        self.writer.write(b"".join(map(frame, bodies)))
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(size)
+
+    @property
+    def nothing_came(self) -> bool:
+        return not self.reader._buffer  # type: ignore[attr-defined]
+
+    async def closed(self) -> bool:
+        """Whether the other side ends the connection, with nothing left to read."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            try:
+                return await self.reader.read() == b""
+            except ConnectionError:
+                return True
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Bench:
+    """A server on a free port, and clients for it."""
+
+    def __init__(self, script: Script, server: Server, port: int) -> None:
+        self.script = script
+        self.server = server
+        self.port = port
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def client(self, limit: int = 2**16) -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
+        self._writers.append(writer)
+        return Client(reader, writer)
+
+    async def settle(self) -> None:
+        """Let the server see everything that was sent before this, by a round trip of another client."""
+        client = await self.client()
+        for _ in range(3):
+            client.send(b"echo settle")
+            await client.receive()
+            self.script.started.remove(b"echo settle")
+
+    async def close(self) -> None:
+        await self.server.stop_listening()
+        self.server.abort_connections()
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def serving(**settings: str) -> AsyncIterator[Bench]:
+    config = NodeConfig(
+        {"listeners": "PLAINTEXT://127.0.0.1:0"} | {k.replace("_", "."): v for k, v in settings.items()}
+    )
+    script = Script()
+    server = Server(RealNetwork(), config, lambda endpoint: script)
+    opened: dict[str, Endpoint] = await server.listen(config.listeners)
+    bench = Bench(script, server, opened["PLAINTEXT"].port)
+    try:
+        yield bench
+    finally:
+        await bench.close()
+
+
+def scenario(main: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test's coroutine on the loop that nodes run on."""
+
+    def test() -> None:
+        run(main())
+
+    test.__name__ = main.__name__
+    test.__doc__ = main.__doc__
+    return test
+
+
+@scenario
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        bodies = [b"echo %d" % n for n in range(1000)]
+        client.send(*bodies)
+        assert [await client.receive() for _ in bodies] == bodies
+
+
+@scenario
+async def test_later_requests_are_worked_on_while_an_earlier_one_waits() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"wait a", b"echo 1", b"wait b", b"echo 2")
+        await until(lambda: len(bench.script.started) == 4 and len(bench.script.gates) == 2)
+        bench.script.gates[b"b"].set_result(None)
+        await bench.settle()
+        assert client.nothing_came
+        bench.script.gates[b"a"].set_result(None)
+        assert [await client.receive() for _ in range(4)] == [b"waited a", b"echo 1", b"waited b", b"echo 2"]
+
+
+@scenario
+async def test_a_request_without_a_response_leaves_no_gap() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"silent", b"echo 1", b"wait a", b"silent", b"echo 2")
+        assert await client.receive() == b"echo 1"
+        await until(lambda: b"a" in bench.script.gates)
+        bench.script.gates[b"a"].set_result(None)
+        assert [await client.receive() for _ in range(2)] == [b"waited a", b"echo 2"]
+
+
+@scenario
+async def test_frames_arrive_in_any_pieces() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        for byte in frame(b"echo slow") + frame(b""):
+            client.writer.write(bytes((byte,)))
+            await asyncio.sleep(0)
+        assert await client.receive() == b"echo slow"
+        assert await client.receive() == b""
+        large = b"echo " + bytes(range(256)) * 40_000
+        client.send(b"echo 1", large, b"echo 2")
+        assert [await client.receive() for _ in range(3)] == [b"echo 1", large, b"echo 2"]
+
+
+@scenario
+async def test_storage_for_a_frame_grows_with_what_arrives() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.writer.write(struct.pack(">i", 90 * 1024 * 1024) + b"x")
+        await until(lambda: bench.server.memory.used > 0)
+        (connection,) = bench.server._connections
+        await until(lambda: connection._frame is not None)
+        assert connection._frame is not None
+        assert len(connection._frame) <= 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "an HTTP request"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "an HTTP/2 request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "a TLS handshake"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH client"),
+        (b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n", "the PROXY protocol"),
+        (b"hello, is anybody there?", "plain text ('hello, is anybod')"),
+        (b"\x7f\xff\xff\xff\x00\x03", "a request of 2147483647 bytes"),
+        (b"\xff\xff\xff\xff\x00\x03", "a request of -1 bytes"),
+    ],
+)
+def test_garbage_closes_the_connection_with_one_line(
+    data: bytes, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with serving() as bench:
+            client, other = await bench.client(), await bench.client()
+            client.writer.write(data)
+            assert await client.closed()
+            other.send(b"echo still here")
+            assert await other.receive() == b"echo still here"
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    assert len(caplog.records) == 1
+    assert expected in caplog.text
+    assert "127.0.0.1" in caplog.text
+
+
+def test_a_frame_above_the_limit_is_refused_before_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(socket_request_max_bytes="100") as bench:
+            client = await bench.client()
+            client.send(b"echo " + bytes(95))
+            assert len(await client.receive()) == 100
+            client.writer.write(struct.pack(">i", 101))
+            assert await client.closed()
+
+    run(main())
+    assert "101 bytes, and socket.request.max.bytes is 100" in caplog.text
+
+
+def test_a_violation_closes_only_its_own_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as bench:
+            client, other = await bench.client(), await bench.client()
+            client.send(b"echo 1", b"bad", b"echo 2")
+            assert await client.receive() == b"echo 1"
+            assert await client.closed()
+            other.send(b"echo fine")
+            assert await other.receive() == b"echo fine"
+
+    run(main())
+    assert "it said bad" in caplog.text
+
+
+def test_a_request_that_fails_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as bench:
+            client = await bench.client()
+            client.send(b"fail")
+            assert await client.closed()
+
+    run(main())
+    assert "boom" in caplog.text
+
+
+@scenario
+async def test_no_more_requests_are_started_than_may_be_in_work() -> None:
+    async with serving(queued_max_requests="3") as bench:
+        client = await bench.client()
+        client.send(*(b"wait %d" % n for n in range(10)))
+        script = bench.script
+        await until(lambda: len(script.gates) == 3)
+        await bench.settle()
+        assert len(script.started) == 3
+        script.gates[b"0"].set_result(None)
+        await until(lambda: len(script.gates) == 4)
+        for n in range(1, 10):
+            await until(lambda name=b"%d" % n: name in script.gates)  # type: ignore[misc]
+            script.gates[b"%d" % n].set_result(None)
+        assert [await client.receive() for _ in range(10)] == [b"waited %d" % n for n in range(10)]
+
+
+@scenario
+async def test_a_client_that_does_not_read_stops_being_served() -> None:
+    async with serving() as bench:
+        client = await bench.client(limit=2**10)
+        count = 200
+        client.send(*(b"big 1000000" for _ in range(count)))
+        await until(lambda: len(bench.script.started) > 0)
+        (connection,) = bench.server._connections
+        await until(lambda: connection._write_paused)
+        await bench.settle()
+        started = len(bench.script.started)
+        assert started < count / 4
+        assert connection.transport.get_write_buffer_size() < 5_000_000
+        for _ in range(count):
+            assert len(await client.receive()) == 1_000_000
+
+
+@scenario
+async def test_a_response_can_wait_for_its_turn() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"wait a", b"turn b", b"turn c")
+        await until(lambda: len(bench.script.started) == 3)
+        assert bench.script.turns == []
+        bench.script.gates[b"a"].set_result(None)
+        assert [await client.receive() for _ in range(3)] == [b"waited a", b"b", b"c"]
+        assert bench.script.turns == [b"b", b"c"]
+
+
+@scenario
+async def test_the_memory_for_requests_is_shared_and_bounded() -> None:
+    settings = {"socket_request_max_bytes": "1000", "queued_max_request_bytes": "1000"}
+    async with serving(**settings) as bench:
+        first, second = await bench.client(), await bench.client()
+        first.send(b"wait " + b"a" * 900, b"wait " + b"b" * 900)
+        await until(lambda: len(bench.script.gates) == 2)
+        second.send(b"echo later")
+        await until(lambda: len(bench.server.memory._waiting) == 1)
+        assert second.nothing_came
+        bench.script.gates[b"a" * 900].set_result(None)
+        assert await second.receive() == b"echo later"
+        first.writer.close()
+        await until(lambda: bench.server.memory.used == 0)
+
+
+@scenario
+async def test_a_vanished_client_takes_its_work_with_it() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"wait a", b"wait b")
+        await until(lambda: len(bench.script.gates) == 2)
+        client.writer.transport.abort()
+        await until(lambda: bench.script.gates[b"a"].cancelled() and bench.script.gates[b"b"].cancelled())
+        await until(lambda: bench.server.connections == 0 and bench.server.memory.used == 0)
+
+
+@scenario
+async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
+    async with serving(connections_max_idle_ms="100") as bench:
+        idle, busy = await bench.client(), await bench.client()
+        busy.send(b"wait a")
+        assert await idle.closed()
+        assert bench.server.connections == 1
+        bench.script.gates[b"a"].set_result(None)
+        assert await busy.receive() == b"waited a"
+        assert await busy.closed()
+
+
+def test_connections_beyond_the_limits_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(max_connections_per_ip="2") as bench:
+            clients = [await bench.client() for _ in range(3)]
+            assert await clients[2].closed()
+            clients[0].send(b"echo 1")
+            assert await clients[0].receive() == b"echo 1"
+            clients[0].writer.close()
+            await until(lambda: bench.server.connections == 1)
+            again = await bench.client()
+            again.send(b"echo 2")
+            assert await again.receive() == b"echo 2"
+        async with serving(max_connections="1") as bench:
+            clients = [await bench.client() for _ in range(2)]
+            assert await clients[1].closed()
+
+    run(main())
+    assert "as max.connections.per.ip allows" in caplog.text
+    assert "max.connections is 1" in caplog.text

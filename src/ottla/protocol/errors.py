@@ -1,7 +1,7 @@
 """Kafka's error codes and the exceptions that carry them.
 
-An error code is part of the wire contract: its number never changes, and whether it is retriable decides
-what a client does next. `ErrorCode` is the one table of number, retriability and default text; whoever fails
+An error code is part of the wire contract: its number never changes, and whether it is retriable decides what
+a client does next. `ErrorCode` is the one table of number, retriability and default text; whoever fails
 raises `KafkaError` with a code, and the code travels unchanged from the place that found the fault to the
 response.
 """

@@ -1,0 +1,351 @@
+"""The cluster as a client sees it: a connection for each broker, current metadata, and who answers what.
+
+`Cluster` is shared by everything that one client does. It keeps at most one connection to a broker and at
+most one metadata request under way; whoever needs either meanwhile waits for the same one. A broker that
+cannot be reached is left alone for a growing while, so that a dead address costs little. When no known
+broker answers, the bootstrap servers are asked again: the cluster may have moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+from ottla.client.backoff import Backoff
+from ottla.client.connection import Connection
+from ottla.client.errors import BootstrapFailed, ConnectionFailed
+from ottla.client.view import Broker, ClusterView, TopicInfo, TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from ottla.protocol.schema import Request, Response
+from ottla.runtime.network import Address
+from ottla.runtime.runtime import Runtime
+
+__all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "parse_addresses"]
+
+R = TypeVar("R", bound=Response)
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 9092
+
+
+class CoordinatorType(IntEnum):
+    GROUP = 0
+    TRANSACTION = 1
+    SHARE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """The settings that every client shares, with Kafka's names, meanings and defaults."""
+
+    bootstrap_servers: str | Iterable[str]
+    client_id: str | None = "ottla"
+    request_timeout_ms: int = 30_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    metadata_max_age_ms: int = 300_000
+    allow_auto_create_topics: bool = True
+
+
+def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
+    """`host:port` pairs from a list or from one text with commas. ValueError names the one that is wrong.
+
+    >>> parse_addresses("localhost, [::1]:9093")
+    [Address(host='localhost', port=9092), Address(host='::1', port=9093)]
+    """
+    texts = servers.split(",") if isinstance(servers, str) else servers
+    addresses = []
+    for text in (text.strip() for text in texts):
+        if not text:
+            continue
+        host, colon, port = text.rpartition(":")
+        if not colon or port.endswith("]"):
+            host, port = text, str(DEFAULT_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"bootstrap.servers: {text!r} is not host:port")
+        addresses.append(Address(host, int(port)))
+    if not addresses:
+        raise ValueError("bootstrap.servers is empty; give at least one host:port")
+    return addresses
+
+
+class _Node:
+    """A broker's connection, or the attempt at one; `retry_at` is the loop time before which none is made."""
+
+    __slots__ = ("attempt", "backoff", "connection", "failure", "retry_at")
+
+    def __init__(self, backoff: Backoff) -> None:
+        self.backoff = backoff
+        self.connection: Connection | None = None
+        self.attempt: asyncio.Task[Connection] | None = None
+        self.retry_at = 0.0
+        self.failure: KafkaError | None = None
+
+
+class Cluster:
+    """Use `async with Cluster(...)`, or `start` and `close`."""
+
+    def __init__(self, runtime: Runtime, config: ConnectionConfig) -> None:
+        self.runtime = runtime
+        self.config = config
+        self.view = ClusterView()
+        self._bootstrap = parse_addresses(config.bootstrap_servers)
+        self._nodes: dict[Address, _Node] = {}
+        self._topics: set[str] = set()
+        self._all_topics = False
+        self._refresh: asyncio.Task[ClusterView] | None = None
+        self._refreshed_at: float | None = None
+        self._coordinators: dict[tuple[CoordinatorType, str], Broker] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Cluster:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Reaches a bootstrap server and learns the cluster; BootstrapFailed says why none can be used."""
+        await self.refresh()
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [node.attempt for node in self._nodes.values() if node.attempt is not None]
+        if self._refresh is not None:
+            tasks.append(self._refresh)  # type: ignore[arg-type]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
+        self._nodes.clear()
+        for connection in connections:
+            await connection.close()
+
+    def new_backoff(self) -> Backoff:
+        return Backoff(self.runtime.random, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+
+    # Connections.
+
+    async def connection(self, node_id: int) -> Connection:
+        """The connection to a broker of the current view, made if there is none."""
+        broker = self.view.brokers.get(node_id)
+        if broker is None:
+            raise KafkaError(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"broker {node_id} is not in the cluster's metadata (known: {sorted(self.view.brokers)})",
+            )
+        return await self._connect(Address(broker.host, broker.port))
+
+    def open_connection(self, node_id: int) -> Connection | None:
+        """The connection to a broker if there is one right now."""
+        broker = self.view.brokers.get(node_id)
+        node = self._nodes.get(Address(broker.host, broker.port)) if broker is not None else None
+        if node is None or node.connection is None or not node.connection.is_open:
+            return None
+        return node.connection
+
+    async def _connect(self, address: Address) -> Connection:
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        node = self._nodes.get(address)
+        if node is None:
+            backoff = Backoff(
+                self.runtime.random, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
+            )
+            node = self._nodes[address] = _Node(backoff)
+        if node.connection is not None and node.connection.is_open:
+            return node.connection
+        if node.attempt is None:
+            node.attempt = asyncio.get_running_loop().create_task(self._attempt(address, node))
+        return await asyncio.shield(node.attempt)
+
+    async def _attempt(self, address: Address, node: _Node) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            if node.retry_at > loop.time():
+                await asyncio.sleep(node.retry_at - loop.time())
+            node.connection = await Connection.open(
+                self.runtime.network,
+                address,
+                client_id=self.config.client_id,
+                timeout_ms=self.config.socket_connection_setup_timeout_ms,
+            )
+            node.backoff.reset()
+            node.failure = None
+            return node.connection
+        except KafkaError as error:
+            node.failure = error
+            node.retry_at = loop.time() + node.backoff.next_ms() / 1000
+            raise
+        finally:
+            node.attempt = None
+
+    # Requests.
+
+    async def request(
+        self, node_id: int, request: Request, response_type: type[R], *, timeout_ms: int | None = None
+    ) -> R:
+        connection = await self.connection(node_id)
+        return await connection.request(
+            request,
+            response_type,
+            timeout_ms=self.config.request_timeout_ms if timeout_ms is None else timeout_ms,
+        )
+
+    async def any_connection(self) -> Connection:
+        """The open connection with the least to do, or else the first that can be made."""
+        if not self.view.brokers:
+            await self.refresh()
+        open_ones = [c for node_id in self.view.brokers if (c := self.open_connection(node_id)) is not None]
+        if open_ones:
+            return min(open_ones, key=lambda connection: connection.in_flight)
+        return await self._first_reachable()
+
+    async def _first_reachable(self) -> Connection:
+        known = [Address(b.host, b.port) for b in self.view.brokers.values()]
+        failures: dict[Address, KafkaError] = {}
+        for address in dict.fromkeys([*known, *self._bootstrap]):
+            try:
+                return await self._connect(address)
+            except KafkaError as error:
+                failures[address] = error
+        reasons = "; ".join(error.message for error in failures.values())
+        raise BootstrapFailed(f"no broker can be reached. {reasons}")
+
+    async def request_any(self, request: Request, response_type: type[R]) -> R:
+        connection = await self.any_connection()
+        return await connection.request(request, response_type, timeout_ms=self.config.request_timeout_ms)
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]], *, timeout_ms: int, what: str) -> T:
+        """Repeats `attempt` while it fails with a retriable error, with back-off, until `timeout_ms` have
+        passed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        backoff = self.new_backoff()
+        while True:
+            try:
+                return await attempt()
+            except KafkaError as error:
+                wait = backoff.next_ms() / 1000
+                if not error.retriable or loop.time() + wait >= deadline:
+                    raise
+                log.debug("%s: %s; trying again in %.0f ms", what, error, wait * 1000)
+                await asyncio.sleep(wait)
+
+    # Metadata.
+
+    async def refresh(self, *, topics: Iterable[str] = (), all_topics: bool = False) -> ClusterView:
+        """Fresh metadata for all topics of interest, these included. Joins a refresh under way if it covers
+        them.
+        """
+        wanted = set(topics)
+        covered = wanted <= self._topics and (not all_topics or self._all_topics)
+        self._topics |= wanted
+        self._all_topics |= all_topics
+        if self._refresh is not None:
+            task = self._refresh
+            view = await asyncio.shield(task)
+            if covered:
+                return view
+        if self._refresh is None:
+            self._refresh = asyncio.get_running_loop().create_task(self._fetch_metadata())
+        return await asyncio.shield(self._refresh)
+
+    async def _fetch_metadata(self) -> ClusterView:
+        try:
+            all_topics, topics = self._all_topics, sorted(self._topics)
+            connection = await self._metadata_connection()
+            request = MetadataRequest(
+                topics=None if all_topics else [MetadataRequestTopic(name=name) for name in topics],
+                allow_auto_topic_creation=self.config.allow_auto_create_topics and not all_topics,
+            )
+            response = await connection.request(
+                request, MetadataResponse, timeout_ms=self.config.request_timeout_ms
+            )
+            self.view = self.view.updated(response, all_topics=all_topics)
+            self._refreshed_at = asyncio.get_running_loop().time()
+            return self.view
+        finally:
+            self._refresh = None
+
+    async def _metadata_connection(self) -> Connection:
+        open_ones = [c for node_id in self.view.brokers if (c := self.open_connection(node_id)) is not None]
+        return min(open_ones, key=lambda c: c.in_flight) if open_ones else await self._first_reachable()
+
+    @property
+    def metadata_age_ms(self) -> float | None:
+        if self._refreshed_at is None:
+            return None
+        return (asyncio.get_running_loop().time() - self._refreshed_at) * 1000
+
+    async def topic(self, name: str, *, timeout_ms: int) -> TopicInfo:
+        """The topic's partitions, waiting up to `timeout_ms` for it to come into being."""
+
+        async def look() -> TopicInfo:
+            known = self.view.topics.get(name)
+            age = self.metadata_age_ms
+            if known is None or known.error or age is None or age > self.config.metadata_max_age_ms:
+                known = (await self.refresh(topics=[name])).topics.get(name)
+            if known is None or known.error:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known is None else known.error
+                raise KafkaError(code, f"topic {name!r}: {code.text}")
+            return known
+
+        return await self.retrying(look, timeout_ms=timeout_ms, what=f"metadata of topic {name!r}")
+
+    async def leader_connection(self, partition: TopicPartition) -> Connection:
+        """The connection to the partition's leader; LEADER_NOT_AVAILABLE (retriable) while there is none."""
+        info = self.view.leader(partition)
+        if info is None:
+            info = (await self.refresh(topics=[partition.topic])).leader(partition)
+        if info is None:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
+        return await self.connection(info.leader)
+
+    # Coordinators.
+
+    async def coordinator(self, kind: CoordinatorType, key: str) -> Connection:
+        """The connection to a group's or transactional id's coordinator; `forget_coordinator` asks anew."""
+        broker = self._coordinators.get((kind, key))
+        if broker is None:
+            broker = self._coordinators[kind, key] = await self._find_coordinator(kind, key)
+        try:
+            return await self._connect(Address(broker.host, broker.port))
+        except ConnectionFailed:
+            self.forget_coordinator(kind, key)
+            raise
+
+    def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
+        self._coordinators.pop((kind, key), None)
+
+    async def _find_coordinator(self, kind: CoordinatorType, key: str) -> Broker:
+        connection = await self.any_connection()
+        if connection.version_for(FindCoordinatorRequest) >= 4:
+            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+        else:
+            request = FindCoordinatorRequest(key_type=kind, key=key)
+        answer = await connection.request(
+            request, FindCoordinatorResponse, timeout_ms=self.config.request_timeout_ms
+        )
+        found = answer.coordinators[0] if answer.coordinators else answer
+        if found.error_code:
+            raise KafkaError(
+                ErrorCode.of(found.error_code),
+                f"{kind.name.lower()} {key!r} has no coordinator: "
+                f"{found.error_message or ErrorCode.of(found.error_code).text}",
+            )
+        return Broker(found.node_id, found.host, found.port)

@@ -1,7 +1,9 @@
 """The keys and values in `__consumer_offsets`: committed offsets, and the state of groups of all protocols.
 
 Classic groups keep one record with all members; consumer, share and streams groups keep one for each member
-and each part of its state. Framing and tombstones are those of `ottla.protocol.coordinator_records`.
+and each part of its state. For the epochs of assignments and the classic part of a consumer group's member,
+null and absent are different things: write None where there is none. Framing and tombstones are those of
+`ottla.protocol.coordinator_records`.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class ConsumerGroupMemberMetadataValue(Message, api_key=5, versions="0", flexibl
     rebalance_timeout_ms: int = int32(default=-1)
     server_assignor: str | None = string(nullable=True)
     classic_member_metadata: ClassicMemberMetadata | None = nested(
-        ClassicMemberMetadata, nullable=True, tag=0, default=None
+        ClassicMemberMetadata, nullable=True, tag=0
     )
 
 
@@ -183,7 +185,7 @@ class ConsumerGroupCurrentMemberAssignmentKey(Message, api_key=8, versions="0"):
 class ConsumerGroupCurrentMemberAssignmentTopicPartitions(Struct):
     topic_id: bytes = uuid()
     partitions: list[int] = array("int32")
-    assignment_epochs: list[int] | None = array("int32", nullable=True, tag=0, default=None)
+    assignment_epochs: list[int] | None = array("int32", nullable=True, tag=0)
 
 
 class ConsumerGroupCurrentMemberAssignmentValue(Message, api_key=8, versions="0", flexible="0+"):
@@ -320,7 +322,7 @@ class StreamsGroupMetadataValue(Message, api_key=17, versions="0", flexible="0+"
     metadata_hash: int = int64()
     validated_topology_epoch: int = int32(tag=0, default=-1)
     last_assignment_configs: list[LastAssignmentConfig] | None = array(
-        LastAssignmentConfig, nullable=True, tag=1, default=None
+        LastAssignmentConfig, nullable=True, tag=1
     )
 
 
@@ -398,7 +400,7 @@ class StreamsGroupCurrentMemberAssignmentKey(Message, api_key=22, versions="0"):
 class StreamsGroupCurrentMemberAssignmentTaskIds(Struct):
     subtopology_id: str = string()
     partitions: list[int] = array("int32")
-    assignment_epochs: list[int] | None = array("int32", nullable=True, tag=0, default=None)
+    assignment_epochs: list[int] | None = array("int32", nullable=True, tag=0)
 
 
 class StreamsGroupCurrentMemberAssignmentValue(Message, api_key=22, versions="0", flexible="0+"):

@@ -210,8 +210,12 @@ class _Compiler:
         assert field.struct is not None
         item = f"o{depth + 1}"
         if nullable:
-            self.fixed("b", "b")
-            self.emit(f"if b < 0: {place} = None", "else:")
+            # A tagged struct has a varint before it, others a signed byte: 0 and -1 are their nulls.
+            if field.tag is None:
+                self.fixed("b", "b")
+            else:
+                self.uvarint("b")
+            self.emit(f"if b {'< 0' if field.tag is None else '== 0'}: {place} = None", "else:")
             self.indent += 1
         self.read_struct(field.struct, item, depth + 1)
         self.emit(f"{place} = {item}")

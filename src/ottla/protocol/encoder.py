@@ -191,7 +191,8 @@ class _Compiler:
         self.emit(f"{item} = {value}", f"if {item} is None:")
         self.indent += 1
         if nullable:
-            self.fixed("b", "-1")
+            # A tagged struct has a varint before it, others a signed byte: 0 and -1 are their nulls.
+            self.fixed("b", "-1" if field.tag is None else "0")
             self.flush()
         else:
             self.emit(f"null({field.name!r})")

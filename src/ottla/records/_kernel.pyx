@@ -10,3 +10,5 @@ dereferences input, so the rest may run without bounds checks and, where the wal
 include "kernel/wire.pxi"
 include "kernel/batches.pxi"
 include "kernel/encoding.pxi"
+include "kernel/validation.pxi"
+include "kernel/compaction.pxi"

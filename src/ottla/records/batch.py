@@ -54,6 +54,7 @@ __all__ = [
     "iter_batches",
     "payload_of",
     "read_records",
+    "set_max_timestamp",
     "set_offset_and_epoch",
     "verify_crc",
 ]
@@ -63,7 +64,12 @@ CRC_START = 21
 """The first byte that the checksum covers: the attributes."""
 _OFFSET = struct.Struct(">q")
 _EPOCH = struct.Struct(">i")
+_CRC = struct.Struct(">I")
+_ATTRIBUTES = struct.Struct(">h")
 _EPOCH_POSITION = 12
+_MAX_TIMESTAMP_POSITION = 35
+_TIMESTAMP_TYPE_BIT = 0x08
+_DEFINED_ATTRIBUTES = 0x7F
 
 
 def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]:
@@ -102,6 +108,24 @@ def set_offset_and_epoch(buf: bytearray | memoryview, pos: int, base_offset: int
     """Assign what the leader assigns; neither field is covered by the checksum."""
     _OFFSET.pack_into(buf, pos, base_offset)
     _EPOCH.pack_into(buf, pos + _EPOCH_POSITION, leader_epoch)
+
+
+def set_max_timestamp(
+    buf: bytearray | memoryview,
+    pos: int,
+    header: BatchHeader,
+    timestamp_type: TimestampType,
+    max_timestamp: int,
+) -> None:
+    """Make the batch at `pos` say who stamped its records and when the newest is; a change renews the
+    checksum.
+    """
+    if header.timestamp_type is timestamp_type and header.max_timestamp == max_timestamp:
+        return
+    attributes = header.attributes & ~_TIMESTAMP_TYPE_BIT & _DEFINED_ATTRIBUTES | timestamp_type << 3
+    _ATTRIBUTES.pack_into(buf, pos + CRC_START, attributes)
+    _OFFSET.pack_into(buf, pos + _MAX_TIMESTAMP_POSITION, max_timestamp)
+    _CRC.pack_into(buf, pos + CRC_POSITION, compute_crc(buf, pos, header.size))
 
 
 def payload_of(

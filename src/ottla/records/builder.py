@@ -1,9 +1,7 @@
-"""Building record batches.
+"""Building record batches, at once or record by record.
 
-Records are encoded behind 61 bytes that are kept free for the header. Without compression the buffer in
-which they were encoded is the batch; with it, header and compressed records are joined. Either way the
-header is packed last, when everything that it says is known, and the checksum is taken over what is
-written.
+Records are encoded first, one behind the other. The header is packed last, when everything that it says is
+known, and the checksum is taken over what is written.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from crc32c import crc32c
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records._kernel import Encoder, Record
 from ottla.records.batch import CRC_POSITION, CRC_START
-from ottla.records.compression import compress
+from ottla.records.compression import check_level, compress
 from ottla.records.types import (
     HEADER_SIZE,
     LOG_OVERHEAD,
@@ -41,6 +39,11 @@ if TYPE_CHECKING:
         tuple[int, Buffer | None, Buffer | None] | tuple[int, Buffer | None, Buffer | None, Headers]
     )
 
+MAX_RECORD_OVERHEAD = 5 + 1 + 10 + 5 + 5 + 5 + 5
+"""Length, attributes, both deltas, both lengths and the header count of a record at their longest."""
+RATIO_SAFETY = 1.05
+"""How much larger than estimated a compressed batch is taken to be, as in Kafka's producer."""
+
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
 _MAX_LENGTH = 2**31 - 1
@@ -64,8 +67,8 @@ def attributes_of(
     )
 
 
-def write_header(
-    batch: bytearray | memoryview,
+def join_batch(
+    payload: Buffer,
     *,
     base_offset: int,
     leader_epoch: int,
@@ -77,8 +80,10 @@ def write_header(
     producer_epoch: int,
     base_sequence: int,
     count: int,
-) -> None:
-    """Fill the first 61 bytes of `batch`, whose records are in place behind them, checksum included."""
+) -> bytearray:
+    """A batch of these records, which are encoded and compressed as `attributes` says."""
+    batch = bytearray(HEADER_SIZE)
+    batch += payload
     length = len(batch) - LOG_OVERHEAD
     if length > _MAX_LENGTH:
         raise KafkaError(
@@ -101,7 +106,49 @@ def write_header(
         base_sequence,
         count,
     )
-    _CRC.pack_into(batch, CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
+    with memoryview(batch) as view:
+        _CRC.pack_into(batch, CRC_POSITION, crc32c(view[CRC_START:]))
+    return batch
+
+
+def seal(
+    encoder: Encoder,
+    *,
+    base_offset: int = 0,
+    codec: Codec = Codec.NONE,
+    level: int | None = None,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    append_time_ms: int = NO_TIMESTAMP,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    control: bool = False,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    delete_horizon_ms: int | None = None,
+    last_offset: int | None = None,
+) -> bytearray:
+    """The batch of all records that `encoder` was given; see `build_batch`."""
+    append_time = timestamp_type is TimestampType.LOG_APPEND_TIME
+    return join_batch(
+        compress(codec, encoder.payload, level),
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=attributes_of(
+            codec,
+            timestamp_type,
+            transactional=transactional,
+            control=control,
+            delete_horizon=delete_horizon_ms is not None,
+        ),
+        last_offset_delta=encoder.last_offset_delta if last_offset is None else last_offset - base_offset,
+        base_timestamp=encoder.base_timestamp,
+        max_timestamp=append_time_ms if append_time else encoder.max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        count=encoder.count,
+    )
 
 
 def build_batch(
@@ -121,75 +168,117 @@ def build_batch(
     delete_horizon_ms: int | None = None,
     last_offset: int | None = None,
 ) -> bytes:
-    """One batch of `records`: `Record` objects at their own offsets, or (timestamp, key, value[, headers])
-    tuples.
+    """One batch of `records`: `Record` objects at the offsets that they have, or tuples of timestamp, key,
+    value and headers, if any, that get the next offset.
 
-    With LOG_APPEND_TIME, `append_time_ms` is the timestamp of all records. `last_offset` keeps the end of a
-    batch whose last records are gone.
+    With LOG_APPEND_TIME, `append_time_ms` is the timestamp of all records. A delete horizon takes the place
+    of the base timestamp. `last_offset` keeps the end of a batch whose last records are gone.
+
+    >>> batch = build_batch([(1700000000000, b"key", b"value"), (1700000000001, None, b"more")])
+    >>> len(batch)
+    89
     """
     encoder = Encoder(delete_horizon_ms)
     encoder.extend(records, base_offset)
-    return seal(
-        encoder,
-        base_offset=base_offset,
-        codec=codec,
-        level=level,
-        timestamp_type=timestamp_type,
-        append_time_ms=append_time_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        transactional=transactional,
-        control=control,
-        leader_epoch=leader_epoch,
-        delete_horizon_ms=delete_horizon_ms,
-        last_offset=last_offset,
-    )
-
-
-def seal(
-    encoder: Encoder,
-    *,
-    base_offset: int = 0,
-    codec: Codec = Codec.NONE,
-    level: int | None = None,
-    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
-    append_time_ms: int = NO_TIMESTAMP,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    transactional: bool = False,
-    control: bool = False,
-    leader_epoch: int = NO_LEADER_EPOCH,
-    delete_horizon_ms: int | None = None,
-    last_offset: int | None = None,
-) -> bytes:
-    """The batch of all records that `encoder` was given."""
-    encoded = memoryview(encoder.buffer)
-    if codec is Codec.NONE:
-        batch = bytearray(encoded)
-    else:
-        payload = compress(codec, encoded[HEADER_SIZE:], level)
-        batch = bytearray(HEADER_SIZE)
-        batch += payload
-    append_time = timestamp_type is TimestampType.LOG_APPEND_TIME
-    write_header(
-        batch,
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        attributes=attributes_of(
-            codec,
-            timestamp_type,
+    return bytes(
+        seal(
+            encoder,
+            base_offset=base_offset,
+            codec=codec,
+            level=level,
+            timestamp_type=timestamp_type,
+            append_time_ms=append_time_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
             transactional=transactional,
             control=control,
-            delete_horizon=delete_horizon_ms is not None,
-        ),
-        last_offset_delta=encoder.last_offset_delta if last_offset is None else last_offset - base_offset,
-        base_timestamp=encoder.base_timestamp,
-        max_timestamp=append_time_ms if append_time else encoder.max_timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        count=encoder.count,
+            leader_epoch=leader_epoch,
+            delete_horizon_ms=delete_horizon_ms,
+            last_offset=last_offset,
+        )
     )
-    return bytes(batch)
+
+
+def record_size_bound(key: Buffer | None, value: Buffer | None, headers: Headers = ()) -> int:
+    """Bytes that a record cannot exceed in any batch, before compression."""
+    size = MAX_RECORD_OVERHEAD + _size(key) + _size(value)
+    for name, content in headers.items() if hasattr(headers, "items") else headers:
+        size += 10 + (len(name.encode()) if isinstance(name, str) else len(name)) + _size(content)
+    return size
+
+
+def _size(data: Buffer | None) -> int:
+    if data is None:
+        return 0
+    return len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+
+
+class BatchBuilder:
+    """One batch that a producer fills record by record, up to about `limit_bytes`.
+
+    With compression the size is an estimate: what was encoded so far times `ratio`, the compressed share that
+    the caller saw in earlier batches. After `build`, `compression_ratio` is the true one of this batch.
+    """
+
+    __slots__ = ("_encoder", "codec", "compression_ratio", "level", "limit_bytes", "ratio")
+
+    def __init__(
+        self, *, limit_bytes: int, codec: Codec = Codec.NONE, level: int | None = None, ratio: float = 1.0
+    ) -> None:
+        self.codec = codec
+        self.level = check_level(codec, level)
+        self.limit_bytes = limit_bytes
+        self.ratio = ratio
+        self.compression_ratio = 1.0
+        self._encoder = Encoder(capacity=min(limit_bytes, 1024 * 1024))
+
+    @property
+    def count(self) -> int:
+        return self._encoder.count
+
+    @property
+    def max_timestamp(self) -> int:
+        return self._encoder.max_timestamp
+
+    @property
+    def uncompressed_size(self) -> int:
+        """Bytes of the batch if it were not compressed."""
+        return self._encoder.size
+
+    @property
+    def estimated_size(self) -> int:
+        """Bytes that the batch is expected to take on the wire."""
+        if self.codec is Codec.NONE:
+            return self._encoder.size
+        return HEADER_SIZE + int((self._encoder.size - HEADER_SIZE) * self.ratio * RATIO_SAFETY)
+
+    def has_room_for(self, size_bound: int) -> bool:
+        """Whether a record of at most `size_bound` bytes still belongs here; the first one always does."""
+        return not self._encoder.count or self.estimated_size + size_bound <= self.limit_bytes
+
+    def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Headers = ()) -> int:
+        """Add a record; returns its bytes before compression."""
+        return self._encoder.append(timestamp, key, value, headers)
+
+    def build(
+        self,
+        *,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+        transactional: bool = False,
+    ) -> bytearray:
+        """The batch as a client sends it: base offset 0, no leader epoch. May be called again for a retry."""
+        batch = seal(
+            self._encoder,
+            codec=self.codec,
+            level=self.level,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            transactional=transactional,
+        )
+        if self._encoder.count:
+            self.compression_ratio = (len(batch) - HEADER_SIZE) / (self._encoder.size - HEADER_SIZE)
+        return batch

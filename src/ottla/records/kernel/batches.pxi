@@ -227,49 +227,53 @@ cdef tuple headers_of(Entry* entry, Py_ssize_t index):
     return tuple(headers)
 
 
-def decode_records(payload, BatchHeader header not None, int64_t start_offset=INT64_MIN):
-    """The records of a batch at or after `start_offset`; `payload` is what follows the header, decompressed."""
-    cdef Py_buffer view
-    cdef const uint8_t* p
-    cdef const uint8_t* end
+cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeader header, int64_t start_offset,
+                     int64_t end_offset) except -1:
+    """Append the records of a batch that lie in [start_offset, end_offset)."""
+    cdef const uint8_t* end = p + size
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
     cdef Entry entry
     cdef Fault fault
     cdef Py_ssize_t i
     cdef int64_t offset
-    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
     cdef Record record
+    if header.count < 0 or header.count > size // MIN_ENTRY_BYTES:
+        raise corrupt(BAD_COUNT, 0)
+    for i in range(header.count):
+        if p == end:
+            raise corrupt(RECORDS_MISSING, i)
+        fault = read_entry(&p, end, &entry)
+        if fault:
+            raise corrupt(fault, i)
+        offset = wrapping_add(header.base_offset, entry.offset_delta)
+        if offset < start_offset or offset >= end_offset:
+            continue
+        record = Record.__new__(Record)
+        record.offset = offset
+        if append_time:
+            record.timestamp = header.max_timestamp
+        else:
+            record.timestamp = wrapping_add(header.base_timestamp, entry.timestamp_delta)
+        record.key = bytes_or_none(entry.key, entry.key_size)
+        record.value = bytes_or_none(entry.value, entry.value_size)
+        record.headers = headers_of(&entry, i) if entry.header_count else ()
+        if header.base_sequence >= 0:
+            record.sequence = <int32_t> ((<uint32_t> header.base_sequence + <uint32_t> entry.offset_delta) & INT32_MAX)
+        else:
+            record.sequence = -1
+        records.append(record)
+    if p != end:
+        raise corrupt(TRAILING_BYTES, header.count)
+    return 0
+
+
+def decode_records(payload, BatchHeader header not None):
+    """All records of a batch; `payload` is what follows its header, decompressed."""
+    cdef Py_buffer view
     cdef list records = []
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        p = <const uint8_t*> view.buf
-        end = p + view.len
-        if header.count < 0 or header.count > view.len // MIN_ENTRY_BYTES:
-            raise corrupt(BAD_COUNT, 0)
-        for i in range(header.count):
-            if p == end:
-                raise corrupt(RECORDS_MISSING, i)
-            fault = read_entry(&p, end, &entry)
-            if fault:
-                raise corrupt(fault, i)
-            offset = wrapping_add(header.base_offset, entry.offset_delta)
-            if offset < start_offset:
-                continue
-            record = Record.__new__(Record)
-            record.offset = offset
-            record.timestamp = (
-                header.max_timestamp if append_time else wrapping_add(header.base_timestamp, entry.timestamp_delta)
-            )
-            record.key = bytes_or_none(entry.key, entry.key_size)
-            record.value = bytes_or_none(entry.value, entry.value_size)
-            record.headers = headers_of(&entry, i) if entry.header_count else ()
-            record.sequence = -1
-            if header.base_sequence >= 0:
-                record.sequence = <int32_t> (
-                    (<uint32_t> header.base_sequence + <uint32_t> entry.offset_delta) & 0x7FFFFFFF
-                )
-            records.append(record)
-        if p != end:
-            raise corrupt(TRAILING_BYTES, header.count)
+        decode_into(records, <const uint8_t*> view.buf, view.len, header, INT64_MIN, INT64_MAX)
     finally:
         PyBuffer_Release(&view)
     return records

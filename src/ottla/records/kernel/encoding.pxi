@@ -86,10 +86,10 @@ cdef inline uint8_t* put_field(uint8_t* p, const uint8_t* data, Py_ssize_t size)
 
 @cython.final
 cdef class Encoder:
-    """Records of one batch, encoded one behind the other; room for the batch's header is left in front.
+    """Records of one batch, encoded one behind the other.
 
     The first record's timestamp becomes the base timestamp unless one was given. Offset deltas count up from 0 unless
-    they are given. `size` is that of the batch if it were closed now without compression.
+    they are given.
     """
 
     cdef Block block
@@ -101,9 +101,7 @@ cdef class Encoder:
     cdef bint has_base_timestamp
 
     def __cinit__(self, base_timestamp=None, Py_ssize_t capacity=16384):
-        self.block = Block(capacity if capacity > HEADER_BYTES else HEADER_BYTES + 64)
-        memset(self.block.data, 0, HEADER_BYTES)
-        self.block.size = HEADER_BYTES
+        self.block = Block(capacity)
         self.last_offset_delta = -1
         self.max_timestamp = -1
         self.max_timestamp_delta = -1
@@ -111,13 +109,14 @@ cdef class Encoder:
         self.base_timestamp = base_timestamp if base_timestamp is not None else -1
 
     @property
-    def size(self):
-        return self.block.size
+    def payload(self):
+        """The encoded records. No more can be added while a view of them is held."""
+        return self.block
 
     @property
-    def buffer(self):
-        """Header and records; a batch as soon as the header is filled in."""
-        return self.block
+    def size(self):
+        """Bytes of the batch if it were closed now, without compression."""
+        return HEADER_BYTES + self.block.size
 
     cdef int note(self, int32_t offset_delta, int64_t timestamp) except -1:
         if self.count == INT32_MAX or offset_delta < 0 or (self.count and offset_delta <= self.last_offset_delta):
@@ -177,7 +176,7 @@ cdef class Encoder:
                 ErrorCode.MESSAGE_TOO_LARGE, f"a record of {length} bytes does not fit a batch; the format ends at 2 GiB"
             )
         total = varint_size(<int32_t> length) + length
-        if self.block.size + total > INT32_MAX:
+        if self.block.size + total > INT32_MAX - HEADER_BYTES:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"a record of {total} bytes does not fit behind {self.block.size} bytes; a batch ends at 2 GiB",
@@ -198,6 +197,21 @@ cdef class Encoder:
                 p += PyBytes_GET_SIZE(part)
         self.block.size += p - start
         return p - start
+
+    cdef int put_copy(self, Entry* entry, int32_t delta, int64_t timestamp) except -1:
+        """Append a record that is encoded already; there is room for it."""
+        cdef int64_t timestamp_delta
+        cdef Py_ssize_t tail = entry.end - entry.after_offset
+        cdef uint8_t* p = self.block.data + self.block.size
+        self.note(delta, timestamp)
+        timestamp_delta = wrapping_sub(timestamp, self.base_timestamp)
+        p = put_varint(p, <int32_t> (1 + varlong_size(timestamp_delta) + varint_size(delta) + tail))
+        p[0] = entry.body[0]
+        p = put_varlong(p + 1, timestamp_delta)
+        p = put_varint(p, delta)
+        memcpy(p, entry.after_offset, tail)
+        self.block.size = p + tail - self.block.data
+        return 0
 
     def extend(self, records, int64_t base_offset):
         """Add records as `Record` objects, or as tuples (timestamp, key, value[, headers]) that get the next offset."""
@@ -241,3 +255,56 @@ cdef list encode_headers(headers):
             close_field(&field)
         parts.append(part)
     return parts
+
+
+def copy_records(Encoder encoder not None, payload, BatchHeader header not None, marks=None, bint renumber=False):
+    """Append the marked records of a batch, or all of them, at the offsets that they have or at the next ones.
+
+    Only what depends on the batch is written anew: the offset and timestamp deltas. Records stamped by the broker get
+    that stamp as their own timestamp.
+    """
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef const char* mark = NULL
+    cdef Entry entry
+    cdef Fault fault = SOUND
+    cdef int32_t i = 0
+    cdef int64_t timestamp
+    cdef int32_t delta
+    cdef Py_ssize_t room
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    if marks is not None:
+        if not isinstance(marks, bytes) or len(marks) != header.count:
+            raise ValueError(f"a batch of {header.count} records needs as many marks")
+        mark = PyBytes_AS_STRING(marks)
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*> view.buf
+        end = p + view.len
+        if header.count < 0 or header.count > view.len // MIN_ENTRY_BYTES:
+            raise corrupt(BAD_COUNT, 0)
+        # New deltas and the length in front of them take at most this much more than the old ones did.
+        room = view.len + MAX_DELTA_GROWTH * <Py_ssize_t> header.count
+        if encoder.block.size + room > INT32_MAX - HEADER_BYTES:
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{view.len} bytes of records are too many for one batch")
+        encoder.block.reserve(room)
+        for i in range(header.count):
+            fault = read_entry(&p, end, &entry)
+            if fault:
+                raise corrupt(fault, i)
+            if mark != NULL and not mark[i]:
+                continue
+            if append_time:
+                timestamp = header.max_timestamp
+            else:
+                timestamp = wrapping_add(header.base_timestamp, entry.timestamp_delta)
+            delta = encoder.last_offset_delta + 1 if renumber else entry.offset_delta
+            if delta < 0 or (encoder.count and delta <= encoder.last_offset_delta):
+                raise KafkaError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"record {i} of the batch has offset delta {delta} behind {encoder.last_offset_delta}",
+                )
+            encoder.put_copy(&entry, delta, timestamp)
+    finally:
+        PyBuffer_Release(&view)

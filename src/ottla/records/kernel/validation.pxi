@@ -1,0 +1,156 @@
+# What a broker checks of records that a client sent, and lookups by timestamp.
+
+cdef enum Reason:
+    REFUSED_KEY = 1
+    REFUSED_TIMESTAMP = 2
+    REFUSED_TIMESTAMP_TYPE = 3
+
+NO_KEY = <int> REFUSED_KEY
+TIMESTAMP_OUT_OF_RANGE = <int> REFUSED_TIMESTAMP
+TIMESTAMP_TYPE_SET = <int> REFUSED_TIMESTAMP_TYPE
+
+cdef struct Refusal:
+    int32_t index
+    int32_t reason
+    int64_t offset
+    int64_t timestamp
+
+
+cdef struct Rules:
+    bint keys_required
+    bint create_time
+    int64_t now_ms
+    int64_t before_max_ms
+    int64_t after_max_ms
+
+
+cdef struct Findings:
+    Fault fault
+    int32_t index                   # the record that the fault is in
+    int64_t max_timestamp
+    bint canonical                  # deltas count up from 0 and the first timestamp is the base: may be kept as it is
+    Py_ssize_t refused
+
+
+cdef inline int refusal_of(const Rules* rules, Entry* entry, bint append_time, int64_t timestamp) noexcept nogil:
+    cdef int64_t age
+    if rules.keys_required and entry.key_size < 0:
+        return REFUSED_KEY
+    if rules.create_time and timestamp != -1:
+        age = wrapping_sub(rules.now_ms, timestamp)
+        if age > rules.before_max_ms or wrapping_sub(0, age) > rules.after_max_ms:
+            return REFUSED_TIMESTAMP
+    elif append_time:
+        return REFUSED_TIMESTAMP_TYPE
+    return 0
+
+
+cdef void examine(const uint8_t* p, const uint8_t* end, const Rules* rules, int64_t base_offset, int64_t base_timestamp,
+                  int64_t append_timestamp, bint append_time, int32_t count, Refusal* refusals,
+                  Py_ssize_t max_refusals, Findings* found) noexcept nogil:
+    cdef Entry entry
+    cdef int64_t timestamp
+    cdef int reason
+    cdef Refusal* refusal
+    cdef int32_t i
+    found.fault = SOUND
+    found.max_timestamp = -1
+    found.canonical = True
+    found.refused = 0
+    for i in range(count):
+        found.index = i
+        if p == end:
+            found.fault = RECORDS_MISSING
+            return
+        found.fault = read_entry(&p, end, &entry)
+        if found.fault == SOUND and entry.header_count:
+            found.fault = check_headers(&entry)
+        if found.fault:
+            return
+        timestamp = append_timestamp if append_time else wrapping_add(base_timestamp, entry.timestamp_delta)
+        if timestamp > found.max_timestamp:
+            found.max_timestamp = timestamp
+        if entry.offset_delta != i or (i == 0 and entry.timestamp_delta != 0):
+            found.canonical = False
+        reason = refusal_of(rules, &entry, append_time, timestamp)
+        if reason:
+            if found.refused < max_refusals:
+                refusal = &refusals[found.refused]
+                refusal.index = i
+                refusal.reason = reason
+                refusal.offset = wrapping_add(base_offset, entry.offset_delta)
+                refusal.timestamp = timestamp
+            found.refused += 1
+    if p != end:
+        found.index = count
+        found.fault = TRAILING_BYTES
+
+
+def validate_records(payload, BatchHeader header not None, *, bint keys_required, bint create_time, int64_t now_ms,
+                     int64_t before_max_ms, int64_t after_max_ms, Py_ssize_t max_refusals):
+    """Walk the records of a batch and judge each.
+
+    Returns the largest timestamp, whether the records can be kept as they are, how many were refused, and of the first
+    `max_refusals` of those index, reason, offset and timestamp. Records that cannot be walked raise INVALID_RECORD.
+    """
+    cdef Py_buffer view
+    cdef Rules rules
+    cdef Findings found
+    cdef Refusal* refusals
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    cdef Py_ssize_t i
+    rules.keys_required = keys_required
+    rules.create_time = create_time
+    rules.now_ms = now_ms
+    rules.before_max_ms = before_max_ms
+    rules.after_max_ms = after_max_ms
+    refusals = <Refusal*> PyMem_RawMalloc(max(max_refusals, 1) * sizeof(Refusal))
+    if refusals == NULL:
+        raise MemoryError()
+    try:
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        try:
+            if header.count < 0 or header.count > view.len // MIN_ENTRY_BYTES:
+                raise KafkaError(ErrorCode.INVALID_RECORD, f"{FAULTS[<int> BAD_COUNT]}: {header.count} in {view.len} bytes")
+            with nogil:
+                examine(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &rules, header.base_offset,
+                        header.base_timestamp, header.max_timestamp, append_time, header.count, refusals, max_refusals,
+                        &found)
+        finally:
+            PyBuffer_Release(&view)
+        if found.fault:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD, f"record {found.index} of the batch: {FAULTS[<int> found.fault]}"
+            )
+        return found.max_timestamp, found.canonical, found.refused, [
+            (refusals[i].index, refusals[i].reason, refusals[i].offset, refusals[i].timestamp)
+            for i in range(min(found.refused, max_refusals))
+        ]
+    finally:
+        PyMem_RawFree(refusals)
+
+
+def find_timestamp(payload, BatchHeader header not None, int64_t timestamp, int64_t start_offset):
+    """(offset, timestamp) of the first record at or after `start_offset` that is not older than `timestamp`."""
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef Entry entry
+    cdef Fault fault
+    cdef int32_t i
+    cdef int64_t found
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*> view.buf
+        end = p + view.len
+        for i in range(header.count):
+            fault = read_entry(&p, end, &entry)
+            if fault:
+                raise corrupt(fault, i)
+            found = header.max_timestamp if append_time else wrapping_add(header.base_timestamp, entry.timestamp_delta)
+            if found >= timestamp and wrapping_add(header.base_offset, entry.offset_delta) >= start_offset:
+                return wrapping_add(header.base_offset, entry.offset_delta), found
+    finally:
+        PyBuffer_Release(&view)
+    return None

@@ -1,0 +1,340 @@
+"""What the leader of a partition checks of a batch before it appends it, and what it assigns.
+
+The rules and codes are those of Kafka's broker. A batch that breaks a rule as a whole is refused with one
+code; a batch with records that break a rule is refused with `RecordErrors`, which names each of them. A
+batch that passes keeps its bytes wherever it can: base offset, leader epoch, timestamp type and maximum
+timestamp are patched in place, and only a change of codec, or offset deltas that do not count up from 0,
+make the records be written again.
+
+Whatever is returned has contiguous offsets from `first_offset` on, true maximum timestamps, and valid
+checksums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records._kernel import (
+    NO_KEY,
+    TIMESTAMP_OUT_OF_RANGE,
+    BatchHeader,
+    Encoder,
+    copy_records,
+    validate_records,
+)
+from ottla.records.batch import (
+    iter_batches,
+    payload_of,
+    set_max_timestamp,
+    set_offset_and_epoch,
+    verify_crc,
+)
+from ottla.records.builder import attributes_of, join_batch
+from ottla.records.compression import compress
+from ottla.records.types import (
+    MAX_DECOMPRESSED_BYTES,
+    NO_TIMESTAMP,
+    Codec,
+    TimestampType,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAX_RECORD_ERRORS: Final = 1000
+"""Bad records that are named one by one; a batch that has more is refused all the same."""
+MAX_TIMESTAMP_DIFFERENCE_MS: Final = 2**63 - 1
+PRODUCE_VERSION_WITH_ZSTD: Final = 7
+
+
+class AppendOrigin(Enum):
+    """Who appends: only clients are held to the rules that keep internal records out of their reach."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    RAFT_LEADER = "raft leader"
+    REPLICATION = "replication"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordError:
+    """Why one record of a batch was refused; `index` counts from 0 within the batch."""
+
+    index: int
+    message: str
+
+
+class RecordErrors(KafkaError):
+    """A batch refused because of some of its records."""
+
+    __slots__ = ("errors",)
+
+    errors: tuple[RecordError, ...]
+
+    def __init__(self, code: ErrorCode, message: str, errors: tuple[RecordError, ...]) -> None:
+        super().__init__(code, message)
+        self.errors = errors
+
+    def __reduce__(self) -> tuple[type[RecordErrors], tuple[ErrorCode, str, tuple[RecordError, ...]]]:
+        return type(self), (self.code, self.message, self.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Batches ready to be appended, and what the log wants to know of them.
+
+    `offset_of_max_timestamp` is what the time index stores: the last offset of the batch that has the largest
+    timestamp, the first such batch if there are several; -1 if no record has a timestamp.
+    """
+
+    buffer: memoryview
+    batches: list[BatchHeader]
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    offset_of_max_timestamp: int
+
+
+def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
+    """The one batch that a partition of a Produce request must carry, or the error that Kafka gives."""
+    batches = list(iter_batches(data)) if data is not None else []
+    if not batches:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {version} must have at least one record batch per partition",
+        )
+    if len(batches) > 1:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {version} are only allowed to contain exactly one record batch"
+            f" per partition, not {len(batches)}",
+        )
+    header = batches[0][1]
+    if version < PRODUCE_VERSION_WITH_ZSTD and header.codec is Codec.ZSTD:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Produce requests with version {version} are not allowed to use ZStandard compression",
+        )
+    return header
+
+
+def validate_and_assign(
+    data: Buffer,
+    *,
+    first_offset: int,
+    leader_epoch: int,
+    now_ms: int,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    before_max_ms: int = MAX_TIMESTAMP_DIFFERENCE_MS,
+    after_max_ms: int = MAX_TIMESTAMP_DIFFERENCE_MS,
+    compacted: bool = False,
+    codec_target: Codec | None = None,
+    level: int | None = None,
+    max_message_bytes: int = 2**31 - 1,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    origin: AppendOrigin = AppendOrigin.CLIENT,
+) -> Validated:
+    """Check `data` and give it its place in the log: offsets from `first_offset` on in `leader_epoch`.
+
+    A writable buffer is patched in place and returned; another one is copied first. `codec_target` is the
+    topic's `compression.type`, None for 'producer'. Clients send one batch; other origins may send several.
+    An incomplete batch at the end is cut off, as Kafka does.
+    """
+    found = list(iter_batches(data))
+    if not found:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "the records hold no complete batch")
+    if origin is AppendOrigin.CLIENT and len(found) > 1:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"an append may hold one batch, not {len(found)}")
+    rules = _Rules(
+        leader_epoch,
+        now_ms,
+        timestamp_type,
+        before_max_ms,
+        after_max_ms,
+        compacted,
+        codec_target,
+        level,
+        max_message_bytes,
+        max_decompressed_bytes,
+        origin,
+    )
+    last_pos, last_header = found[-1]
+    buffer = _writable(data)[: last_pos + last_header.size]
+    offset = first_offset
+    parts: list[memoryview] = []
+    for pos, header in found:
+        parts.append(_assign(buffer[pos : pos + header.size], header, offset, rules))
+        offset += header.last_offset_delta + 1
+    if any(len(part) != header.size or part.obj is not buffer.obj for part, (_, header) in zip(parts, found)):
+        buffer = parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))
+    return _summary(buffer, first_offset)
+
+
+@dataclass(slots=True)
+class _Rules:
+    leader_epoch: int
+    now_ms: int
+    timestamp_type: TimestampType
+    before_max_ms: int
+    after_max_ms: int
+    compacted: bool
+    codec_target: Codec | None
+    level: int | None
+    max_message_bytes: int
+    max_decompressed_bytes: int
+    origin: AppendOrigin
+
+
+def _writable(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    return memoryview(bytearray(view)) if view.readonly else view.cast("B")
+
+
+def _summary(buffer: memoryview, first_offset: int) -> Validated:
+    batches = [header for _, header in iter_batches(buffer)]
+    newest = max(batches, key=lambda header: header.max_timestamp)
+    return Validated(
+        buffer=buffer,
+        batches=batches,
+        first_offset=first_offset,
+        last_offset=batches[-1].last_offset,
+        max_timestamp=newest.max_timestamp,
+        offset_of_max_timestamp=-1 if newest.max_timestamp == NO_TIMESTAMP else newest.last_offset,
+    )
+
+
+def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) -> memoryview:
+    """Check one batch and place it at `offset`: the same memory if it could be patched, new memory if not."""
+    _check_header(header, rules)
+    verify_crc(batch, 0, header)
+    try:
+        payload = payload_of(batch, 0, header, max_decompressed_bytes=rules.max_decompressed_bytes)
+    except KafkaError as error:
+        if error.code is not ErrorCode.CORRUPT_MESSAGE:
+            raise
+        # The checksum holds, so the sender compressed it like this: sending it again will not help.
+        raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from error
+    max_timestamp, canonical, refused, details = validate_records(
+        payload,
+        header,
+        keys_required=rules.compacted,
+        create_time=rules.timestamp_type is TimestampType.CREATE_TIME,
+        now_ms=rules.now_ms,
+        before_max_ms=rules.before_max_ms,
+        after_max_ms=rules.after_max_ms,
+        max_refusals=MAX_RECORD_ERRORS,
+    )
+    if refused:
+        raise _refusal(refused, details, rules)
+    codec = header.codec if rules.codec_target is None else rules.codec_target
+    if header.is_control and not header.is_compressed:
+        codec, canonical = Codec.NONE, True
+    if codec is not header.codec or not canonical:
+        return _rewritten(payload, header, offset, codec, canonical, max_timestamp, rules)
+    set_offset_and_epoch(batch, 0, offset, rules.leader_epoch)
+    if rules.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        max_timestamp = rules.now_ms
+    set_max_timestamp(batch, 0, header, rules.timestamp_type, max_timestamp)
+    return batch
+
+
+def _check_header(header: BatchHeader, rules: _Rules) -> None:
+    """The rules that the header alone can break, in Kafka's order."""
+    if rules.origin is AppendOrigin.CLIENT and header.base_offset != 0:
+        raise _invalid(f"the base offset of a batch to append should be 0, but it is {header.base_offset}")
+    _check_size(header.size, rules)
+    if header.last_offset_delta < 0:
+        raise _invalid(f"the batch has an invalid offset range: [0, {header.last_offset_delta}]")
+    if rules.origin is not AppendOrigin.CLIENT:
+        return
+    if header.count <= 0:
+        raise _invalid(f"the batch reports {header.count} records")
+    if header.last_offset_delta != header.count - 1:
+        raise _invalid(
+            f"offset range [0, {header.last_offset_delta}] and count of records {header.count} disagree"
+        )
+    if header.is_control:
+        raise _invalid("clients are not allowed to write control records")
+    if header.has_producer_id and header.base_sequence < 0:
+        raise _invalid(
+            f"the batch of producer id {header.producer_id} has no valid sequence number: {header.base_sequence}"
+        )
+
+
+def _check_size(size: int, rules: _Rules) -> None:
+    if size > rules.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch of {size} bytes exceeds the {rules.max_message_bytes} bytes of max.message.bytes",
+        )
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_RECORD, message)
+
+
+def _refusal(refused: int, details: list[tuple[int, int, int, int]], rules: _Rules) -> RecordErrors:
+    earliest, latest = rules.now_ms - rules.before_max_ms, rules.now_ms + rules.after_max_ms
+    errors: list[RecordError] = []
+    code = ErrorCode.INVALID_RECORD
+    for index, reason, offset, timestamp in details:
+        if reason == NO_KEY:
+            errors.append(RecordError(index, "Compacted topic cannot accept message without key"))
+            continue
+        code = ErrorCode.INVALID_TIMESTAMP
+        if reason == TIMESTAMP_OUT_OF_RANGE:
+            text = (
+                f"Timestamp {timestamp} of message with offset {offset} is out of range."
+                f" The timestamp should be within [{earliest}, {latest}]"
+            )
+        else:
+            text = (
+                f"Invalid timestamp type in message {index}."
+                " Producer should not set timestamp type to LogAppendTime."
+            )
+        errors.append(RecordError(index, text))
+    if code is ErrorCode.INVALID_TIMESTAMP:
+        message = "One or more records have been rejected due to invalid timestamp"
+    else:
+        message = (
+            f"One or more records have been rejected due to {refused} record errors in total, and only showing"
+            f" the first three errors at most: {'; '.join(f'{e.index}: {e.message}' for e in errors[:3])}"
+        )
+    return RecordErrors(code, message, tuple(errors))
+
+
+def _rewritten(
+    payload: Buffer,
+    header: BatchHeader,
+    offset: int,
+    codec: Codec,
+    canonical: bool,
+    max_timestamp: int,
+    rules: _Rules,
+) -> memoryview:
+    """The batch with another codec or with offset deltas that count up; its producer and transaction stay."""
+    append_time = rules.timestamp_type is TimestampType.LOG_APPEND_TIME
+    base_timestamp = header.base_timestamp
+    if not canonical or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        encoder = Encoder()
+        copy_records(encoder, payload, header, renumber=True)
+        payload = encoder.payload
+        base_timestamp = encoder.base_timestamp
+    batch = join_batch(
+        compress(codec, payload, rules.level),
+        base_offset=offset,
+        leader_epoch=rules.leader_epoch,
+        attributes=attributes_of(codec, rules.timestamp_type, transactional=header.is_transactional),
+        last_offset_delta=header.count - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=rules.now_ms if append_time else max_timestamp,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        count=header.count,
+    )
+    _check_size(len(batch), rules)
+    return memoryview(batch)

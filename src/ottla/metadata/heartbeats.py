@@ -1,0 +1,139 @@
+"""Which brokers are alive: sessions, and the way through fencing and controlled shutdown.
+
+Soft state of the active controller: it is not in the metadata log, and a new controller starts over with a
+full session for every broker. Times are nanoseconds of a monotonic clock, passed in. Invariant: a broker
+that is shutting down is not fenced; being fenced ends the shutdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+
+
+class BrokerControlState(Enum):
+    FENCED = "fenced"
+    UNFENCED = "unfenced"
+    CONTROLLED_SHUTDOWN = "controlled shutdown"
+    SHUTDOWN_NOW = "shutdown now"
+
+    @property
+    def fenced(self) -> bool:
+        return self in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
+
+
+@dataclass(slots=True)
+class _Broker:
+    id: int
+    fenced: bool
+    metadata_offset: int = -1  # how far the broker has read the metadata log
+    controlled_shutdown_offset: int = -1  # what the others must have read before it may go; -1: not going
+
+    @property
+    def shutting_down(self) -> bool:
+        return self.controlled_shutdown_offset >= 0
+
+    @property
+    def state(self) -> BrokerControlState:
+        if self.shutting_down:
+            return BrokerControlState.CONTROLLED_SHUTDOWN
+        return BrokerControlState.FENCED if self.fenced else BrokerControlState.UNFENCED
+
+
+class BrokerHeartbeats:
+    def __init__(self, session_timeout_ms: int) -> None:
+        self._session_timeout_ns: Final = session_timeout_ms * 1_000_000
+        self._brokers: dict[int, _Broker] = {}
+        self._contact_ns: dict[tuple[int, int], int] = {}  # (broker, epoch) -> last heard of
+
+    def track(self, broker: int, epoch: int, now_ns: int) -> None:
+        """The broker was heard of, whatever it wants."""
+        self._contact_ns[(broker, epoch)] = now_ns
+
+    def has_valid_session(self, broker: int, epoch: int, now_ns: int) -> bool:
+        contact = self._contact_ns.get((broker, epoch))
+        return contact is not None and not self._expired(contact, now_ns)
+
+    def _expired(self, contact_ns: int, now_ns: int) -> bool:
+        return contact_ns + self._session_timeout_ns < now_ns
+
+    def pop_expired(self, now_ns: int) -> tuple[int, int] | None:
+        """Forget and return one (broker, epoch) whose session is over."""
+        for key, contact in self._contact_ns.items():
+            if self._expired(contact, now_ns):
+                del self._contact_ns[key]
+                return key
+        return None
+
+    def next_expiry_ns(self) -> int | None:
+        """When the first session ends unless its broker is heard of again."""
+        if not self._contact_ns:
+            return None
+        return min(self._contact_ns.values()) + self._session_timeout_ns
+
+    def register(self, broker: int, *, fenced: bool) -> None:
+        known = self._brokers.get(broker)
+        offset = -1
+        if known is None:
+            known = self._brokers[broker] = _Broker(broker, fenced)
+        elif known.fenced != fenced:
+            offset = known.metadata_offset
+        self.touch(broker, fenced=fenced, metadata_offset=offset)
+
+    def touch(self, broker: int, *, fenced: bool, metadata_offset: int) -> None:
+        known = self._brokers[broker]
+        known.fenced = fenced
+        known.metadata_offset = metadata_offset
+        if fenced:
+            known.controlled_shutdown_offset = -1
+
+    def fence(self, broker: int) -> None:
+        known = self._brokers.get(broker)
+        if known is not None:
+            known.fenced = True
+            known.controlled_shutdown_offset = -1
+
+    def remove(self, broker: int) -> None:
+        self._brokers.pop(broker, None)
+
+    def begin_controlled_shutdown(self, broker: int, offset: int) -> None:
+        """The broker may go once every active broker has read the metadata log up to ``offset``."""
+        known = self._brokers[broker]
+        assert not known.fenced, f"broker {broker} is fenced and cannot enter controlled shutdown"
+        if known.controlled_shutdown_offset < 0:
+            known.controlled_shutdown_offset = offset
+
+    def next_state(
+        self, request: BrokerHeartbeatRequest, registration_offset: int, has_leaderships: Callable[[], bool]
+    ) -> tuple[BrokerControlState, BrokerControlState]:
+        """Where the broker is, and where its wish and the circumstances take it."""
+        broker = self._brokers[request.broker_id]
+        current = broker.state
+        if current is BrokerControlState.FENCED:
+            if request.want_shut_down:
+                return current, BrokerControlState.SHUTDOWN_NOW
+            if not request.want_fence and request.current_metadata_offset >= registration_offset:
+                return current, BrokerControlState.UNFENCED
+            return current, current
+        if current is BrokerControlState.UNFENCED:
+            if request.want_fence:
+                now = request.want_shut_down
+                return current, BrokerControlState.SHUTDOWN_NOW if now else BrokerControlState.FENCED
+            if request.want_shut_down:
+                leads = has_leaderships()
+                return (
+                    current,
+                    BrokerControlState.CONTROLLED_SHUTDOWN if leads else BrokerControlState.SHUTDOWN_NOW,
+                )
+            return current, current
+        if has_leaderships() or broker.controlled_shutdown_offset > self._lowest_active_offset():
+            return current, current
+        return current, BrokerControlState.SHUTDOWN_NOW
+
+    def _lowest_active_offset(self) -> int:
+        offsets = [b.metadata_offset for b in self._brokers.values() if not b.fenced and not b.shutting_down]
+        return min(offsets, default=2**63 - 1)

@@ -1,0 +1,39 @@
+"""Which names a topic may have, and which names collide.
+
+Metrics replace ``.`` by ``_``, so two names that differ only there would share their metrics: Kafka refuses
+the second.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_NAME_LENGTH: Final = 249
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+\Z")
+
+
+def invalid_topic_name(name: str) -> str | None:
+    """Why the name is not valid, in the words of the error message, or None."""
+    reason = None
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = f"'{name}' is not allowed"
+    elif len(name) > MAX_NAME_LENGTH:
+        reason = f"the length of '{name}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+    elif _LEGAL.match(name) is None:
+        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None if reason is None else f"Topic name is invalid: {reason}"
+
+
+def can_collide(name: str) -> bool:
+    return "." in name or "_" in name
+
+
+def collision_key(name: str) -> str:
+    """Equal for two names exactly when they collide."""
+    return name.replace(".", "_")

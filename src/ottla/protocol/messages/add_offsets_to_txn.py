@@ -1,4 +1,9 @@
-"""AddOffsetsToTxn."""
+"""Add the offsets of a group to a transaction.
+
+- v2: PRODUCER_FENCED is possible
+- v3: flexible
+- v4: TRANSACTION_ABORTABLE is possible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""AddPartitionsToTxn."""
+"""Add partitions to a transaction.
+
+- v2: PRODUCER_FENCED is possible
+- v3: flexible; the last one for clients
+- v4: between brokers; many transactions at once; verify without adding
+- v5: TRANSACTION_ABORTABLE is possible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""AddRaftVoter."""
+"""Add a voter to the quorum.
+
+- v1: answer before the change is committed
+"""
 
 from __future__ import annotations
 

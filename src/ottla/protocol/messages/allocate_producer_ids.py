@@ -1,4 +1,4 @@
-"""AllocateProducerIds."""
+"""Get a block of producer ids from the controller."""
 
 from __future__ import annotations
 

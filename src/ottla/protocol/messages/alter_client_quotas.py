@@ -1,4 +1,7 @@
-"""AlterClientQuotas."""
+"""Change the quotas of clients.
+
+- v1: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""AlterConfigs."""
+"""Replace the whole configuration of resources; IncrementalAlterConfigs is the better way.
+
+- v2: flexible
+"""
 
 from __future__ import annotations
 

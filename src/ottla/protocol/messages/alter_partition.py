@@ -1,4 +1,8 @@
-"""AlterPartition."""
+"""Change the in-sync replicas of partitions; from their leaders to the controller.
+
+- v2: topics by id
+- v3: the epoch of each replica
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""AlterPartitionReassignments."""
+"""Move partitions to other replicas, or stop doing so.
+
+- v1: a change of the replication factor may be forbidden
+"""
 
 from __future__ import annotations
 

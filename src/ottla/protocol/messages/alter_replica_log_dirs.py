@@ -1,4 +1,7 @@
-"""AlterReplicaLogDirs."""
+"""Move replicas to other log directories of a broker.
+
+- v2: flexible
+"""
 
 from __future__ import annotations
 

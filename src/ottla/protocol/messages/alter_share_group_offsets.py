@@ -1,4 +1,4 @@
-"""AlterShareGroupOffsets."""
+"""Reset the start offsets of a share group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterUserScramCredentials."""
+"""Set and delete SCRAM credentials of users."""
 
 from __future__ import annotations
 

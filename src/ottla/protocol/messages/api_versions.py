@@ -1,4 +1,12 @@
-"""ApiVersions."""
+"""Ask which APIs and versions the server has; the first request of a connection.
+
+A version that the server does not know is answered in version 0 with UNSUPPORTED_VERSION and the range of this
+very API. The header of the response has no tagged fields in any version.
+
+- v1: throttle time
+- v3: flexible; name and version of the client; features
+- v4: features whose lowest level is 0 are told too
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AssignReplicasToDirs."""
+"""Tell the controller in which log directories replicas are."""
 
 from __future__ import annotations
 

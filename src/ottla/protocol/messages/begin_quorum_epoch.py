@@ -1,4 +1,7 @@
-"""BeginQuorumEpoch."""
+"""Tell the voters of the quorum who leads the new epoch.
+
+- v1: flexible; ids of voters, and the leader's addresses
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""BrokerHeartbeat."""
+"""Tell the controller that a broker lives, and what it wants.
+
+- v1: log directories that failed
+- v2: cordoned log directories
+"""
 
 from __future__ import annotations
 

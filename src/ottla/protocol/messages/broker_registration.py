@@ -1,4 +1,10 @@
-"""BrokerRegistration."""
+"""Register a broker with the controller.
+
+- v1: migration from ZooKeeper
+- v2: log directories
+- v3: the epoch before a clean shutdown
+- v4: features whose lowest level is 0
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ConsumerGroupDescribe."""
+"""Describe consumer groups and their members.
+
+- v1: which protocol a member uses
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ConsumerGroupHeartbeat."""
+"""Take part in a consumer group: subscription, owned partitions and liveness in one request.
+
+- v1: subscription by pattern; the member makes its own id
+"""
 
 from __future__ import annotations
 

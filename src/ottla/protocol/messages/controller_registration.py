@@ -1,4 +1,4 @@
-"""ControllerRegistration."""
+"""Register a controller with the active one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""CreateAcls."""
+"""Create access control entries.
+
+- v2: flexible
+- v3: users as resources
+"""
 
 from __future__ import annotations
 

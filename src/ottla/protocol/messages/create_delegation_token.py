@@ -1,4 +1,8 @@
-"""CreateDelegationToken."""
+"""Create a delegation token.
+
+- v2: flexible
+- v3: for another owner
+"""
 
 from __future__ import annotations
 

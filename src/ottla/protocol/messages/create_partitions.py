@@ -1,4 +1,8 @@
-"""CreatePartitions."""
+"""Add partitions to topics.
+
+- v2: flexible
+- v3: THROTTLING_QUOTA_EXCEEDED is possible
+"""
 
 from __future__ import annotations
 

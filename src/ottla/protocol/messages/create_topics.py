@@ -1,4 +1,10 @@
-"""CreateTopics."""
+"""Create topics.
+
+- v4: partitions and replication factor may be left to the defaults
+- v5: flexible; the response holds the configuration
+- v6: THROTTLING_QUOTA_EXCEEDED is possible
+- v7: the response holds the topic id
+"""
 
 from __future__ import annotations
 

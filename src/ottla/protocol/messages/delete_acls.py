@@ -1,4 +1,8 @@
-"""DeleteAcls."""
+"""Delete the access control entries that match.
+
+- v2: flexible
+- v3: users as resources
+"""
 
 from __future__ import annotations
 

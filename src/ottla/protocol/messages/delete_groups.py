@@ -1,4 +1,7 @@
-"""DeleteGroups."""
+"""Delete groups that have no members.
+
+- v2: flexible
+"""
 
 from __future__ import annotations
 

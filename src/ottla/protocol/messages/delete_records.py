@@ -1,4 +1,7 @@
-"""DeleteRecords."""
+"""Delete the records before an offset.
+
+- v2: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteShareGroupState."""
+"""Delete the state of share partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""DeleteTopics."""
+"""Delete topics.
+
+- v3: TOPIC_DELETION_DISABLED is possible
+- v4: flexible
+- v5: error messages; THROTTLING_QUOTA_EXCEEDED is possible
+- v6: topics by id
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""DescribeAcls."""
+"""Find access control entries.
+
+- v2: flexible
+- v3: users as resources
+"""
 
 from __future__ import annotations
 

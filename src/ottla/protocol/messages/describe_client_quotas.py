@@ -1,4 +1,7 @@
-"""DescribeClientQuotas."""
+"""Describe the quotas of clients.
+
+- v1: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""DescribeCluster."""
+"""Describe the brokers or the controllers of the cluster.
+
+- v1: which of the two
+- v2: fenced brokers too
+"""
 
 from __future__ import annotations
 

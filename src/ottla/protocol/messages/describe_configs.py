@@ -1,4 +1,8 @@
-"""DescribeConfigs."""
+"""Describe the configuration of topics, brokers, groups and client metrics.
+
+- v3: types and documentation
+- v4: flexible
+"""
 
 from __future__ import annotations
 

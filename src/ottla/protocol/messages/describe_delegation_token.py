@@ -1,4 +1,8 @@
-"""DescribeDelegationToken."""
+"""Describe delegation tokens.
+
+- v2: flexible
+- v3: who asked for the token
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""DescribeGroups."""
+"""Describe classic groups and their members.
+
+- v1: throttle time
+- v3: authorized operations
+- v4: static members
+- v5: flexible
+- v6: GROUP_ID_NOT_FOUND for groups that do not exist
+"""
 
 from __future__ import annotations
 

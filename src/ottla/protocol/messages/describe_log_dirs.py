@@ -1,4 +1,10 @@
-"""DescribeLogDirs."""
+"""Describe the log directories of a broker and what is in them.
+
+- v2: flexible
+- v3: an error for the whole request
+- v4: total and usable bytes
+- v5: whether a directory is cordoned
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeProducers."""
+"""Describe the producers that are active on partitions."""
 
 from __future__ import annotations
 

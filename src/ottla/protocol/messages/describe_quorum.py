@@ -1,4 +1,8 @@
-"""DescribeQuorum."""
+"""Describe the quorum: its leader, its voters and observers, and how far they are.
+
+- v1: times of the last fetch and of having caught up
+- v2: directory ids, addresses and error messages
+"""
 
 from __future__ import annotations
 

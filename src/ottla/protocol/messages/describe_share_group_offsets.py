@@ -1,4 +1,7 @@
-"""DescribeShareGroupOffsets."""
+"""Describe the start offsets of share groups.
+
+- v1: lag
+"""
 
 from __future__ import annotations
 

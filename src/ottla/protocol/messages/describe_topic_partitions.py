@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions."""
+"""Describe topics and their partitions, page by page."""
 
 from __future__ import annotations
 

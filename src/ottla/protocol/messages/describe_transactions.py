@@ -1,4 +1,4 @@
-"""DescribeTransactions."""
+"""Describe transactions by their ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials."""
+"""Describe the SCRAM credentials of users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""ElectLeaders."""
+"""Elect leaders for partitions.
+
+- v1: preferred or unclean; an error for the whole request
+- v2: flexible
+"""
 
 from __future__ import annotations
 

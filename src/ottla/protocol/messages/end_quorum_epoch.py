@@ -1,4 +1,7 @@
-"""EndQuorumEpoch."""
+"""Tell the voters of the quorum that the leader resigns.
+
+- v1: flexible; candidates by id and directory, and the leader's addresses
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""EndTxn."""
+"""Commit or abort a transaction.
+
+- v2: PRODUCER_FENCED is possible
+- v3: flexible
+- v4: TRANSACTION_ABORTABLE is possible
+- v5: the epoch is bumped with every transaction, and told in the response
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envelope."""
+"""Forward a client's request to the active controller, with its principal and address."""
 
 from __future__ import annotations
 

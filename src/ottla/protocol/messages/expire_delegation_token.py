@@ -1,4 +1,7 @@
-"""ExpireDelegationToken."""
+"""Change when a delegation token expires, or expire it now.
+
+- v2: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,19 @@
-"""Fetch."""
+"""Read records from partitions; by followers, and by voters of the quorum, too.
+
+- v5: log start offset
+- v6: KAFKA_STORAGE_ERROR is possible
+- v7: incremental fetch sessions
+- v9: the leader epoch is checked
+- v10: zstd is allowed
+- v11: the rack of the consumer, and the replica it should read from
+- v12: flexible; diverging epochs are found
+- v13: topics by id
+- v14: data may have moved to tiered storage
+- v15: epoch of the replica
+- v16: the response points to the new leader
+- v17: directory id of the replica
+- v18: high watermark that the replica knows
+"""
 
 from __future__ import annotations
 

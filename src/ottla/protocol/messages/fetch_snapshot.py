@@ -1,4 +1,7 @@
-"""FetchSnapshot."""
+"""Read a snapshot of the metadata log in pieces.
+
+- v1: directory id of the replica; the response points to the leader
+"""
 
 from __future__ import annotations
 

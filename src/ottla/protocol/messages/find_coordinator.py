@@ -1,4 +1,11 @@
-"""FindCoordinator."""
+"""Find the node that coordinates a group, a transactional id or a share partition.
+
+- v1: kind of key; throttle time and error message
+- v3: flexible
+- v4: many keys at once
+- v5: TRANSACTION_ABORTABLE is possible
+- v6: share partitions
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions."""
+"""Ask which metrics the broker wants from this client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Heartbeat."""
+"""Tell a classic group that the member lives.
+
+- v1: throttle time
+- v3: static members
+- v4: flexible
+"""
 
 from __future__ import annotations
 

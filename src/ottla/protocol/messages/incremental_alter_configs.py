@@ -1,4 +1,7 @@
-"""IncrementalAlterConfigs."""
+"""Set, remove, extend or shorten single configurations of resources.
+
+- v1: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""InitProducerId."""
+"""Get a producer id and epoch; with a transactional id, end what an older producer left.
+
+- v2: flexible
+- v3: a producer goes on with its own id and epoch
+- v4: PRODUCER_FENCED is possible
+- v5: TRANSACTION_ABORTABLE is possible
+- v6, not stable: two-phase commit
+"""
 
 from __future__ import annotations
 

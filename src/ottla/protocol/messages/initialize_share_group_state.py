@@ -1,4 +1,4 @@
-"""InitializeShareGroupState."""
+"""Set up the state of share partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""JoinGroup."""
+"""Join a classic group, and wait for the others.
+
+- v1: rebalance timeout of its own
+- v2: throttle time
+- v4: a new member is told its id and joins again
+- v5: static members
+- v6: flexible
+- v7: the protocol type is told
+- v8: the reason for joining
+- v9: the leader may skip the assignment
+"""
 
 from __future__ import annotations
 

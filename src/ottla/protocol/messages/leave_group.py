@@ -1,4 +1,10 @@
-"""LeaveGroup."""
+"""Leave a classic group.
+
+- v1: throttle time
+- v3: many members at once, static ones too
+- v4: flexible
+- v5: the reason for leaving
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""ListConfigResources."""
+"""List the resources that have a configuration.
+
+- v0: client metrics only
+- v1: all kinds, by their type
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""ListGroups."""
+"""List the groups that a broker coordinates.
+
+- v1: throttle time
+- v3: flexible
+- v4: states, and a filter by them
+- v5: types, and a filter by them
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""ListOffsets."""
+"""Find offsets by timestamp, or the special ones at the ends of a log.
+
+- v2: isolation level
+- v4: the leader epoch is checked and told
+- v5: OFFSET_NOT_AVAILABLE is possible
+- v6: flexible
+- v7: the offset of the largest timestamp (-3)
+- v8: the local log start (-4)
+- v9: the end of what is tiered (-5)
+- v10: a timeout for lookups in remote storage
+- v11: the first offset that waits for its upload (-6)
+"""
 
 from __future__ import annotations
 

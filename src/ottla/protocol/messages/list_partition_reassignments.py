@@ -1,4 +1,4 @@
-"""ListPartitionReassignments."""
+"""List the reassignments that are under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""ListTransactions."""
+"""List transactions.
+
+- v1: only those older than a duration
+- v2: only ids that match a pattern
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""Metadata."""
+"""Brokers, topics and partitions, and who leads them.
+
+- v0: no topics asked for means all of them
+- v1: null means all; racks, controller and internal topics
+- v2: cluster id
+- v4: topics are created on request only
+- v5: offline replicas
+- v7: leader epoch
+- v8: authorized operations
+- v9: flexible
+- v10: topic ids
+- v11: the cluster's operations move to DescribeCluster
+- v12: topics may be asked for by id
+- v13: an error for the whole request
+"""
 
 from __future__ import annotations
 

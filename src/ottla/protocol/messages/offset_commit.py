@@ -1,4 +1,14 @@
-"""OffsetCommit."""
+"""Commit offsets for a group.
+
+- v2: retention time of the commit
+- v3: throttle time
+- v5: the retention time is gone
+- v6: leader epoch of the last record
+- v7: static members
+- v8: flexible
+- v9: members of the consumer protocol
+- v10: topics by id
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OffsetDelete."""
+"""Delete committed offsets of a group."""
 
 from __future__ import annotations
 

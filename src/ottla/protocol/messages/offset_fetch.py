@@ -1,4 +1,14 @@
-"""OffsetFetch."""
+"""Read the committed offsets of groups.
+
+- v2: null asks for all topics; an error for the whole request
+- v3: throttle time
+- v5: leader epoch of the committed offset
+- v6: flexible
+- v7: only offsets whose transaction has ended
+- v8: many groups at once
+- v9: members of the consumer protocol
+- v10: topics by id
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""OffsetForLeaderEpoch."""
+"""Find where a leader epoch ends, to see whether logs diverge.
+
+- v3: id of the asking replica
+- v4: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Produce."""
+"""Append records to partitions.
+
+- v4: KAFKA_STORAGE_ERROR is possible
+- v5: the response tells the log start offset
+- v7: zstd is allowed
+- v8: which records were refused, and why
+- v9: flexible
+- v10: the response points to the new leader
+- v11: TRANSACTION_ABORTABLE is possible
+- v12: adds partitions to the transaction by itself
+- v13: topics by id
+"""
 
 from __future__ import annotations
 

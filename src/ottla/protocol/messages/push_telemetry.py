@@ -1,4 +1,4 @@
-"""PushTelemetry."""
+"""Push the metrics of a client."""
 
 from __future__ import annotations
 

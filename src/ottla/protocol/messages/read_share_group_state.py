@@ -1,4 +1,4 @@
-"""ReadShareGroupState."""
+"""Read the state of share partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RemoveRaftVoter."""
+"""Remove a voter from the quorum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""RenewDelegationToken."""
+"""Renew a delegation token.
+
+- v2: flexible
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""SaslAuthenticate."""
+"""Carry the tokens of a SASL mechanism.
+
+- v1: how long the session may last
+- v2: flexible
+"""
 
 from __future__ import annotations
 

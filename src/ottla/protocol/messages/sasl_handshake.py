@@ -1,4 +1,8 @@
-"""SaslHandshake."""
+"""Choose a SASL mechanism.
+
+- v0: the tokens of the mechanism follow as bare frames
+- v1: the tokens follow in SaslAuthenticate
+"""
 
 from __future__ import annotations
 

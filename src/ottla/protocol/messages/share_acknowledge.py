@@ -1,4 +1,8 @@
-"""ShareAcknowledge."""
+"""Acknowledge records that a share group acquired.
+
+- v1: the first stable one
+- v2: acquisitions can be renewed
+"""
 
 from __future__ import annotations
 

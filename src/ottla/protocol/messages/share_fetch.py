@@ -1,4 +1,8 @@
-"""ShareFetch."""
+"""Acquire records for a share group, and acknowledge earlier ones.
+
+- v1: the first stable one
+- v2: how records are acquired; acquisitions can be renewed
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ShareGroupDescribe."""
+"""Describe share groups and their members.
+
+- v1: the first stable one
+"""
 
 from __future__ import annotations
 

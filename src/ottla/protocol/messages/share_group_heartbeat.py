@@ -1,4 +1,7 @@
-"""ShareGroupHeartbeat."""
+"""Take part in a share group: subscription and liveness in one request.
+
+- v1: the first stable one
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StreamsGroupDescribe."""
+"""Describe streams groups, their topology and members."""
 
 from __future__ import annotations
 

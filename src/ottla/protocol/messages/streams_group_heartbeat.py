@@ -1,4 +1,4 @@
-"""StreamsGroupHeartbeat."""
+"""Take part in a streams group: topology, tasks and liveness in one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""SyncGroup."""
+"""Hand out the assignments of a classic group: the leader brings them, each member gets its own.
+
+- v1: throttle time
+- v3: static members
+- v4: flexible
+- v5: protocol type and name are checked
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""TxnOffsetCommit."""
+"""Commit offsets for a group within a transaction.
+
+- v2: leader epoch of the last record
+- v3: flexible; member and generation are checked
+- v4: TRANSACTION_ABORTABLE is possible
+- v5: adds the group to the transaction by itself
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UnregisterBroker."""
+"""Remove a broker from the cluster for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""UpdateFeatures."""
+"""Change the levels of features.
+
+- v1: upgrade types; validation only
+- v2: one result for all features
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UpdateRaftVoter."""
+"""Update the addresses and versions of a voter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Vote."""
+"""Ask for a vote in the quorum.
+
+- v1: ids of voters and directories; the response points to the leader
+- v2: pre-votes, which change nothing
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""WriteShareGroupState."""
+"""Write the state of share partitions.
+
+- v1: how many deliveries are complete
+"""
 
 from __future__ import annotations
 

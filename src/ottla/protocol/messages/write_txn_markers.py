@@ -1,4 +1,8 @@
-"""WriteTxnMarkers."""
+"""Write the markers that end transactions; from the coordinator to the leaders.
+
+- v1: flexible
+- v2: the version of the transaction's protocol
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,150 @@
+"""How an admin request finds the node that answers it, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeVar
+
+from ottla.client.cluster import Cluster
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.schema import Request, Response
+
+__all__ = ["Caller", "HasError", "error_of", "raise_error"]
+
+R = TypeVar("R", bound=Response)
+T = TypeVar("T")
+
+
+class HasError(Protocol):
+    error_code: int
+    error_message: str | None
+
+
+def error_of(result: HasError, subject: str) -> KafkaError | None:
+    """What a result says went wrong with `subject`, in the broker's words where it has some."""
+    if not result.error_code:
+        return None
+    code = ErrorCode.of(result.error_code)
+    return KafkaError(code, f"{subject}: {result.error_message or code.text}")
+
+
+def raise_error(result: HasError, subject: str) -> None:
+    error = error_of(result, subject)
+    if error is not None:
+        raise error
+
+
+class Caller:
+    """Sends to any node, to the controller, or to the leaders of partitions, within one time limit a call."""
+
+    __slots__ = ("cluster", "timeout_ms")
+
+    def __init__(self, cluster: Cluster, timeout_ms: int) -> None:
+        self.cluster = cluster
+        self.timeout_ms = timeout_ms
+
+    async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
+        return await self.cluster.retrying(attempt, timeout_ms=self.timeout_ms, what=what)
+
+    async def any(self, request: Request, response_type: type[R]) -> R:
+        return await self.retrying(
+            lambda: self.cluster.request_any(request, response_type), type(request).__name__
+        )
+
+    async def node(self, node_id: int, request: Request, response_type: type[R]) -> R:
+        if node_id not in self.cluster.view.brokers:
+            await self.cluster.refresh()
+        return await self.cluster.request(node_id, request, response_type)
+
+    async def controller(
+        self, request: Request, response_type: type[R], errors: Callable[[R], Iterable[int]]
+    ) -> R:
+        """To the node that metadata names as the controller, again while the answer says that it is
+        another.
+        """
+
+        async def attempt() -> R:
+            if self.cluster.view.controller_id not in self.cluster.view.brokers:
+                await self.cluster.refresh()
+            controller = self.cluster.view.controller_id
+            if controller in self.cluster.view.brokers:
+                answer = await self.cluster.request(controller, request, response_type)
+            else:
+                answer = await self.cluster.request_any(request, response_type)
+            if ErrorCode.NOT_CONTROLLER in errors(answer):
+                await self.cluster.refresh()
+                raise KafkaError(ErrorCode.NOT_CONTROLLER)
+            return answer
+
+        return await self.retrying(attempt, type(request).__name__)
+
+    async def partitions_of(self, topic: str) -> list[TopicPartition]:
+        """All partitions of a topic that exists; UNKNOWN_TOPIC_OR_PARTITION otherwise."""
+        view = await self.cluster.refresh(topics=[topic])
+        info = view.topics.get(topic)
+        if info is None or info.error:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
+            raise KafkaError(code, f"topic {topic!r}: {code.text}")
+        return [TopicPartition(topic, p.partition) for p in info.partitions]
+
+    async def by_leader(
+        self,
+        partitions: Iterable[TopicPartition],
+        ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, T | KafkaError]]],
+        what: str,
+    ) -> dict[TopicPartition, T | KafkaError]:
+        """Asks each partition's leader, all leaders at once, and again for what failed retriably, after
+        fresh metadata.
+
+        What still fails at the end of the time limit is among the results, as its error.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.timeout_ms / 1000
+        backoff = self.cluster.new_backoff()
+        left = list(dict.fromkeys(partitions))
+        results: dict[TopicPartition, T | KafkaError] = {}
+        if any(self.cluster.view.leader(partition) is None for partition in left):
+            await self.cluster.refresh(topics={p.topic for p in left})
+        while left:
+            leaders: dict[int, list[TopicPartition]] = {}
+            for partition in left:
+                info = self.cluster.view.leader(partition)
+                if info is not None:
+                    leaders.setdefault(info.leader, []).append(partition)
+                else:
+                    results[partition] = self._no_leader(partition)
+            for found in await asyncio.gather(*(_tolerant(ask, n, owned) for n, owned in leaders.items())):
+                results.update(found)
+            left = [p for p in left if isinstance(error := results[p], KafkaError) and error.retriable]
+            wait = backoff.next_ms() / 1000
+            if not left or loop.time() + wait >= deadline:
+                break
+            await asyncio.sleep(wait)
+            await self.cluster.refresh(topics={p.topic for p in left})
+        return results
+
+    def _no_leader(self, partition: TopicPartition) -> KafkaError:
+        topic = self.cluster.view.topics.get(partition.topic)
+        if topic is None or topic.error or partition.partition >= len(topic.partitions):
+            # Not retried: a typing error should be told at once.
+            return _Final(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} does not exist")
+        return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
+
+
+class _Final(KafkaError):
+    @property
+    def retriable(self) -> bool:
+        return False
+
+
+async def _tolerant(
+    ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, T | KafkaError]]],
+    node_id: int,
+    partitions: list[TopicPartition],
+) -> dict[TopicPartition, T | KafkaError]:
+    try:
+        return await ask(node_id, partitions)
+    except KafkaError as error:
+        return dict.fromkeys(partitions, error)

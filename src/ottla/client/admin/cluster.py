@@ -1,0 +1,122 @@
+"""The cluster as a whole: its brokers, its quorum, its features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ottla.client.admin.caller import Caller, raise_error
+from ottla.client.view import Broker
+from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from ottla.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+    DescribeQuorumResponse,
+    ReplicaState,
+)
+from ottla.protocol.messages.update_features import (
+    FeatureUpdateKey,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+
+__all__ = ["ClusterAdmin", "ClusterInfo", "Feature", "Quorum", "UpgradeType"]
+
+METADATA_TOPIC = "__cluster_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[Broker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaState, ...]
+    observers: tuple[ReplicaState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """The range that the broker supports, and the level in force in the cluster (None: not finalized)."""
+
+    min_supported: int
+    max_supported: int
+    finalized: int | None
+
+
+class UpgradeType(IntEnum):
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+class ClusterAdmin:
+    __slots__ = ("_caller",)
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def describe(self) -> ClusterInfo:
+        answer = await self._caller.any(DescribeClusterRequest(), DescribeClusterResponse)
+        raise_error(answer, "cluster")
+        brokers = sorted(answer.brokers, key=lambda broker: broker.broker_id)
+        return ClusterInfo(
+            answer.cluster_id,
+            answer.controller_id,
+            tuple(Broker(b.broker_id, b.host, b.port, b.rack) for b in brokers),
+        )
+
+    async def quorum(self) -> Quorum:
+        """The controllers' quorum, with how far each voter and observer has come."""
+        topic = DescribeQuorumRequestTopicData(
+            topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+        )
+        answer = await self._caller.any(DescribeQuorumRequest(topics=[topic]), DescribeQuorumResponse)
+        raise_error(answer, "quorum")
+        state = answer.topics[0].partitions[0]
+        raise_error(state, "quorum")
+        return Quorum(
+            state.leader_id,
+            state.leader_epoch,
+            state.high_watermark,
+            tuple(state.current_voters),
+            tuple(state.observers),
+        )
+
+    async def features(self) -> dict[str, Feature]:
+        answer = await self._caller.any(ApiVersionsRequest(), ApiVersionsResponse)
+        finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+        return {
+            feature.name: Feature(feature.min_version, feature.max_version, finalized.get(feature.name))
+            for feature in sorted(answer.supported_features, key=lambda feature: feature.name)
+        }
+
+    async def update_features(
+        self,
+        levels: Mapping[str, int],
+        *,
+        upgrade_type: UpgradeType = UpgradeType.UPGRADE,
+        validate_only: bool = False,
+    ) -> None:
+        """Sets features to these levels; 0 removes one."""
+        request = UpdateFeaturesRequest(
+            timeout_ms=self._caller.timeout_ms,
+            feature_updates=[
+                FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
+                for name, level in levels.items()
+            ],
+            validate_only=validate_only,
+        )
+        answer = await self._caller.controller(request, UpdateFeaturesResponse, lambda r: [r.error_code])
+        raise_error(answer, "features")
+        for result in answer.results:
+            raise_error(result, f"feature {result.feature!r}")

@@ -1,0 +1,162 @@
+"""Topics: create, list, describe, grow and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ottla.client.admin.caller import Caller, error_of
+from ottla.client.view import TopicInfo
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from ottla.protocol.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from ottla.protocol.messages.delete_topics import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+
+__all__ = ["NewTopic", "TopicsAdmin"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create. `partitions` and `replication_factor` of -1 take the broker's defaults;
+    `assignments` name the replicas of each partition instead of both.
+    """
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+class TopicsAdmin:
+    __slots__ = ("_caller",)
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def create(
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str | None] | None = None,
+        assignments: Mapping[int, Sequence[int]] | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Creates one topic; TOPIC_ALREADY_EXISTS if there is one of this name."""
+        topic = NewTopic(name, partitions, replication_factor, configs or {}, assignments or {})
+        error = (await self.create_many([topic], validate_only=validate_only))[name]
+        if error is not None:
+            raise error
+
+    async def create_many(
+        self, topics: Iterable[NewTopic], *, validate_only: bool = False
+    ) -> dict[str, KafkaError | None]:
+        request = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=topic.name,
+                    num_partitions=-1 if topic.assignments else topic.partitions,
+                    replication_factor=-1 if topic.assignments else topic.replication_factor,
+                    assignments=[
+                        CreatableReplicaAssignment(partition_index=index, broker_ids=list(brokers))
+                        for index, brokers in topic.assignments.items()
+                    ],
+                    configs=[CreatableTopicConfig(name=n, value=v) for n, v in topic.configs.items()],
+                )
+                for topic in topics
+            ],
+            timeout_ms=self._caller.timeout_ms,
+            validate_only=validate_only,
+        )
+        answer = await self._caller.controller(
+            request, CreateTopicsResponse, lambda r: (topic.error_code for topic in r.topics)
+        )
+        return {result.name: error_of(result, f"topic {result.name!r}") for result in answer.topics}
+
+    async def delete(self, *names: str) -> None:
+        """Deletes topics by name; the first failure is raised after all were tried."""
+        for error in (await self.delete_many(names)).values():
+            if error is not None:
+                raise error
+
+    async def delete_many(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
+        wanted = list(names)
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=name) for name in wanted],
+            topic_names=wanted,
+            timeout_ms=self._caller.timeout_ms,
+        )
+        connection = await self._caller.cluster.any_connection()
+        if connection.version_for(DeleteTopicsRequest) < 6:
+            request.topics = []
+        answer = await self._caller.controller(
+            request, DeleteTopicsResponse, lambda r: (topic.error_code for topic in r.responses)
+        )
+        return {
+            result.name: error_of(result, f"topic {result.name!r}")
+            for result in answer.responses
+            if result.name is not None
+        }
+
+    async def list(self, *, include_internal: bool = False) -> list[TopicInfo]:
+        """All topics by name."""
+        view = await self._caller.cluster.refresh(all_topics=True)
+        return [
+            view.topics[name]
+            for name in sorted(view.topics)
+            if include_internal or not view.topics[name].is_internal
+        ]
+
+    async def describe(self, name: str) -> TopicInfo:
+        """The topic as the cluster knows it now; UNKNOWN_TOPIC_OR_PARTITION if there is none of this name."""
+        info = (await self._caller.cluster.refresh(topics=[name])).topics.get(name)
+        if info is None or info.error:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
+            raise KafkaError(code, f"topic {name!r}: {code.text}")
+        return info
+
+    async def add_partitions(
+        self,
+        name: str,
+        total: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Grows a topic to `total` partitions; `assignments` name the replicas of each new one."""
+        request = CreatePartitionsRequest(
+            topics=[
+                CreatePartitionsTopic(
+                    name=name,
+                    count=total,
+                    assignments=None
+                    if assignments is None
+                    else [CreatePartitionsAssignment(broker_ids=list(ids)) for ids in assignments],
+                )
+            ],
+            timeout_ms=self._caller.timeout_ms,
+            validate_only=validate_only,
+        )
+        answer = await self._caller.controller(
+            request, CreatePartitionsResponse, lambda r: (topic.error_code for topic in r.results)
+        )
+        error = error_of(answer.results[0], f"topic {name!r}")
+        if error is not None:
+            raise error

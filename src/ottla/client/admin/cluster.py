@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ottla import __version__
 from ottla.client.admin.caller import Caller, raise_error
 from ottla.client.view import Broker
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from ottla.protocol.messages.describe_quorum import (
@@ -93,7 +95,10 @@ class ClusterAdmin:
         )
 
     async def features(self) -> dict[str, Feature]:
-        answer = await self._caller.any(ApiVersionsRequest(), ApiVersionsResponse)
+        request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
+        answer = await self._caller.any(request, ApiVersionsResponse)
+        if answer.error_code:
+            raise KafkaError(ErrorCode.of(answer.error_code))
         finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
         return {
             feature.name: Feature(feature.min_version, feature.max_version, finalized.get(feature.name))

@@ -19,6 +19,7 @@ from ottla.log.producer_state_entry import Checks
 from ottla.log.producer_state_snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.control import ControlType
 from ottla.runtime.disk import RealDisk
 
 EXPIRATION_MS = 100
@@ -152,7 +153,7 @@ class ProducerLives(RuleBasedStateMachine):
         aborted = self.state.apply(analyzed)
         self.state.map_end_offset = self.model.end_offset
         marker = logged[1]
-        if marker is None or first is None or marker.is_commit:
+        if marker is None or first is None or marker.type is ControlType.COMMIT:
             assert aborted == []
         else:
             open_txns = [self.model.open_txn(producer_id) for producer_id in (1, 2, 3)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ottla.log.producer_state_entry import EndTxnMarker
+from ottla.records.control import ControlType, EndTransactionMarker
 
 MAX_SEQUENCE = 0x7FFF_FFFF
 
@@ -31,7 +31,7 @@ class FakeBatch:
         return (self.base_sequence + self.count - 1) & MAX_SEQUENCE
 
 
-Logged = tuple[FakeBatch, EndTxnMarker | None]
+Logged = tuple[FakeBatch, EndTransactionMarker | None]
 
 
 def data(
@@ -68,4 +68,4 @@ def end(
     batch = FakeBatch(
         producer_id, epoch, -1, offset, is_transactional=True, is_control=True, max_timestamp=timestamp
     )
-    return batch, EndTxnMarker(commit, coordinator_epoch)
+    return batch, EndTransactionMarker(ControlType.COMMIT if commit else ControlType.ABORT, coordinator_epoch)

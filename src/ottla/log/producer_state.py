@@ -28,7 +28,6 @@ from ottla.log.producer_state_entry import (
     BatchMetadata,
     Checks,
     CompletedTxn,
-    EndTxnMarker,
     LastRecord,
     ProducerAppendInfo,
     ProducerBatch,
@@ -39,6 +38,7 @@ from ottla.log.producer_state_entry import (
 from ottla.log.producer_state_snapshot import CorruptSnapshotError, ProducerSnapshots, encode_snapshot
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID
 
 __all__ = ["LATE_TRANSACTION_BUFFER_MS", "ProducerAppend", "ProducerStateManager"]
@@ -163,7 +163,7 @@ class ProducerStateManager:
 
     def analyze(
         self,
-        batches: Iterable[tuple[ProducerBatch, EndTxnMarker | None]],
+        batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]],
         checks: Checks,
         *,
         guard: VerificationGuard = SENTINEL_GUARD,
@@ -225,7 +225,9 @@ class ProducerStateManager:
             if txn.is_aborted
         ]
 
-    def replay(self, batches: Iterable[tuple[ProducerBatch, EndTxnMarker | None]]) -> list[AbortedTxn]:
+    def replay(
+        self, batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]]
+    ) -> list[AbortedTxn]:
         """Take in batches that are in the log already, in recovery or after a reload."""
         return self.apply(self.analyze(batches, Checks.NONE))
 

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "BatchMetadata",
     "Checks",
     "CompletedTxn",
-    "EndTxnMarker",
     "LastRecord",
     "ProducerAppendInfo",
     "ProducerBatch",
@@ -61,13 +61,6 @@ class ProducerBatch(Protocol):
     def is_transactional(self) -> bool: ...
     @property
     def is_control(self) -> bool: ...
-
-
-class EndTxnMarker(NamedTuple):
-    """The control record that ends a transaction: how, and on the word of which coordinator epoch."""
-
-    is_commit: bool
-    coordinator_epoch: int
 
 
 class BatchMetadata(NamedTuple):
@@ -281,7 +274,7 @@ class ProducerAppendInfo:
             self.started_txns.append(batch.base_offset)
 
     def append_marker(
-        self, batch: ProducerBatch, marker: EndTxnMarker, transaction_version: int | None
+        self, batch: ProducerBatch, marker: EndTransactionMarker, transaction_version: int | None
     ) -> CompletedTxn | None:
         """Take the marker in; None if there was no transaction here for it to end.
 
@@ -300,7 +293,10 @@ class ProducerAppendInfo:
         completed = None
         if self.current_txn_first_offset is not None:
             completed = CompletedTxn(
-                self.producer_id, self.current_txn_first_offset, batch.base_offset, not marker.is_commit
+                self.producer_id,
+                self.current_txn_first_offset,
+                batch.base_offset,
+                marker.type is ControlType.ABORT,
             )
         if batch.producer_epoch != self.producer_epoch:
             self.batches.clear()

@@ -241,23 +241,27 @@ else:
 # POSIX locks belong to the process: a second attempt by the same process would succeed, and closing any
 # descriptor of the file would drop the first. So the process keeps its own table, and nobody opens a file
 # that stands in it.
-_held_locks: set[str] = set()
+_held_locks: set[tuple[int, int]] = set()
 _held_locks_guard = threading.Lock()
 
 
-class _RealLock:
-    __slots__ = ("_fd", "_key")
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    """The file itself, whatever its names; no other gets the same while it is open."""
+    return facts.st_dev, facts.st_ino
 
-    def __init__(self, fd: int, key: str) -> None:
+
+class _RealLock:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._key = key
 
     def release(self) -> None:
         with _held_locks_guard:
             fd, self._fd = self._fd, -1
             if fd >= 0:
+                _held_locks.discard(_identity(os.fstat(fd)))
                 os.close(fd)
-                _held_locks.discard(self._key)
 
 
 class RealDisk:
@@ -321,9 +325,8 @@ class RealDisk:
     def lock(self, path: str) -> Lock:
         # A POSIX lock over the whole file is what Apache Kafka takes on its `.lock`, so the two exclude
         # each other.
-        key = os.path.realpath(path)
         with _held_locks_guard:
-            if key in _held_locks:
+            if os.path.exists(path) and _identity(os.stat(path)) in _held_locks:
                 raise BlockingIOError(errno.EAGAIN, "this process has already locked it", path)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -333,8 +336,8 @@ class RealDisk:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     raise BlockingIOError(errno.EAGAIN, "another process has locked it", path) from None
                 raise OSError(error.errno, error.strerror, path) from None
-            _held_locks.add(key)
-            return _RealLock(fd, key)
+            _held_locks.add(_identity(os.fstat(fd)))
+            return _RealLock(fd)
 
     def usage(self, path: str) -> DiskUsage:
         facts = os.statvfs(path)

@@ -207,6 +207,8 @@ class SimDisk:
             raise os_error(errno.EXDEV, src, dst)
         if isinstance(node, Directory) and _is_inside(target, node):
             raise os_error(errno.EINVAL, src, dst)
+        if isinstance(replaced, Directory) and _is_inside(source, replaced):
+            raise os_error(errno.ENOTEMPTY, src, dst)
         if replaced is node:
             return
         if replaced is not None:

@@ -9,10 +9,11 @@ import pytest
 from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
 
 from ottla.log.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateManager
-from ottla.log.producer_state_entry import SENTINEL_GUARD, Checks, LastRecord
+from ottla.log.producer_state_entry import SENTINEL_GUARD, LastRecord
 from ottla.log.producer_state_snapshot import ProducerSnapshots
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
 
 DAY_MS = 86_400_000
@@ -29,27 +30,33 @@ def snapshots(tmp_path: Path) -> ProducerSnapshots:
 
 
 def append(
-    state: ProducerStateManager, *batches: Logged, checks: Checks = Checks.FULL, version: int | None = None
+    state: ProducerStateManager,
+    *batches: Logged,
+    origin: AppendOrigin = AppendOrigin.CLIENT,
+    version: int | None = None,
 ) -> list[AbortedTxn]:
-    analyzed = state.analyze(batches, checks, transaction_version=version)
+    analyzed = state.analyze(batches, origin, transaction_version=version)
     assert analyzed.duplicate is None
     state.map_end_offset = batches[-1][0].last_offset + 1
     return state.apply(analyzed)
 
 
 def refused(
-    state: ProducerStateManager, *batches: Logged, checks: Checks = Checks.FULL, version: int | None = None
+    state: ProducerStateManager,
+    *batches: Logged,
+    origin: AppendOrigin = AppendOrigin.CLIENT,
+    version: int | None = None,
 ) -> ErrorCode:
     before = state.snapshot()
     with pytest.raises(KafkaError) as error:
-        state.analyze(batches, checks, transaction_version=version)
+        state.analyze(batches, origin, transaction_version=version)
     assert "topic-0" in str(error.value)
     assert state.snapshot() == before
     return error.value.code
 
 
 def commit(state: ProducerStateManager, marker: Logged, *, version: int = 0) -> list[AbortedTxn]:
-    return append(state, marker, checks=Checks.EPOCH, version=version)
+    return append(state, marker, origin=AppendOrigin.COORDINATOR, version=version)
 
 
 # Sequences and duplicates
@@ -73,7 +80,9 @@ def test_a_repetition_is_answered_with_the_first_offsets_and_timestamp(state: Pr
     for i in range(5):
         append(state, data(1, 0, 2 * i, 10 * i, count=2, timestamp=100 + i))
     for i in range(5):
-        duplicate = state.analyze([data(1, 0, 2 * i, 999, count=2, timestamp=7)], Checks.FULL).duplicate
+        duplicate = state.analyze(
+            [data(1, 0, 2 * i, 999, count=2, timestamp=7)], AppendOrigin.CLIENT
+        ).duplicate
         assert duplicate is not None
         assert (duplicate.first_offset, duplicate.last_offset) == (10 * i, 10 * i + 1)
         assert duplicate.timestamp == 100 + i
@@ -83,7 +92,7 @@ def test_only_five_batches_are_remembered(state: ProducerStateManager) -> None:
     for i in range(6):
         append(state, data(1, 0, i, i))
     assert refused(state, data(1, 0, 0, 6)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert state.analyze([data(1, 0, 1, 6)], Checks.FULL).duplicate is not None
+    assert state.analyze([data(1, 0, 1, 6)], AppendOrigin.CLIENT).duplicate is not None
 
 
 def test_part_of_a_known_batch_is_no_duplicate(state: ProducerStateManager) -> None:
@@ -99,7 +108,7 @@ def test_sequences_wrap_to_zero(state: ProducerStateManager) -> None:
     across = data(2, 0, MAX_SEQUENCE, 3, count=3)
     append(state, across)
     assert state.active_producers[2].last_sequence == 1
-    duplicate = state.analyze([data(2, 0, MAX_SEQUENCE, 9, count=3)], Checks.FULL).duplicate
+    duplicate = state.analyze([data(2, 0, MAX_SEQUENCE, 9, count=3)], AppendOrigin.CLIENT).duplicate
     assert duplicate is not None
     assert duplicate.first_offset == 3
     append(state, data(2, 0, 2, 6))
@@ -121,7 +130,9 @@ def test_a_new_epoch_begins_at_zero(state: ProducerStateManager) -> None:
 def test_an_old_epoch_is_fenced(state: ProducerStateManager) -> None:
     append(state, data(1, 3, 0, 0))
     assert refused(state, data(1, 2, 1, 1)) == ErrorCode.INVALID_PRODUCER_EPOCH
-    assert refused(state, data(1, 2, 1, 1), checks=Checks.EPOCH) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert (
+        refused(state, data(1, 2, 1, 1), origin=AppendOrigin.COORDINATOR) == ErrorCode.INVALID_PRODUCER_EPOCH
+    )
 
 
 def test_the_same_sequences_in_another_epoch_are_no_duplicate(state: ProducerStateManager) -> None:
@@ -132,16 +143,16 @@ def test_the_same_sequences_in_another_epoch_are_no_duplicate(state: ProducerSta
 
 def test_a_coordinator_writes_without_sequences(state: ProducerStateManager) -> None:
     for offset in range(3):
-        append(state, data(1, 0, -1, offset, transactional=True), checks=Checks.EPOCH)
+        append(state, data(1, 0, -1, offset, transactional=True), origin=AppendOrigin.COORDINATOR)
     assert state.first_unstable_offset() == 0
 
 
 def test_a_replica_takes_what_the_leader_accepted(
     state: ProducerStateManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    append(state, data(1, 3, 0, 0), checks=Checks.NONE)
+    append(state, data(1, 3, 0, 0), origin=AppendOrigin.REPLICATION)
     with caplog.at_level(logging.WARNING):
-        append(state, data(1, 2, 9, 1), data(1, 2, 20, 2), checks=Checks.NONE)
+        append(state, data(1, 2, 9, 1), data(1, 2, 20, 2), origin=AppendOrigin.REPLICATION)
     assert "epoch 2" in caplog.text
     assert state.active_producers[1].producer_epoch == 2
 
@@ -200,7 +211,7 @@ def test_one_append_may_hold_the_end_of_one_transaction_and_the_begin_of_the_nex
         end(1, 0, 1, commit=False),
         data(1, 0, 1, 2, transactional=True),
         data(2, 0, 0, 3, transactional=True),
-        checks=Checks.NONE,
+        origin=AppendOrigin.REPLICATION,
     )
     assert aborted == [AbortedTxn(1, 0, 1, 2)]
     assert state.first_undecided_offset() == 2
@@ -241,22 +252,27 @@ def test_a_fenced_coordinator_cannot_end_a_transaction(state: ProducerStateManag
     commit(state, end(1, 0, 1, coordinator_epoch=5))
     append(state, data(1, 0, 1, 2, transactional=True))
     marker = end(1, 0, 3, coordinator_epoch=4)
-    assert refused(state, marker, checks=Checks.EPOCH, version=1) == ErrorCode.TRANSACTION_COORDINATOR_FENCED
-    append(state, marker, checks=Checks.NONE)
+    assert (
+        refused(state, marker, origin=AppendOrigin.COORDINATOR, version=1)
+        == ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    )
+    append(state, marker, origin=AppendOrigin.REPLICATION)
     assert state.first_undecided_offset() is None
 
 
 def test_an_old_marker_is_refused_under_both_transaction_versions(state: ProducerStateManager) -> None:
     append(state, data(1, 5, 0, 0, transactional=True))
     for version in (0, 1, 2):
-        code = refused(state, end(1, 4, 1), checks=Checks.EPOCH, version=version)
+        code = refused(state, end(1, 4, 1), origin=AppendOrigin.COORDINATOR, version=version)
         assert code == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
 def test_version_2_ends_a_transaction_only_with_a_higher_epoch(state: ProducerStateManager) -> None:
     append(state, data(1, 5, 0, 0, transactional=True))
     late = end(1, 5, 1)
-    assert refused(state, late, checks=Checks.EPOCH, version=2) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert (
+        refused(state, late, origin=AppendOrigin.COORDINATOR, version=2) == ErrorCode.INVALID_PRODUCER_EPOCH
+    )
     commit(state, end(1, 6, 1), version=2)
     assert state.first_undecided_offset() is None
 
@@ -268,20 +284,21 @@ def test_version_2_lets_a_marker_be_repeated_once_the_transaction_has_ended(
     commit(state, end(1, 6, 1), version=2)
     assert commit(state, end(1, 6, 2), version=2) == []
     append(state, data(1, 6, 0, 3, transactional=True))
-    assert refused(state, end(1, 6, 4), checks=Checks.EPOCH, version=2) == ErrorCode.INVALID_PRODUCER_EPOCH, (
-        "the next transaction has begun, so it is late"
-    )
+    assert (
+        refused(state, end(1, 6, 4), origin=AppendOrigin.COORDINATOR, version=2)
+        == ErrorCode.INVALID_PRODUCER_EPOCH
+    ), "the next transaction has begun, so it is late"
 
 
 def test_a_marker_from_a_coordinator_must_say_its_version(state: ProducerStateManager) -> None:
     with pytest.raises(ValueError, match="version"):
-        state.analyze([end(1, 0, 0)], Checks.EPOCH)
+        state.analyze([end(1, 0, 0)], AppendOrigin.COORDINATOR)
 
 
 def test_a_control_batch_emptied_by_compaction_changes_nothing(state: ProducerStateManager) -> None:
     append(state, data(1, 0, 0, 0, transactional=True))
     batch, _ = end(1, 0, 1)
-    append(state, (batch, None), checks=Checks.NONE)
+    append(state, (batch, None), origin=AppendOrigin.REPLICATION)
     assert state.first_undecided_offset() == 0
 
 
@@ -318,8 +335,8 @@ def test_the_first_batch_of_a_transaction_needs_the_guard_of_its_verification(
     other = start_verification(verifying, 2, 0, 0)
     assert refused(verifying, first) == ErrorCode.INVALID_TXN_STATE
     with pytest.raises(KafkaError):
-        verifying.analyze([first], Checks.FULL, guard=other)
-    verifying.apply(verifying.analyze([first], Checks.FULL, guard=guard))
+        verifying.analyze([first], AppendOrigin.CLIENT, guard=other)
+    verifying.apply(verifying.analyze([first], AppendOrigin.CLIENT, guard=guard))
     assert verifying.verification_entry(1) is None
     append(verifying, data(1, 0, 1, 1, transactional=True))
     assert start_verification(verifying, 1, 2, 0) is SENTINEL_GUARD
@@ -335,7 +352,7 @@ def test_a_marker_between_verification_and_append_makes_the_guard_void(
     guard = start_verification(verifying, 1, 0, 0)
     commit(verifying, end(1, 0, 0, commit=False), version=1)
     with pytest.raises(KafkaError) as error:
-        verifying.analyze([data(1, 0, 0, 1, transactional=True)], Checks.FULL, guard=guard)
+        verifying.analyze([data(1, 0, 0, 1, transactional=True)], AppendOrigin.CLIENT, guard=guard)
     assert error.value.code == ErrorCode.INVALID_TXN_STATE
     again = start_verification(verifying, 1, 0, 0)
     assert again is not guard
@@ -346,11 +363,13 @@ def test_with_version_2_the_marker_of_the_last_transaction_keeps_the_guard_of_th
 ) -> None:
     guard = start_verification(verifying, 1, 0, 1, bump=True)
     commit(verifying, end(1, 1, 0), version=2)
-    verifying.apply(verifying.analyze([data(1, 1, 0, 1, transactional=True)], Checks.FULL, guard=guard))
+    verifying.apply(
+        verifying.analyze([data(1, 1, 0, 1, transactional=True)], AppendOrigin.CLIENT, guard=guard)
+    )
     stale = start_verification(verifying, 2, 0, 0, bump=True)
     commit(verifying, end(2, 1, 2), version=2)
     with pytest.raises(KafkaError):
-        verifying.analyze([data(2, 1, 0, 3, transactional=True)], Checks.FULL, guard=stale)
+        verifying.analyze([data(2, 1, 0, 3, transactional=True)], AppendOrigin.CLIENT, guard=stale)
 
 
 def test_a_higher_sequence_waits_for_the_lowest_one_being_verified(verifying: ProducerStateManager) -> None:
@@ -358,9 +377,11 @@ def test_a_higher_sequence_waits_for_the_lowest_one_being_verified(verifying: Pr
     guard = start_verification(verifying, 1, 0, 0)
     start_verification(verifying, 1, 9, 0)
     with pytest.raises(KafkaError) as error:
-        verifying.analyze([data(1, 0, 4, 0, transactional=True)], Checks.FULL, guard=guard)
+        verifying.analyze([data(1, 0, 4, 0, transactional=True)], AppendOrigin.CLIENT, guard=guard)
     assert error.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    verifying.apply(verifying.analyze([data(1, 0, 0, 0, transactional=True)], Checks.FULL, guard=guard))
+    verifying.apply(
+        verifying.analyze([data(1, 0, 0, 0, transactional=True)], AppendOrigin.CLIENT, guard=guard)
+    )
 
 
 def test_a_new_epoch_forgets_the_sequences_of_the_old_verification(verifying: ProducerStateManager) -> None:
@@ -375,10 +396,10 @@ def test_a_new_epoch_forgets_the_sequences_of_the_old_verification(verifying: Pr
 def test_with_version_2_an_unknown_producer_begins_at_zero(verifying: ProducerStateManager) -> None:
     guard = start_verification(verifying, 1, 3, 0, bump=True)
     with pytest.raises(KafkaError) as error:
-        verifying.analyze([data(1, 0, 3, 0, transactional=True)], Checks.FULL, guard=guard)
+        verifying.analyze([data(1, 0, 3, 0, transactional=True)], AppendOrigin.CLIENT, guard=guard)
     assert error.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     old = start_verification(verifying, 2, 3, 0)
-    verifying.apply(verifying.analyze([data(2, 0, 3, 0, transactional=True)], Checks.FULL, guard=old))
+    verifying.apply(verifying.analyze([data(2, 0, 3, 0, transactional=True)], AppendOrigin.CLIENT, guard=old))
 
 
 def test_a_fenced_producer_is_refused_before_it_is_verified(verifying: ProducerStateManager) -> None:
@@ -396,7 +417,7 @@ def test_two_batches_of_one_verified_append_are_checked_against_each_other(
 ) -> None:
     guard = start_verification(verifying, 1, 0, 0, bump=True)
     batches = [data(1, 0, 0, 0, count=5, transactional=True), data(1, 0, 5, 5, transactional=True)]
-    verifying.apply(verifying.analyze(batches, Checks.FULL, guard=guard))
+    verifying.apply(verifying.analyze(batches, AppendOrigin.CLIENT, guard=guard))
     assert verifying.active_producers[1].last_sequence == 5
 
 
@@ -447,14 +468,14 @@ def test_a_reload_brings_back_the_state_of_the_newest_snapshot_in_range(
     append(state, data(2, 3, 0, 2, transactional=True, timestamp=60))
     state.take_snapshot(snapshots)
     append(state, data(1, 0, 2, 3, timestamp=70))
-    append(state, end(2, 3, 4, timestamp=70), checks=Checks.EPOCH, version=0)
+    append(state, end(2, 3, 4, timestamp=70), origin=AppendOrigin.COORDINATOR, version=0)
     state.take_snapshot(snapshots)
     state.truncate_and_reload(snapshots, 0, 4, now_ms=100)
     assert snapshots.offsets == (3,)
     assert state.map_end_offset == 3
     assert state.active_producers[1].last_data_offset == 1
     assert state.first_unstable_offset() == state.first_undecided_offset() == 2
-    duplicate = state.analyze([data(1, 0, 0, 9, count=2)], Checks.FULL).duplicate
+    duplicate = state.analyze([data(1, 0, 0, 9, count=2)], AppendOrigin.CLIENT).duplicate
     assert duplicate is not None
     assert (duplicate.first_offset, duplicate.timestamp) == (0, 50)
 

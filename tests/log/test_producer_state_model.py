@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
 
 from ottla.log.producer_state import ProducerAppend, ProducerStateManager
-from ottla.log.producer_state_entry import Checks
 from ottla.log.producer_state_snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType
+from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
 
 EXPIRATION_MS = 100
@@ -137,9 +137,9 @@ class ProducerLives(RuleBasedStateMachine):
             "topic-0", producer_id_expiration_ms=EXPIRATION_MS, transaction_verification=False
         )
 
-    def take_in(self, logged: Logged, checks: Checks, expected: ErrorCode, version: int | None) -> None:
+    def take_in(self, logged: Logged, origin: AppendOrigin, expected: ErrorCode, version: int | None) -> None:
         try:
-            analyzed = self.state.analyze([logged], checks, transaction_version=version)
+            analyzed = self.state.analyze([logged], origin, transaction_version=version)
         except KafkaError as error:
             analyzed, verdict = ProducerAppend(), error.code
         else:
@@ -197,7 +197,7 @@ class ProducerLives(RuleBasedStateMachine):
         ):
             return  # the rule `repeat` is about these
         self.take_in(
-            logged, Checks.FULL, model.data_verdict(producer_id, epoch, sequence, transactional), None
+            logged, AppendOrigin.CLIENT, model.data_verdict(producer_id, epoch, sequence, transactional), None
         )
 
     @rule(producer_id=PRODUCERS, back=st.integers(0, 7))
@@ -210,7 +210,7 @@ class ProducerLives(RuleBasedStateMachine):
             producer_id, old.producer_epoch, old.base_sequence, self.model.end_offset, count=old.count
         )
         try:
-            duplicate = self.state.analyze([again], Checks.FULL).duplicate
+            duplicate = self.state.analyze([again], AppendOrigin.CLIENT).duplicate
         except KafkaError:
             assert back > 0, "the last batch is always recognised, also after a reload"
             return
@@ -242,7 +242,7 @@ class ProducerLives(RuleBasedStateMachine):
             timestamp=self.now_ms,
         )
         verdict = model.marker_verdict(producer_id, epoch, coordinator_epoch, version)
-        self.take_in(marker, Checks.EPOCH, verdict, version)
+        self.take_in(marker, AppendOrigin.COORDINATOR, verdict, version)
 
     @rule(to=st.floats(0, 1))
     def replicate(self, to: float) -> None:

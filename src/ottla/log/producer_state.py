@@ -26,7 +26,6 @@ from types import MappingProxyType
 from ottla.log.producer_state_entry import (
     SENTINEL_GUARD,
     BatchMetadata,
-    Checks,
     CompletedTxn,
     LastRecord,
     ProducerAppendInfo,
@@ -40,6 +39,7 @@ from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID
+from ottla.records.validation import AppendOrigin
 
 __all__ = ["LATE_TRANSACTION_BUFFER_MS", "ProducerAppend", "ProducerStateManager"]
 
@@ -164,7 +164,7 @@ class ProducerStateManager:
     def analyze(
         self,
         batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]],
-        checks: Checks,
+        origin: AppendOrigin,
         *,
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
@@ -179,16 +179,16 @@ class ProducerStateManager:
             producer_id = batch.producer_id
             if producer_id == NO_PRODUCER_ID:
                 continue
-            if checks is Checks.FULL:
+            if origin is AppendOrigin.CLIENT:
                 known = self._producers.get(producer_id)
                 duplicate = known.find_duplicate(batch) if known is not None else None
                 if duplicate is not None:
                     return ProducerAppend(duplicate=duplicate)
-            if checks is not Checks.NONE and batch.is_transactional and not batch.is_control:
+            if origin is not AppendOrigin.REPLICATION and batch.is_transactional and not batch.is_control:
                 self._check_verified(batch, guard)
             info = append.updated.get(producer_id)
             if info is None:
-                info = append.updated[producer_id] = self._prepare(producer_id, checks)
+                info = append.updated[producer_id] = self._prepare(producer_id, origin)
             if not batch.is_control:
                 info.append_data(batch)
             elif marker is not None:
@@ -229,11 +229,11 @@ class ProducerStateManager:
         self, batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]]
     ) -> list[AbortedTxn]:
         """Take in batches that are in the log already, in recovery or after a reload."""
-        return self.apply(self.analyze(batches, Checks.NONE))
+        return self.apply(self.analyze(batches, AppendOrigin.REPLICATION))
 
-    def _prepare(self, producer_id: int, checks: Checks) -> ProducerAppendInfo:
+    def _prepare(self, producer_id: int, origin: AppendOrigin) -> ProducerAppendInfo:
         entry = self._producers.get(producer_id) or ProducerStateEntry(producer_id)
-        return ProducerAppendInfo(self._partition, entry, checks, self._verifications.get(producer_id))
+        return ProducerAppendInfo(self._partition, entry, origin, self._verifications.get(producer_id))
 
     def _check_not_fenced(self, producer_id: int, epoch: int) -> None:
         entry = self._producers.get(producer_id)

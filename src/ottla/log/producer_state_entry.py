@@ -14,17 +14,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from enum import Enum
 from typing import NamedTuple, Protocol
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
+from ottla.records.validation import AppendOrigin
 
 __all__ = [
     "SENTINEL_GUARD",
     "BatchMetadata",
-    "Checks",
     "CompletedTxn",
     "LastRecord",
     "ProducerAppendInfo",
@@ -207,20 +206,16 @@ class ProducerStateEntry:
         )
 
 
-class Checks(Enum):
-    """How far a batch is checked; it follows from where the append comes from."""
-
-    FULL = "a client: epoch and sequence"
-    EPOCH = "a coordinator: its batches carry no sequence"
-    NONE = "replication or recovery: the leader has checked"
-
-
 class ProducerAppendInfo:
-    """What one append changes in the state of one producer."""
+    """What one append changes in the state of one producer.
+
+    How far a batch is checked follows from where it comes from: epoch and sequence of a client's, the epoch
+    of a coordinator's, which carry no sequence, and nothing of what a leader has accepted.
+    """
 
     __slots__ = (
         "_base",
-        "_checks",
+        "_origin",
         "_partition",
         "_verification",
         "batches",
@@ -236,12 +231,12 @@ class ProducerAppendInfo:
         self,
         partition: str,
         entry: ProducerStateEntry,
-        checks: Checks,
+        origin: AppendOrigin,
         verification: VerificationStateEntry | None,
     ) -> None:
         self._partition = partition
         self._base = entry
-        self._checks = checks
+        self._origin = origin
         self._verification = verification
         self.producer_id = entry.producer_id
         self.producer_epoch = entry.producer_epoch
@@ -254,7 +249,7 @@ class ProducerAppendInfo:
     def append_data(self, batch: ProducerBatch) -> None:
         epoch = batch.producer_epoch
         self._check_epoch(batch, must_exceed=False)
-        if self._checks is Checks.FULL:
+        if self._origin is AppendOrigin.CLIENT:
             self._check_sequence(batch)
             self._verification = None  # it was about the first batch of the transaction
         if self.current_txn_first_offset is not None and not batch.is_transactional:
@@ -281,7 +276,7 @@ class ProducerAppendInfo:
         From version 2 on the coordinator raises the epoch with every end of a transaction, so a marker that
         does not exceed the known epoch belongs to an earlier transaction and must not end this one.
         """
-        if transaction_version is None and self._checks is not Checks.NONE:
+        if transaction_version is None and self._origin is not AppendOrigin.REPLICATION:
             raise ValueError(f"{self._where(batch)}: a marker needs the version of its transaction")
         self._check_epoch(batch, must_exceed=(transaction_version or 0) >= 2)
         if marker.coordinator_epoch < self.coordinator_epoch:
@@ -369,7 +364,7 @@ class ProducerAppendInfo:
             )
 
     def _refuse(self, code: ErrorCode, message: str) -> None:
-        if self._checks is not Checks.NONE:
+        if self._origin is not AppendOrigin.REPLICATION:
             raise KafkaError(code, message)
         _log.warning("%s (taken over, as the leader has accepted it)", message)
 

@@ -16,7 +16,15 @@ import struct
 from typing import Any
 
 from ottla.protocol.errors import MalformedMessage
-from ottla.protocol.primitives import FORMATS, MAX_STRING_BYTES, fixed_size, read_uvarint_rest
+from ottla.protocol.primitives import (
+    FORMATS,
+    MAX_STRING_BYTES,
+    SHORT_ARRAY,
+    fixed_size,
+    read_uvarint,
+    read_uvarint_rest,
+    short_array_unpackers,
+)
 from ottla.protocol.schema import Buffer, Decoder, Field, Message, Struct, is_shareable, shared_default
 
 
@@ -49,6 +57,8 @@ class _Compiler:
             "long_string": _long_string,
             "large_count": _large_count,
             "wrong_tag_size": _wrong_tag_size,
+            "tag_head": _tag_head,
+            "unknown_tags": _unknown_tags,
             "view": _view,
         }
 
@@ -179,15 +189,23 @@ class _Compiler:
         count = f"c{depth}"
         self.emit(f"{count} = {size}{shift}")
         assert field.item is not None
+        if field.item == "uuid":
+            self.emit(
+                f"if {count} * 16 > end - p: large_count({field.name!r}, {count}, end - p)",
+                f"{place} = [bytes(data[i:i + 16]) for i in range(p, p + {count} * 16, 16)]",
+                f"p += {count} * 16",
+            )
+            return
         if field.item in FORMATS:
-            width = fixed_size(field.item)
-            code = FORMATS[field.item]
-            self.emit(f"if {count} * {width} > end - p: large_count({field.name!r}, {count}, end - p)")
-            if field.item == "uuid":
-                self.emit(f"{place} = [bytes(data[i:i + 16]) for i in range(p, p + {count} * 16, 16)]")
-            else:
-                self.emit(f"{place} = list(unpack_array(f'>{{{count}}}{code}', data, p))")
-            self.emit(f"p += {count} * {width}")
+            width, code = fixed_size(field.item), FORMATS[field.item]
+            self.names.setdefault(f"read_array_{code}", short_array_unpackers(code))
+            self.emit(
+                f"if {count} < {SHORT_ARRAY}: {place} = list(read_array_{code}[{count}](data, p))",
+                "else:",
+                f"    if {count} * {width} > end - p: large_count({field.name!r}, {count}, end - p)",
+                f"    {place} = list(unpack_array(f'>{{{count}}}{code}', data, p))",
+                f"p += {count} * {width}",
+            )
             return
         items, item = f"l{depth}", f"o{depth + 1}"
         least = max(1, self.least_size(field.item, field.struct))
@@ -225,6 +243,9 @@ class _Compiler:
     def read_tags(self, tagged: list[Field], target: str, depth: int) -> None:
         count, tag, stop = f"t{depth}", f"g{depth}", f"z{depth}"
         self.fixed("B", count)
+        if not tagged:
+            self.emit(f"if {count}: {target}.unknown_tags, p = unknown_tags(data, p, {count})")
+            return
         self.emit(f"if {count}:")
         self.indent += 1
         self.emit(
@@ -232,9 +253,7 @@ class _Compiler:
             f"for _ in range({count}):",
         )
         self.indent += 1
-        self.uvarint(tag)
-        self.uvarint(stop)
-        self.emit(f"if {stop} > end - p: short('tagged field', {stop}, end - p)", f"{stop} += p")
+        self.emit(f"{tag}, {stop}, p = tag_head(data, p)")
         branch = "if"
         for field in tagged:
             self.emit(f"{branch} {tag} == {field.tag}:")
@@ -243,15 +262,13 @@ class _Compiler:
             self.read_field(field, f"{target}.{field.name}", depth)
             self.emit(f"if p != {stop}: wrong_tag_size({field.name!r})")
             self.indent -= 1
-        if tagged:
-            self.emit("else:")
-            self.indent += 1
         self.emit(
-            f"if {target}.unknown_tags is None: {target}.unknown_tags = {{}}",
-            f"{target}.unknown_tags[{tag}] = bytes(data[p:{stop}])",
-            f"p = {stop}",
+            "else:",
+            f"    if {target}.unknown_tags is None: {target}.unknown_tags = {{}}",
+            f"    {target}.unknown_tags[{tag}] = bytes(data[p:{stop}])",
+            f"    p = {stop}",
         )
-        self.indent -= 3 if tagged else 2
+        self.indent -= 2
 
     def least_size(self, kind: str, cls: type[Struct] | None) -> int:
         """The fewest bytes that an element can have in this version."""
@@ -269,6 +286,28 @@ class _Compiler:
                     else (self.least_size(field.kind, field.struct))
                 )
         return size
+
+
+def _tag_head(data: Buffer, position: int) -> tuple[int, int, int]:
+    """The tag of the tagged field that begins here, where it ends, and where its value begins."""
+    tag, position = read_uvarint(data, position)
+    size, position = read_uvarint(data, position)
+    if size > len(data) - position:
+        _short(f"tagged field {tag}", size, len(data) - position)
+    return tag, position + size, position
+
+
+def _unknown_tags(data: Buffer, position: int, first: int) -> tuple[dict[int, bytes], int]:
+    """All tagged fields of a struct that knows none; `first` is the first byte of their count."""
+    count = first
+    if first > 127:
+        count, position = read_uvarint_rest(data, position, first)
+    tags = {}
+    for _ in range(count):
+        tag, stop, position = _tag_head(data, position)
+        tags[tag] = bytes(data[position:stop])
+        position = stop
+    return tags, position
 
 
 def _view(data: Buffer) -> memoryview:

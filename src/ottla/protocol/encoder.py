@@ -9,10 +9,19 @@ differs from its default, and null is refused where the version has no null.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ottla.protocol.errors import UnsupportedVersion
-from ottla.protocol.primitives import FORMATS, MAX_STRING_BYTES, SHORT_UVARINTS, uvarint
+from ottla.protocol.primitives import (
+    FORMATS,
+    MAX_STRING_BYTES,
+    SHORT_ARRAY,
+    SHORT_UVARINTS,
+    short_array_packers,
+    uvarint,
+)
 from ottla.protocol.schema import Encoder, Field, Message, Struct
 
 
@@ -51,18 +60,21 @@ class _Compiler:
         raise UnsupportedVersion(f"{self.cls.__name__} v{self.version}: {field} must not be null")
 
     def absent(self, field: str, value: object) -> NoReturn:
-        raise UnsupportedVersion(
-            f"{self.cls.__name__} v{self.version} has no {field}, which is set to {value!r}"
-        )
+        raise UnsupportedVersion(f"{self.cls.__name__} v{self.version} has no {field}, which is {value!r}")
 
     def source(self) -> str:
         self.write_struct(self.cls, "o0", 0)
         self.flush()
         return "\n".join(["def encode(o0, w):", *self.lines, "    return None"])
 
-    def emit(self, *lines: str) -> None:
-        self.flush()
+    def line(self, *lines: str) -> None:
+        """Write lines that append no part, so that pending values may go on waiting."""
         self.lines += ["    " * self.indent + line for line in lines]
+
+    def part(self, expression: str) -> None:
+        """Append a part, after the pending values."""
+        self.flush()
+        self.line(f"{self.writer}({expression})")
 
     def bind(self, prefix: str, value: object) -> str:
         """A global name of the function for this object."""
@@ -73,20 +85,29 @@ class _Compiler:
     def fixed(self, code: str, value: str) -> None:
         self.pending.append((code, value))
 
-    def packed(self, pending: list[tuple[str, str]], end: str = "") -> str:
-        """The expression that packs these values, with `end` after the last of the codes."""
-        codes = "".join(code for code, _ in pending) + end
-        if codes == "x":
-            return "b'\\0'"
-        function = "pack_" + codes.replace("?", "t")
-        self.names.setdefault(function, struct.Struct(">" + codes).pack)
-        return f"{function}({', '.join(value for _, value in pending)})"
-
     def flush(self) -> None:
         """Write the pending fixed-size values as one part."""
-        if self.pending:
-            pending, self.pending = self.pending, []
-            self.emit(f"{self.writer}({self.packed(pending)})")
+        pending, self.pending = self.pending, []
+        if pending:
+            codes = "".join(code for code, _ in pending)
+            values = ", ".join(value for _, value in pending if value)
+            function = "pack_" + codes.replace("?", "t")
+            self.names.setdefault(function, struct.Struct(">" + codes).pack)
+            expression = f"{function}({values})" if values else repr(bytes(len(codes)))
+            self.line(f"{self.writer}({expression})")
+
+    def zero(self) -> None:
+        """Write a zero byte."""
+        self.fixed("x", "")
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Lines under a condition or in a loop; what waits at the end of the block is written in it."""
+        self.line(head)
+        self.indent += 1
+        yield
+        self.flush()
+        self.indent -= 1
 
     def write_struct(self, cls: type[Struct], source: str, depth: int) -> None:
         tagged = []
@@ -94,7 +115,7 @@ class _Compiler:
             value = f"{source}.{field.name}"
             if not field.in_version(self.version):
                 if not field.ignorable:
-                    self.emit(f"if {self.differs(field, value)}: absent({field.name!r}, {value})")
+                    self.line(f"if {self.differs(field, value)}: absent({field.name!r}, {value})")
             elif field.tag is not None:
                 tagged.append(field)
             else:
@@ -119,117 +140,108 @@ class _Compiler:
     def write_field(self, field: Field, value: str, depth: int) -> None:
         if field.kind in FORMATS:
             self.fixed(FORMATS[field.kind], value)
-            return
-        nullable = field.nullable_in(self.version)
-        if field.kind == "struct":
-            self.write_nested(field, value, nullable, depth)
-            return
-        compact = self.flexible and field.flexible
-        name = f"v{depth}"
-        self.emit(f"{name} = {value}", f"if {name} is None:")
-        self.indent += 1
-        if not nullable:
-            self.emit(f"null({field.name!r})")
-        elif compact:
-            self.emit(f"{self.writer}(b'\\0')")
+        elif field.kind == "struct":
+            assert field.struct is not None
+            item = f"o{depth + 1}"
+            self.line(f"{item} = {value}")
+            # A tagged struct has a varint before it, others a signed byte: 0 and -1 are their nulls.
+            with self.unless_null(field, item, ("b", "-1") if field.tag is None else ("x", "")) as nullable:
+                if nullable:
+                    self.fixed("b", "1")
+                self.write_struct(field.struct, item, depth + 1)
         else:
-            self.fixed("h" if field.kind == "string" else "i", "-1")
-            self.flush()
-        self.indent -= 1
-        if nullable:
-            self.emit("else:")
-            self.indent += 1
-        if field.kind == "array":
-            self.write_array(field, name, compact, depth)
-        else:
-            self.write_sized(field, name, compact)
-        if nullable:
-            self.indent -= 1
+            compact = self.flexible and field.flexible
+            name = f"v{depth}"
+            self.line(f"{name} = {value}")
+            code = "h" if field.kind == "string" else "i"
+            with self.unless_null(field, name, ("x", "") if compact else (code, "-1")):
+                if field.kind == "array":
+                    self.write_array(field, name, compact, depth)
+                else:
+                    self.write_sized(field, name, code, compact)
 
-    def size(self, name: str, code: str, compact: bool) -> None:
-        if compact:
-            self.emit(
-                f"n = len({name}) + 1",
-                f"{self.writer}(short_uvarint[n] if n < {len(SHORT_UVARINTS)} else uvarint(n))",
-            )
-        else:
+    @contextmanager
+    def unless_null(self, field: Field, name: str, null: tuple[str, str]) -> Iterator[bool]:
+        """Writes null as `null`, or an error where the version has none; in the block, any other value."""
+        if not field.nullable_in(self.version):
+            self.line(f"if {name} is None: null({field.name!r})")
+            yield False
+            return
+        waiting = list(self.pending)
+        with self.block(f"if {name} is None:"):
+            self.fixed(*null)
+        self.pending = waiting
+        with self.block("else:"):
+            yield True
+
+    def write_size(self, name: str, code: str, compact: bool) -> None:
+        if not compact:
             self.fixed(code, f"len({name})")
-            self.flush()
+            return
+        self.line(f"n = len({name}) + 1")
+        if not self.pending:
+            self.part(f"short_uvarint[n] if n < {len(SHORT_UVARINTS)} else uvarint(n)")
+            return
+        waiting = list(self.pending)
+        with self.block("if n < 128:"):
+            self.fixed("B", "n")
+        self.pending = waiting
+        with self.block("else:"):
+            self.part("uvarint(n)")
 
-    def write_sized(self, field: Field, name: str, compact: bool) -> None:
+    def write_sized(self, field: Field, name: str, code: str, compact: bool) -> None:
         if field.kind == "string":
-            self.emit(
+            self.line(
                 f"{name} = {name}.encode()",
                 f"if len({name}) > {MAX_STRING_BYTES}: long_string({field.name!r}, len({name}))",
             )
-        self.size(name, "h" if field.kind == "string" else "i", compact)
-        self.emit(f"{self.writer}({name})")
+        self.write_size(name, code, compact)
+        self.part(name)
 
     def write_array(self, field: Field, name: str, compact: bool, depth: int) -> None:
-        self.size(name, "i", compact)
         assert field.item is not None
-        if field.item == "uuid":
-            self.emit(f"for i{depth} in {name}: {self.writer}({self.packed([('16s', f'i{depth}')])})")
-        elif field.item in FORMATS:
-            self.emit(f"{self.writer}(pack(f'>{{len({name})}}{FORMATS[field.item]}', *{name}))")
-        else:
-            item = f"o{depth + 1}"
-            self.emit(f"for {item} in {name}:")
-            self.indent += 1
+        if field.item in FORMATS and field.item != "uuid":
+            code = FORMATS[field.item]
+            table = f"pack_{'B' if compact else 'i'}_{code}"
+            self.names.setdefault(table, short_array_packers(code, "B" if compact else "i"))
+            self.line(f"n = len({name})")
+            shift = " + 1" if compact else ""
+            size = "uvarint(n + 1)" if compact else "pack('>i', n)"
+            short = f"{table}[n](n{shift}, *{name})"
+            self.part(f"{short} if n < {SHORT_ARRAY} else {size} + pack(f'>{{n}}{code}', *{name})")
+            return
+        self.write_size(name, "i", compact)
+        self.flush()
+        item = f"o{depth + 1}"
+        with self.block(f"for {item} in {name}:"):
             if field.struct is not None:
                 self.write_struct(field.struct, item, depth + 1)
             else:
                 element = Field(field.item, None)
                 element.name = field.name
                 self.write_field(element, item, depth + 1)
-            self.flush()
-            self.indent -= 1
-
-    def write_nested(self, field: Field, value: str, nullable: bool, depth: int) -> None:
-        assert field.struct is not None
-        item = f"o{depth + 1}"
-        self.emit(f"{item} = {value}", f"if {item} is None:")
-        self.indent += 1
-        if nullable:
-            # A tagged struct has a varint before it, others a signed byte: 0 and -1 are their nulls.
-            self.fixed("b", "-1" if field.tag is None else "0")
-            self.flush()
-        else:
-            self.emit(f"null({field.name!r})")
-        self.indent -= 1
-        if nullable:
-            self.emit("else:")
-            self.indent += 1
-            self.fixed("b", "1")
-        self.write_struct(field.struct, item, depth + 1)
-        if nullable:
-            self.flush()
-            self.indent -= 1
 
     def write_tags(self, tagged: list[Field], source: str, depth: int) -> None:
-        unknown = f"{source}.unknown_tags"
-        if not tagged:
-            pending, self.pending = self.pending, []
-            self.emit(f"if not {unknown}: {self.writer}({self.packed(pending, 'x')})", "else:")
-            self.indent += 1
-            self.pending = pending
-            self.emit(f"write_tags({self.writer}, {unknown})")
-            self.indent -= 1
-            return
         tags, parts = f"t{depth}", f"p{depth}"
-        self.emit(f"{tags} = dict({unknown}) if {unknown} else {{}}")
+        self.line(f"{tags} = {source}.unknown_tags")
+        waiting, self.pending = self.pending, []
         outer = self.writer
         for field in tagged:
             value = f"{source}.{field.name}"
-            self.emit(f"if {self.differs(field, value)}:")
-            self.indent += 1
-            self.emit(f"{parts} = []")
-            self.writer = f"{parts}.append"
-            self.write_field(field, value, depth)
-            self.emit(f"{tags}[{field.tag}] = join({parts})")
-            self.writer = outer
-            self.indent -= 1
-        self.emit(f"if {tags}: write_tags({self.writer}, {tags})", f"else: {self.writer}(b'\\0')")
+            with self.block(f"if {self.differs(field, value)}:"):
+                self.line(f"{parts} = []")
+                self.writer = f"{parts}.append"
+                self.write_field(field, value, depth)
+                self.flush()
+                self.line(f"{tags} = {{**({tags} or {{}}), {field.tag}: join({parts})}}")
+                self.writer = outer
+        self.pending = list(waiting)
+        with self.block(f"if not {tags}:"):
+            self.zero()
+        self.pending = waiting
+        with self.block("else:"):
+            self.flush()
+            self.line(f"write_tags({self.writer}, {tags})")
 
 
 def _write_tags(write: Any, tags: dict[int, bytes]) -> None:

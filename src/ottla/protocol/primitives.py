@@ -7,7 +7,9 @@ the unsigned ones of flexible versions (lengths and counts plus one, tags) and t
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
 
 from ottla.protocol.errors import MalformedMessage
 
@@ -30,6 +32,22 @@ MAX_INT32: Final = 2**31 - 1
 SHORT_UVARINTS: Final = [bytes([n]) for n in range(128)] + [
     bytes([n & 127 | 128, n >> 7]) for n in range(128, 4096)
 ]
+
+
+# Arrays of fewer plain values than this are packed and unpacked by a Struct made beforehand.
+SHORT_ARRAY: Final = 17
+
+
+@cache
+def short_array_packers(code: str, size_code: str) -> list[Callable[..., bytes]]:
+    """For each short length, the function that packs the size and the values."""
+    return [struct.Struct(f">{size_code}{n}{code}").pack for n in range(SHORT_ARRAY)]
+
+
+@cache
+def short_array_unpackers(code: str) -> list[Callable[..., tuple[Any, ...]]]:
+    """For each short length, the function that unpacks the values."""
+    return [struct.Struct(f">{n}{code}").unpack_from for n in range(SHORT_ARRAY)]
 
 
 def fixed_size(kind: str) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, dataclass_transform
 
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
@@ -240,6 +241,8 @@ class Message(Struct):
 
     def encode_parts(self, version: int) -> list[Buffer]:
         """The body as buffers to be sent one after the other; large record buffers are not copied."""
+        if not may_be_large(type(self)):
+            return [self.encode(version)]
         return join_small_parts(self._encode(version))
 
     def _encode(self, version: int) -> list[Buffer]:
@@ -335,6 +338,15 @@ def _compile_init(cls: type[Struct]) -> Callable[..., None]:
 def is_shareable(cls: type[Struct]) -> bool:
     """Whether all fields are values that cannot be changed in place, so that one default serves everyone."""
     return all(field.kind not in ("array", "struct") for field in cls.FIELDS)
+
+
+@cache
+def may_be_large(cls: type[Struct]) -> bool:
+    """Whether a field holds records or bytes, which are worth sending from where they are."""
+    return any(
+        field.kind in ("records", "bytes") or (field.struct is not None and may_be_large(field.struct))
+        for field in cls.FIELDS
+    )
 
 
 _shared_defaults: dict[type[Struct], Struct] = {}

@@ -1,7 +1,7 @@
 """Ask which APIs and versions the server has; the first request of a connection.
 
-A version that the server does not know is answered in version 0 with UNSUPPORTED_VERSION and the range of this
-very API. The header of the response has no tagged fields in any version.
+A version that the server does not know is answered in version 0 with UNSUPPORTED_VERSION and the range of
+this very API. The header of the response has no tagged fields in any version.
 
 - v1: throttle time
 - v3: flexible; name and version of the client; features

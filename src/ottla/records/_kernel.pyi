@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, TypeAlias, final
 
 from typing_extensions import Buffer
@@ -163,3 +163,94 @@ class OffsetMap:
 def select_records(
     payload: Buffer, header: BatchHeader, offset_map: OffsetMap, *, keep_tombstones: bool
 ) -> tuple[int, bool, bytes]: ...
+
+COLUMNS: dict[str, int]
+
+class BinaryColumn:
+    @property
+    def rows(self) -> int: ...
+    @property
+    def null_count(self) -> int: ...
+    def buffers(self) -> tuple[Block | None, Block, Block]: ...
+
+@final
+class Columns:
+    def __init__(self, wanted: int) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def key(self) -> BinaryColumn: ...
+    @property
+    def value(self) -> BinaryColumn: ...
+    @property
+    def offset(self) -> Block: ...
+    @property
+    def timestamp(self) -> Block: ...
+    @property
+    def timestamp_type(self) -> Block: ...
+    @property
+    def header_offsets(self) -> Block: ...
+    @property
+    def header_valid(self) -> Block: ...
+    @property
+    def rows_without_headers(self) -> int: ...
+    @property
+    def header_key(self) -> BinaryColumn: ...
+    @property
+    def header_value(self) -> BinaryColumn: ...
+    @property
+    def nbytes(self) -> int: ...
+
+@final
+class BatchReader:
+    def __init__(
+        self,
+        *,
+        start_offset: int,
+        end_offset: int,
+        check_crc: bool,
+        decompress: Callable[[Codec, memoryview, int], Buffer],
+        crc32c: Callable[[memoryview], int],
+        max_decompressed_bytes: int,
+    ) -> None: ...
+    @property
+    def next_offset(self) -> int: ...
+    def set_aborted(self, aborted: Iterable[tuple[int, int]]) -> None: ...
+    def read(self, buf: Buffer) -> list[Record]: ...
+    def read_columns(self, buf: Buffer, columns: Columns) -> None: ...
+
+def murmur2(key: Buffer) -> int: ...
+def partition_for(key: Buffer, partitions: int) -> int: ...
+
+class BinaryInput:
+    def __init__(
+        self,
+        valid: Buffer | None,
+        offsets: Buffer,
+        data: Buffer | None,
+        *,
+        first: int,
+        rows: int,
+        wide: bool = False,
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+
+@final
+class Rows:
+    def __init__(
+        self,
+        count: int,
+        *,
+        key: BinaryInput | None = None,
+        value: BinaryInput | None = None,
+        timestamps: Buffer | None = None,
+        default_timestamp: int = -1,
+        lists: BinaryInput | None = None,
+        header_key: BinaryInput | None = None,
+        header_value: BinaryInput | None = None,
+    ) -> None: ...
+    @property
+    def count(self) -> int: ...
+    def encode(self, encoder: Encoder, start: int, limit_bytes: int) -> int: ...
+    def partitions(self, partitions: int) -> Block: ...

@@ -176,7 +176,7 @@ def build_batch(
 
     >>> batch = build_batch([(1700000000000, b"key", b"value"), (1700000000001, None, b"more")])
     >>> len(batch)
-    89
+    87
     """
     encoder = Encoder(delete_horizon_ms)
     encoder.extend(records, base_offset)

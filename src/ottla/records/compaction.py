@@ -1,11 +1,13 @@
 """What compaction does to one batch.
 
-Of each key only the newest record stays. The batch keeps its base offset, last offset and sequence numbers, so
-that a producer's state can be rebuilt from it; what goes is only records. A tombstone or the marker of a
-transaction without data must outlive its readers, so the first cleaning that meets one sets the delete horizon,
-until which it stays: the batch's base timestamp becomes the horizon, and the timestamp deltas are written anew.
+Of each key only the newest record stays. The batch keeps its base offset, last offset and sequence numbers,
+so that a producer's state can be rebuilt from it; what goes is only records. A tombstone or the marker of a
+transaction without data must outlive its readers, so the first cleaning that meets one sets the delete
+horizon, until which it stays: the batch's base timestamp becomes the horizon, and the timestamp deltas are
+written anew.
 
-Which batches go as a whole, and whether an empty one stays for its producer's sake, is the cleaner's to decide.
+Which batches go as a whole, and whether an empty one stays for its producer's sake, is the cleaner's to
+decide.
 """
 
 from __future__ import annotations

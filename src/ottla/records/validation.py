@@ -260,7 +260,7 @@ def _check_header(header: BatchHeader, rules: _Rules) -> None:
         raise _invalid("clients are not allowed to write control records")
     if header.has_producer_id and header.base_sequence < 0:
         raise _invalid(
-            f"the batch of producer id {header.producer_id} has no valid sequence number: {header.base_sequence}"
+            f"the batch of producer id {header.producer_id} has sequence number {header.base_sequence}"
         )
 
 
@@ -299,9 +299,10 @@ def _refusal(refused: int, details: list[tuple[int, int, int, int]], rules: _Rul
     if code is ErrorCode.INVALID_TIMESTAMP:
         message = "One or more records have been rejected due to invalid timestamp"
     else:
+        shown = "; ".join(f"{error.index}: {error.message}" for error in errors[:3])
         message = (
-            f"One or more records have been rejected due to {refused} record errors in total, and only showing"
-            f" the first three errors at most: {'; '.join(f'{e.index}: {e.message}' for e in errors[:3])}"
+            f"One or more records have been rejected due to {refused} record errors in total, and only"
+            f" showing the first three errors at most: {shown}"
         )
     return RecordErrors(code, message, tuple(errors))
 

@@ -118,12 +118,13 @@ cdef class Encoder:
         """Bytes of the batch if it were closed now, without compression."""
         return HEADER_BYTES + self.block.size
 
-    cdef int note(self, int32_t offset_delta, int64_t timestamp) except -1:
+    cdef int note(self, int32_t offset_delta, int64_t timestamp) except -1 nogil:
         if self.count == INT32_MAX or offset_delta < 0 or (self.count and offset_delta <= self.last_offset_delta):
-            raise ValueError(
-                f"offset delta {offset_delta} does not follow {self.last_offset_delta};"
-                " offsets of a batch must rise and span less than 2^31"
-            )
+            with gil:
+                raise ValueError(
+                    f"offset delta {offset_delta} does not follow {self.last_offset_delta};"
+                    " offsets of a batch must rise and span less than 2^31"
+                )
         if not self.has_base_timestamp:
             self.base_timestamp = timestamp
             self.has_base_timestamp = True

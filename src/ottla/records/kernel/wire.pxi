@@ -1,8 +1,9 @@
 # Bytes: big-endian integers, varints, one record of a batch, and memory that is handed out as a Python buffer.
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -18,6 +19,7 @@ cdef enum:
     MIN_ENTRY_BYTES = 7
     HEADER_BYTES = 61
     OVERHEAD_BYTES = 12
+    KEPT_SLACK_BYTES = 65536
     MAX_DELTA_GROWTH = 9 + 4 + 4    # timestamp delta, offset delta and record length from shortest to longest
 
 cdef enum Fault:
@@ -276,9 +278,15 @@ cdef class Block:
         return 0
 
     def shrink(self, Py_ssize_t size):
-        """Declare that only the first `size` bytes are filled."""
+        """Keep the first `size` bytes and give the rest of the memory back."""
+        cdef uint8_t* shrunk
         if not 0 <= size <= self.size:
             raise ValueError(f"size {size} is not within 0..{self.size}")
         if self.exports:
             raise BufferError("a buffer cannot shrink while views of it exist")
         self.size = size
+        if self.capacity - size > KEPT_SLACK_BYTES:
+            shrunk = <uint8_t*> PyMem_RawRealloc(self.data, size if size else 1)
+            if shrunk != NULL:
+                self.data = shrunk
+                self.capacity = size

@@ -105,14 +105,7 @@ class NodeConfig:
         dynamic_default: Mapping[str, str] | None = None,
         dynamic_broker: Mapping[str, str] | None = None,
     ) -> None:
-        self.given = dict(given or {})
-        if (
-            "controller.quorum.voters" not in self.given
-            and "controller.quorum.bootstrap.servers" not in self.given
-        ):
-            self.given = {**_ALONE, **self.given}
-        if "node.id" not in self.given and "broker.id" in self.given:
-            self.given["node.id"] = self.given["broker.id"]
+        self.given = _completed(given or {})
         self.dynamic_default = dict(dynamic_default or {})
         self.dynamic_broker = dict(dynamic_broker or {})
         self._values: dict[str, Value] = {name: key.default for name, key in BROKER.items()}
@@ -193,6 +186,10 @@ class NodeConfig:
                 return _scaled(BROKER[synonym].default, unit_ms)
         raise AssertionError(name)
 
+    def is_set(self, name: str) -> bool:
+        """Whether the value comes from anywhere but the default."""
+        return name in self.given or name in self.dynamic_default or name in self.dynamic_broker
+
     @property
     def node_id(self) -> int:
         return self.number("node.id")
@@ -241,6 +238,17 @@ class NodeConfig:
             else:
                 defaults[name] = self._values[key.synonyms[0]]
         return defaults
+
+
+def _completed(given: Mapping[str, str]) -> dict[str, str]:
+    """What the start was given, and what follows from it."""
+    settings = dict(given)
+    for one, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
+        if one in settings:
+            settings.setdefault(other, settings[one])
+    if "controller.quorum.voters" in settings or "controller.quorum.bootstrap.servers" in settings:
+        return settings
+    return {**_ALONE, **settings}
 
 
 def _scaled(value: Value, unit_ms: int) -> int:

@@ -116,7 +116,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list without repetitions, of given names or (none given) of any."""
+    """A list of given names or (none given) of any. What is named twice counts once."""
 
     values: tuple[str, ...] = ()
     empty: bool = True
@@ -129,11 +129,9 @@ class ListOf:
             return "List must not be empty"
         if "" in value:
             return "List must not have empty items"
-        if len(set(value)) != len(value):
-            return "List must not name anything twice"
         for item in value:
             if self.values and item not in self.values:
-                return f"Items must be of: {', '.join(self.values)}"
+                return f"String must be one of: {', '.join(self.values)}"
         return None
 
     def __str__(self) -> str:
@@ -207,7 +205,7 @@ class ConfigKey:
         value = None if text is None else self._convert(text)
         problem = self.check.problem(value) if self.check else None
         if problem is not None:
-            raise self.error(text, problem)
+            raise self.error(self.show(value) if self.type is DOUBLE else text, problem)
         return value
 
     def _convert(self, text: str) -> Value:
@@ -229,7 +227,8 @@ class ConfigKey:
                 raise self.error(text, f"Not a number of type {kind.name}")
             return float(text.rstrip("fFdD") if text[-1:] in "fFdD" else text)
         if kind is ConfigType.LIST:
-            return tuple(item.strip() for item in text.split(",")) if text else ()
+            items = tuple(item.strip() for item in text.split(",")) if text else ()
+            return tuple(dict.fromkeys(items)) if isinstance(self.check, ListOf) else items
         return text
 
     def error(self, text: str | None, problem: str) -> ConfigError:

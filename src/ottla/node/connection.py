@@ -196,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
-        self.transport = transport = cast(asyncio.Transport, transport)
+        self.transport = transport = cast("asyncio.Transport", transport)
         self.peer = _address(transport.get_extra_info("peername"))
         self.local = _address(transport.get_extra_info("sockname"))
         self.last_active = self._loop.time()

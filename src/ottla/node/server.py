@@ -156,5 +156,4 @@ class Server:
 
 
 def _if_given(config: NodeConfig, name: str) -> int:
-    layers = (config.given, config.dynamic_default, config.dynamic_broker)
-    return config.number(name) if any(name in layer for layer in layers) else -1
+    return config.number(name) if config.is_set(name) else -1

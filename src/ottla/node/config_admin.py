@@ -1,0 +1,152 @@
+"""The broker's part in changing settings, before the controller writes them down.
+
+Log levels are changed here and now and are gone at the next start. Settings of a broker are checked
+against what the broker runs by. Everything else is the controller's to judge. A resource that has an
+outcome here goes no further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ottla.metadata.control import NO_ERROR, ApiError
+from ottla.metadata.control_configs import OpType
+from ottla.metadata.entities import ConfigResource, ConfigResourceType
+from ottla.node.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.config import broker_key
+from ottla.node.config_schema import check_broker_settings
+from ottla.node.config_types import ConfigType
+from ottla.node.context import RequestContext
+from ottla.node.loggers import LEVELS, ROOT, logger_levels, set_level
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+
+class Change(NamedTuple):
+    name: str
+    operation: int
+    value: str | None
+
+
+_STORED: Final = (ConfigResourceType.TOPIC, ConfigResourceType.CLIENT_METRICS, ConfigResourceType.GROUP)
+
+
+def preprocess(
+    context: RequestContext,
+    resources: Sequence[tuple[ConfigResource, Sequence[Change]]],
+    *,
+    incremental: bool,
+    validate_only: bool,
+) -> list[ApiError | None]:
+    """For each resource its outcome, or None where the controller is to decide."""
+    counts = Counter(resource for resource, _ in resources)
+    outcomes: list[ApiError | None] = []
+    for resource, changes in resources:
+        try:
+            if counts[resource] > 1:
+                raise _invalid("Each resource must appear at most once.")
+            _check_form(changes)
+            if resource.type == ConfigResourceType.BROKER:
+                _check_broker(context, resource, changes, incremental=incremental)
+                outcomes.append(None)
+            elif resource.type == ConfigResourceType.BROKER_LOGGER and incremental:
+                _change_loggers(context, resource, changes, validate_only=validate_only)
+                outcomes.append(NO_ERROR)
+            elif resource.type in _STORED:
+                outcomes.append(None)
+            else:
+                raise _invalid(f"Unknown resource type {int(resource.type)}")
+        except KafkaError as error:
+            outcomes.append(ApiError.of(error))
+    return outcomes
+
+
+def _check_form(changes: Sequence[Change]) -> None:
+    if len({change.name for change in changes}) != len(changes):
+        raise _invalid("Error due to duplicate config keys")
+    nulls = [c.name for c in changes if c.value is None and c.operation != OpType.DELETE]
+    if nulls:
+        raise _invalid(f"Null value not supported for : {', '.join(nulls)}")
+
+
+def _check_broker(
+    context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
+) -> None:
+    node = context.node
+    if resource.name:
+        if not resource.name.lstrip("+-").isdecimal():
+            raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
+        if int(resource.name) != node.config.node_id:
+            raise _invalid(
+                f"Unexpected broker id, expected {node.config.node_id}, but received {resource.name}"
+            )
+    if incremental:
+        settings = _changed(node.image.config(resource), changes)
+    else:
+        settings = {change.name: change.value or "" for change in changes}
+    check_broker_settings(node.config, settings, per_broker=bool(resource.name))
+
+
+def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
+    settings = dict(current)
+    for name, operation, value in changes:
+        if operation == OpType.DELETE:
+            settings.pop(name, None)
+        elif operation == OpType.SET:
+            settings[name] = value or ""
+        elif operation in (OpType.APPEND, OpType.SUBTRACT):
+            key = broker_key(name)
+            if key is None or key.type is not ConfigType.LIST:
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"Can't {OpType(operation).name} to key {name} because its type is not LIST.",
+                )
+            items = [item for item in settings.get(name, key.show(key.default) or "").split(",") if item]
+            given = [item for item in (value or "").split(",") if item]
+            if operation == OpType.APPEND:
+                items += [item for item in given if item not in items]
+            else:
+                items = [item for item in items if item not in given]
+            settings[name] = ",".join(items)
+        else:
+            raise _invalid(f"Unknown operations type {operation}")
+    return settings
+
+
+def _change_loggers(
+    context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
+) -> None:
+    if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        raise KafkaError(error, error.text)
+    own = context.node.config.node_id
+    if not resource.name.lstrip("+-").isdecimal():
+        raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
+    if int(resource.name) != own:
+        raise _invalid(f"Unexpected node id. Expected {own}, but received {resource.name}")
+    known = logger_levels()
+    for name, operation, value in changes:
+        if operation not in (OpType.SET, OpType.DELETE):
+            raise _invalid(
+                f"{OpType(operation).name} operation is not allowed for the BROKER_LOGGER resource"
+                if operation in tuple(OpType)
+                else f"Unknown operation type {operation}"
+            )
+        if name not in known:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
+        if operation == OpType.SET and (value or "").upper() not in LEVELS:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Cannot set the log level of {name} to {value} as it is not a supported log level. "
+                f"Valid log levels are {', '.join(sorted(LEVELS))}",
+            )
+        if operation == OpType.DELETE and name == ROOT:
+            raise _invalid("Removing the log level of the root logger is not allowed")
+    if not validate_only:
+        for name, operation, value in changes:
+            set_level(name, None if operation == OpType.DELETE else (value or "").upper())
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)

@@ -1,0 +1,192 @@
+"""From a frame to its handler and back: one table says which APIs this node serves.
+
+`SERVED` is what ApiVersions announces and what is answered; nothing else is. A handler's module is
+imported when its API is first asked for. A request of an unknown API or version, or one that cannot be
+read, closes its connection, since a client cannot be answered in a version that it does not expect;
+ApiVersions alone is answered in version 0, with the versions that are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Awaitable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from ottla.node.connection import Exchange, Parts, ProtocolViolation
+from ottla.node.context import Handler, Reply, RequestContext
+from ottla.protocol.api import API, API_BY_NAME, API_VERSIONS, Api, Listener, api_name
+from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from ottla.protocol.headers import RequestHeader, response_parts
+from ottla.protocol.schema import Request, Response
+
+if TYPE_CHECKING:
+    from ottla.node.listeners import Endpoint
+    from ottla.node.node import Node
+
+log = logging.getLogger(__name__)
+
+SERVED: Final = frozenset(
+    API_BY_NAME[name].key
+    for name in (
+        "ApiVersions",
+    )
+)  # fmt: skip
+
+_KEY_AND_VERSION: Final = struct.Struct(">hh")
+
+
+class _Route:
+    """An API of one listener: its versions, and its code once it has been needed."""
+
+    __slots__ = ("api", "failed", "handle", "max_version", "min_version", "request_class")
+
+    def __init__(self, api: Api, *, unstable: bool) -> None:
+        self.api = api
+        self.min_version = api.min_version
+        self.max_version = api.last_version if unstable else api.max_version
+        self.request_class: type[Request] | None = None
+        self.handle: Handler | None = None
+
+    def load(self) -> Handler:
+        module = import_module(handler_module(self.api))
+        self.request_class = self.api.request_class
+        self.handle = handle = module.handle
+        # How the handler answers when all of a request fails; few APIs need more than the common way.
+        self.failed = getattr(module, "failed", _failed)
+        return handle  # type: ignore[no-any-return]
+
+
+def handler_module(api: Api) -> str:
+    return "ottla.node.handlers." + api.module_name.rpartition(".")[2]
+
+
+class Dispatcher:
+    """The service behind one listener."""
+
+    def __init__(self, node: Node, endpoint: Endpoint, kind: Listener) -> None:
+        self.node = node
+        self.endpoint = endpoint
+        self.kind = kind
+        self._unstable = node.config.flag("unstable.api.versions.enable")
+        self._routes = {
+            key: _Route(API[key], unstable=self._unstable)
+            for key in sorted(SERVED)
+            if kind in API[key].listeners
+        }
+
+    def announced(self) -> list[tuple[int, int, int]]:
+        """The APIs served here, with their first and last versions."""
+        return [
+            (key, *route.api.announced(self.kind, unstable=self._unstable))
+            for key, route in self._routes.items()
+        ]
+
+    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+        if len(frame) < _KEY_AND_VERSION.size:
+            raise ProtocolViolation(f"it sent a request of {len(frame)} bytes, too short for a header")
+        key, version = _KEY_AND_VERSION.unpack_from(frame)
+        route = self._routes.get(key)
+        if route is None:
+            raise ProtocolViolation(
+                f"it asked for {api_name(key)} version {version}, which is not served here"
+            )
+        api = route.api
+        try:
+            header, position = RequestHeader.decode_from(frame, 0, api.request_header_version(version))
+        except MalformedMessage as error:
+            raise ProtocolViolation(f"its {api.name} request has no proper header: {error.message}") from None
+        supported = route.min_version <= version <= route.max_version
+        if not supported and key != API_VERSIONS:
+            raise ProtocolViolation(self._unsupported(exchange, route, version, header.client_id))
+        context = RequestContext(
+            self.node, self, exchange, api, version, header.correlation_id, header.client_id
+        )
+        handle = route.handle or route.load()
+        if not supported:
+            from ottla.node.handlers.api_versions import unsupported_version
+
+            context.version = 0
+            return self._encode(context, unsupported_version())
+        assert route.request_class is not None
+        try:
+            request, end = route.request_class.decode_from(frame, position, version)
+            if end != len(frame):
+                raise MalformedMessage(f"{len(frame) - end} bytes left over")
+        except MalformedMessage as error:
+            raise ProtocolViolation(
+                f"its {api.name} version {version} request (client id {header.client_id!r}) "
+                f"cannot be read: {error.message}"
+            ) from None
+        return self._answer(context, route, handle, request)
+
+    def _answer(
+        self, context: RequestContext, route: _Route, handle: Handler, request: Request
+    ) -> Parts | Awaitable[Parts | None] | None:
+        try:
+            reply = handle(context, request)
+        except Exception as error:
+            return self._encode(context, self._failure(context, route, request, error))
+        if reply is None:
+            return None
+        if isinstance(reply, Response):
+            return self._encode(context, reply)
+        return self._later(context, route, request, reply)
+
+    async def _later(
+        self, context: RequestContext, route: _Route, request: Request, reply: Awaitable[Response | None]
+    ) -> Parts | None:
+        try:
+            response = await reply
+        except Exception as error:
+            response = self._failure(context, route, request, error)
+        return None if response is None else self._encode(context, response)
+
+    def _encode(self, context: RequestContext, response: Response) -> Parts:
+        return response_parts(context.api, context.version, context.correlation_id, response)
+
+    def _failure(
+        self, context: RequestContext, route: _Route, request: Request, error: Exception
+    ) -> Response:
+        """The response that says so; a fault of ours is logged with all we know."""
+        if isinstance(error, ProtocolViolation):
+            raise error
+        if isinstance(error, KafkaError):
+            code, message = error.code, error.message
+        else:
+            log.error(
+                "%s version %d of client %r failed",
+                context.api.name,
+                context.version,
+                context.client_id,
+                exc_info=error,
+            )
+            code, message = ErrorCode.UNKNOWN_SERVER_ERROR, None
+        response: Response | None = route.failed(request, code, message)
+        if response is None:
+            raise ProtocolViolation(f"its {context.api.name} request failed: {code.name} {message or ''}")
+        return response
+
+    def _unsupported(self, exchange: Exchange, route: _Route, version: int, client_id: str | None) -> str:
+        software = exchange.connection.attributes.get("software")
+        who = f"client id {client_id!r}" + (f", {software}" if software else "")
+        return (
+            f"it asked for {route.api.name} version {version}; versions {route.min_version} to "
+            f"{route.max_version} are served ({who})"
+        )
+
+
+def _failed(request: Request, code: int, message: str | None) -> Response | None:
+    """The common form: an error code, and mostly a message, at the top of the response."""
+    response_class = API[request.API_KEY].response_class
+    fields = {field.name for field in response_class.FIELDS}
+    if "error_code" not in fields:
+        return None
+    values: dict[str, Any] = {"error_code": int(code)}
+    if "error_message" in fields:
+        values["error_message"] = message
+    return response_class(**values)
+
+
+__all__ = ["SERVED", "Dispatcher", "Reply", "handler_module"]

@@ -1,0 +1,28 @@
+"""CreatePartitions: more partitions for a topic, placed by the controller or as the request assigns them.
+
+Version 2 is flexible; 3 may be throttled with THROTTLING_QUOTA_EXCEEDED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.context import RequestContext
+from ottla.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+)
+
+
+def handle(context: RequestContext, request: CreatePartitionsRequest) -> Awaitable[CreatePartitionsResponse]:
+    return context.node.control(lambda controller: controller.create_partitions(request, context.control()))
+
+
+def failed(request: CreatePartitionsRequest, code: int, message: str | None) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        results=[
+            CreatePartitionsTopicResult(name=topic.name, error_code=int(code), error_message=message)
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,32 @@
+"""CreateTopics: topics with given counts, assignments and settings, or (validate only) just the answer.
+
+The response comes when the topics are in the metadata log and this node leads the partitions it is to
+lead.
+
+Version 4 takes -1 for the default number of partitions and replicas; 5 is flexible and returns the
+settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns topic ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.context import RequestContext
+from ottla.protocol.messages.create_topics import (
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+
+def handle(context: RequestContext, request: CreateTopicsRequest) -> Awaitable[CreateTopicsResponse]:
+    return context.node.control(lambda controller: controller.create_topics(request, context.control()))
+
+
+def failed(request: CreateTopicsRequest, code: int, message: str | None) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        topics=[
+            CreatableTopicResult(name=topic.name, error_code=int(code), error_message=message)
+            for topic in request.topics
+        ]
+    )

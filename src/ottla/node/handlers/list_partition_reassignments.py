@@ -1,0 +1,22 @@
+"""ListPartitionReassignments: the moves of partitions that are under way."""
+
+from __future__ import annotations
+
+from ottla.metadata.control import Result
+from ottla.node.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+
+async def handle(
+    context: RequestContext, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    if not context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return await context.node.control(
+        lambda controller: Result([], controller.list_partition_reassignments(request))
+    )

@@ -1,0 +1,1 @@
+"""Ottla for other people's tests: a throw-away node and a pytest plugin."""

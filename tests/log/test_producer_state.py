@@ -295,11 +295,16 @@ def test_a_marker_from_a_coordinator_must_say_its_version(state: ProducerStateMa
         state.analyze([end(1, 0, 0)], AppendOrigin.COORDINATOR)
 
 
-def test_a_control_batch_emptied_by_compaction_changes_nothing(state: ProducerStateManager) -> None:
-    append(state, data(1, 0, 0, 0, transactional=True))
-    batch, _ = end(1, 0, 1)
+def test_a_marker_emptied_by_compaction_still_fences(state: ProducerStateManager) -> None:
+    batch, _ = end(1, 4, 0, timestamp=50)
     append(state, (batch, None), origin=AppendOrigin.REPLICATION)
-    assert state.first_undecided_offset() == 0
+    assert state.active_producers[1].last_record == LastRecord(None, 4)
+    assert state.active_producers[1].last_timestamp == 50
+    assert refused(state, data(1, 3, 0, 1)) == ErrorCode.INVALID_PRODUCER_EPOCH
+    append(state, data(1, 4, 0, 1, transactional=True))
+    batch, _ = end(1, 4, 2)
+    append(state, (batch, None), origin=AppendOrigin.REPLICATION)
+    assert state.first_undecided_offset() == 1, "it ends no transaction"
 
 
 def test_a_transaction_that_outlives_every_timeout_is_late(state: ProducerStateManager) -> None:

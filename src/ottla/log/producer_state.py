@@ -195,6 +195,8 @@ class ProducerStateManager:
                 completed = info.append_marker(batch, marker, transaction_version)
                 if completed is not None:
                     append.completed.append(completed)
+            else:
+                info.append_empty_control(batch)
             if batch.is_transactional and self._uses_up_verification(batch):
                 append.verified.append(producer_id)
         return append

@@ -301,6 +301,13 @@ class ProducerAppendInfo:
         self.current_txn_first_offset = None
         return completed
 
+    def append_empty_control(self, batch: ProducerBatch) -> None:
+        """Take in a marker that compaction has emptied: it was kept for its epoch, which fences zombies."""
+        if batch.producer_epoch > self.producer_epoch:
+            self.batches.clear()
+            self.producer_epoch = batch.producer_epoch
+        self.last_timestamp = max(self.last_timestamp, batch.max_timestamp)
+
     def apply_to(self, entry: ProducerStateEntry) -> None:
         if entry.producer_epoch != self.producer_epoch:
             entry.batches.clear()

@@ -1,0 +1,37 @@
+"""The I/O budget of the cleaner: so many bytes a second, over all its workers together."""
+
+from __future__ import annotations
+
+from ottla.runtime.clock import Clock
+
+__all__ = ["Throttle"]
+
+
+_CREDIT_NS = 300_000_000
+
+
+class Throttle:
+    """Says how long to wait after so many bytes, so that on average no second has more of them than allowed.
+
+    Bytes are paid for after they were moved: they push the moment from which on the next may be. Time that
+    was not used counts, but no more than the last 300 ms of it.
+    """
+
+    __slots__ = ("_bytes_per_second", "_clock", "_free_at_ns")
+
+    def __init__(self, clock: Clock, bytes_per_second: float) -> None:
+        self._clock = clock
+        self._free_at_ns = clock.monotonic_ns()
+        self.set_rate(bytes_per_second)
+
+    def set_rate(self, bytes_per_second: float) -> None:
+        if not bytes_per_second > 0:
+            raise ValueError(f"log.cleaner.io.max.bytes.per.second must be above 0, got {bytes_per_second}")
+        self._bytes_per_second = bytes_per_second
+
+    def spent(self, size: int) -> float:
+        """Note that `size` bytes were moved; the seconds to wait before the next."""
+        now_ns = self._clock.monotonic_ns()
+        start_ns = max(self._free_at_ns, now_ns - _CREDIT_NS)
+        self._free_at_ns = start_ns + int(size * 1e9 / self._bytes_per_second)
+        return max(0.0, (self._free_at_ns - now_ns) / 1e9)

@@ -1,0 +1,188 @@
+"""The small text files beside the data: checkpoints of offsets and epochs, topic ids, directory properties.
+
+All are replaced as a whole, so that a crash leaves the old content or the new one. Kafka's formats: a
+checkpoint is a version, the number of entries and one entry per line; `partition.metadata` and
+`meta.properties` are lines of keys and values. A checkpoint that cannot be read is an error of the caller's
+to weigh: none of them holds data that the log itself does not.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ottla.log.files import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.disk import Disk, read_file, write_file
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+META_PROPERTIES = "meta.properties"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+LOCK = ".lock"
+
+_VERSION = 0
+
+
+class CorruptCheckpoint(Exception):
+    """The file is not what it should be."""
+
+
+def uuid_text(uuid: bytes) -> str:
+    """Kafka's form of a uuid: base64url without padding."""
+    return base64.urlsafe_b64encode(uuid).decode("ascii").rstrip("=")
+
+
+def parse_uuid(text: str) -> bytes:
+    try:
+        uuid = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        uuid = b""
+    if len(uuid) != 16:
+        raise CorruptCheckpoint(f"{text!r} is no uuid")
+    return uuid
+
+
+def encode_entries(lines: Iterable[str]) -> bytes:
+    entries = list(lines)
+    return "\n".join([str(_VERSION), str(len(entries)), *entries, ""]).encode()
+
+
+def decode_entries(data: bytes, path: str) -> list[list[str]]:
+    """The entries, each split at its blanks. An empty file has none: Kafka makes the file before it writes
+    it.
+    """
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError:
+        raise CorruptCheckpoint(f"{path} is not text") from None
+    if lines and not lines[-1]:
+        lines.pop()
+    if not lines:
+        return []
+    if lines[0] != str(_VERSION):
+        raise CorruptCheckpoint(f"{path} begins with {lines[0][:40]!r}, not with the version {_VERSION}")
+    entries = [line.split() for line in lines[2:]]
+    if len(lines) > 1 and lines[1] != str(len(entries)):
+        raise CorruptCheckpoint(f"{path} has {len(entries)} entries, but says that it has {lines[1][:40]!r}")
+    return entries
+
+
+def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    write_file(disk, path, encode_entries(f"{tp.topic} {tp.partition} {at}" for tp, at in offsets.items()))
+
+
+def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
+    """The checkpointed offsets; none where there is no file, CorruptCheckpoint where it makes no sense."""
+    try:
+        data = read_file(disk, path)
+    except FileNotFoundError:
+        return {}
+    offsets = {}
+    for entry in decode_entries(data, path):
+        try:
+            topic, partition, offset = entry
+            offsets[TopicPartition(topic, int(partition))] = int(offset)
+        except ValueError:
+            raise CorruptCheckpoint(f"{path} has the entry {' '.join(entry)[:80]!r}") from None
+    return offsets
+
+
+def write_epochs(disk: Disk, path: str, epochs: Iterable[tuple[int, int]]) -> None:
+    write_file(disk, path, encode_entries(f"{epoch} {offset}" for epoch, offset in epochs))
+
+
+def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
+    """(epoch, start offset) pairs; none where there is no file."""
+    try:
+        data = read_file(disk, path)
+    except FileNotFoundError:
+        return []
+    epochs = []
+    for entry in decode_entries(data, path):
+        try:
+            epoch, offset = entry
+            epochs.append((int(epoch), int(offset)))
+        except ValueError:
+            raise CorruptCheckpoint(f"{path} has the entry {' '.join(entry)[:80]!r}") from None
+    return epochs
+
+
+def write_topic_id(disk: Disk, path: str, topic_id: bytes) -> None:
+    write_file(disk, path, f"version: {_VERSION}\ntopic_id: {uuid_text(topic_id)}".encode())
+
+
+def read_topic_id(disk: Disk, path: str) -> bytes | None:
+    """The topic id of a `partition.metadata`; None where there is no file."""
+    try:
+        data = read_file(disk, path)
+    except FileNotFoundError:
+        return None
+    values = dict(line.partition(":")[::2] for line in data.decode("utf-8", "replace").splitlines())
+    if values.get("version", "").strip() != str(_VERSION):
+        raise CorruptCheckpoint(f"{path} is not of version {_VERSION}")
+    return parse_uuid(values.get("topic_id", "").strip())
+
+
+@dataclass(frozen=True, slots=True)
+class MetaProperties:
+    """Whose a log directory is."""
+
+    cluster_id: str
+    node_id: int
+    directory_id: bytes
+
+
+def write_meta_properties(disk: Disk, dir: str, properties: MetaProperties) -> None:
+    text = (
+        f"version=1\nnode.id={properties.node_id}\ncluster.id={properties.cluster_id}\n"
+        f"directory.id={uuid_text(properties.directory_id)}\n"
+    )
+    write_file(disk, posixpath.join(dir, META_PROPERTIES), text.encode())
+
+
+def read_meta_properties(disk: Disk, dir: str) -> MetaProperties | None:
+    """The properties of a formatted directory; None of one that was never formatted."""
+    path = posixpath.join(dir, META_PROPERTIES)
+    try:
+        data = read_file(disk, path)
+    except FileNotFoundError:
+        return None
+    values = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        if line.strip() and line.lstrip()[0] not in "#!":
+            key, _, value = line.partition("=")
+            values[key.strip()] = value.strip().replace("\\=", "=").replace("\\:", ":")
+    try:
+        if values["version"] != "1":
+            raise ValueError(f"version {values['version']}")
+        return MetaProperties(
+            values["cluster.id"], int(values["node.id"]), parse_uuid(values["directory.id"])
+        )
+    except (KeyError, ValueError, CorruptCheckpoint) as error:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"{path} cannot be read ({error}); it needs version=1, node.id, cluster.id and directory.id",
+        ) from None
+
+
+def write_clean_shutdown(disk: Disk, dir: str, broker_epoch: int) -> None:
+    """Say that every file of the directory is complete, and which registration of the broker says so."""
+    payload = json.dumps({"version": str(_VERSION), "broker_epoch": str(broker_epoch)}, separators=(",", ":"))
+    write_file(disk, posixpath.join(dir, CLEAN_SHUTDOWN), payload.encode())
+
+
+def read_clean_shutdown(disk: Disk, dir: str) -> int | None:
+    """The broker epoch of the last shutdown if that was clean, -1 if it was clean but has no epoch."""
+    try:
+        payload = json.loads(read_file(disk, posixpath.join(dir, CLEAN_SHUTDOWN)))
+        return int(payload["broker_epoch"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return -1

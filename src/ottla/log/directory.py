@@ -1,0 +1,232 @@
+"""A log directory: what its partitions share, and whether it can be used at all.
+
+A directory goes offline with the first I/O error that is not a lack of room, and stays so until the node
+starts again: after a failed write or sync nobody knows what the disk holds. The other directories go on.
+
+It also keeps the two checkpoints that make a crash safe, `recovery-point-offset-checkpoint` and
+`log-start-offset-checkpoint`, and knows what is durable in them. Two rules hold. Before a log is cut below
+its durable recovery point, that point is lowered, so what lies below the recovery point was synced and has
+not been touched since. Before segments are removed from the front, the durable log start is raised above
+them, so it does not matter which of the removals survive a crash.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import logging
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+
+from ottla.log import checkpoints
+from ottla.log.files import TopicPartition
+from ottla.log.handles import FileHandles
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.clock import Clock
+from ottla.runtime.disk import Disk
+from ottla.runtime.random import Random
+
+_log = logging.getLogger(__name__)
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class LogDirectory:
+    """One entry of `log.dirs`."""
+
+    __slots__ = (
+        "_deletions",
+        "_deletions_made",
+        "_failure",
+        "_log_starts",
+        "_on_failure",
+        "_recovery_points",
+        "clock",
+        "directory_id",
+        "disk",
+        "handles",
+        "path",
+        "random",
+    )
+
+    def __init__(
+        self,
+        path: str,
+        handles: FileHandles,
+        clock: Clock,
+        random: Random,
+        on_failure: Callable[[LogDirectory], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.handles = handles
+        self.disk: Disk = handles.disk
+        self.clock = clock
+        self.random = random
+        self.directory_id: bytes | None = None
+        self._failure: str | None = None
+        self._on_failure = on_failure
+        # What the two files hold on disk.
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._log_starts: dict[TopicPartition, int] = {}
+        # (due time, number, path): what to unlink, and when.
+        self._deletions: list[tuple[int, int, str]] = []
+        self._deletions_made = 0
+
+    def __repr__(self) -> str:
+        return f"<log directory {self.path!r}{' offline' if self._failure else ''}>"
+
+    # Failure
+
+    @property
+    def is_online(self) -> bool:
+        return self._failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the directory is offline."""
+        return self._failure
+
+    def check_online(self) -> None:
+        if self._failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the log directory {self.path} is offline: {self._failure}; restart the node once the disk "
+                "is repaired",
+            )
+
+    def fail(self, reason: str) -> None:
+        """Take the directory offline."""
+        if self._failure is None:
+            self._failure = reason
+            _log.error("the log directory %s goes offline: %s", self.path, reason)
+            if self._on_failure is not None:
+                self._on_failure(self)
+
+    def io_error(self, action: str, error: OSError) -> KafkaError:
+        """What to raise for an I/O error. Unless it is a lack of room, the directory goes offline."""
+        if error.errno in _NO_ROOM and self._failure is None:
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "
+                "on",
+            )
+        reason = f"{action} failed with {error}"
+        self.fail(reason)
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path}: {reason}")
+
+    # Checkpoints
+
+    def load_checkpoints(self) -> None:
+        """Read both files. One that makes no sense counts as empty: that costs a longer recovery."""
+        self._recovery_points = self._read(checkpoints.RECOVERY_POINTS)
+        self._log_starts = self._read(checkpoints.LOG_STARTS)
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        try:
+            return checkpoints.read_offsets(self.disk, self._file(name))
+        except checkpoints.CorruptCheckpoint as error:
+            _log.error("the checkpoint is not usable and is taken as empty: %s", error)
+            return {}
+
+    def recovery_point(self, partition: TopicPartition) -> int | None:
+        return self._recovery_points.get(partition)
+
+    def log_start(self, partition: TopicPartition) -> int | None:
+        return self._log_starts.get(partition)
+
+    def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the file; it then holds exactly these."""
+        if offsets != self._recovery_points:
+            checkpoints.write_offsets(self.disk, self._file(checkpoints.RECOVERY_POINTS), offsets)
+            self._recovery_points = dict(offsets)
+
+    def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
+        if offsets != self._log_starts:
+            checkpoints.write_offsets(self.disk, self._file(checkpoints.LOG_STARTS), offsets)
+            self._log_starts = dict(offsets)
+
+    def lower_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make sure that the durable recovery points are not above these."""
+        too_high = {
+            partition: offset
+            for partition, offset in offsets.items()
+            if self._recovery_points.get(partition, 0) > offset
+        }
+        if too_high:
+            self.write_recovery_points(self._recovery_points | too_high)
+
+    def raise_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make sure that the durable recovery points are not below these, which have been synced."""
+        too_low = {
+            partition: offset
+            for partition, offset in offsets.items()
+            if self._recovery_points.get(partition, 0) < offset
+        }
+        if too_low:
+            self.write_recovery_points(self._recovery_points | too_low)
+
+    def set_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make the log starts durable, and leave the others as they are."""
+        self.write_log_starts(self._log_starts | dict(offsets))
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop partitions from both files: a new log of that name must not inherit the offsets of the old."""
+        gone = frozenset(partitions)
+        self.write_recovery_points({tp: at for tp, at in self._recovery_points.items() if tp not in gone})
+        self.write_log_starts({tp: at for tp, at in self._log_starts.items() if tp not in gone})
+
+    def knows(self, partition: TopicPartition) -> bool:
+        return partition in self._recovery_points or partition in self._log_starts
+
+    # Delayed deletion
+
+    def delete_later(self, paths: Iterable[str], delay_ms: int) -> None:
+        due_ms = self.clock.wall_ms() + delay_ms
+        for path in paths:
+            self._deletions_made += 1
+            heapq.heappush(self._deletions, (due_ms, self._deletions_made, path))
+
+    def remove_due(self, now_ms: int) -> int:
+        """Unlink what is due; how many files went."""
+        removed = 0
+        while self._deletions and self._deletions[0][0] <= now_ms:
+            path = self._deletions[0][2]
+            try:
+                self.disk.unlink(path)
+                removed += 1
+            except FileNotFoundError:
+                _log.debug("%s had gone already", path)
+            heapq.heappop(self._deletions)
+        return removed
+
+    @property
+    def deletions(self) -> int:
+        """How many files wait for their removal."""
+        return len(self._deletions)
+
+    def _file(self, name: str) -> str:
+        return posixpath.join(self.path, name)
+
+
+class IoGuard:
+    """A context that turns I/O errors into KAFKA_STORAGE_ERROR. What must not stop half-way is `fatal`: then
+    also a lack of room takes the directory offline.
+    """
+
+    __slots__ = ("_action", "_directory", "_fatal", "_what")
+
+    def __init__(self, directory: LogDirectory, action: str, what: str, fatal: bool = False) -> None:
+        self._directory = directory
+        self._action = action
+        self._what = what
+        self._fatal = fatal
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            action = f"{self._action} ({self._what})"
+            if self._fatal:
+                self._directory.fail(f"{action} failed with {error}")
+            raise self._directory.io_error(action, error) from error

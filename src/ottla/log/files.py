@@ -1,0 +1,106 @@
+"""Names: which file of a partition, and which directory of a log directory, is what.
+
+A segment is known by its base offset, written with twenty digits so that names sort as numbers do. A suffix
+after the kind says what state the file is in: `.cleaned` while compaction writes it, `.swap` once it is
+complete and about to replace others, `.deleted` once nothing refers to it any more. A partition's directory
+is `topic-partition`, with `.<unique id>-delete`, `-future` or `-stray` behind it in those states.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+LOG = ".log"
+INDEX = ".index"
+TIME_INDEX = ".timeindex"
+TXN_INDEX = ".txnindex"
+SNAPSHOT = ".snapshot"
+SEGMENT_KINDS = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+
+CLEANED = ".cleaned"
+SWAP = ".swap"
+DELETED = ".deleted"
+
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+
+CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+
+MAX_DIR_NAME_BYTES = 255
+"""The longest name that the usual file systems take."""
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class DirKind(Enum):
+    """What a partition's directory is at the moment, by the end of its name."""
+
+    CURRENT = ""
+    DELETE = "-delete"
+    FUTURE = "-future"
+    STRAY = "-stray"
+
+
+class SegmentFile(NamedTuple):
+    """The parts of a name such as `00000000000000000042.timeindex.swap`."""
+
+    offset: int
+    kind: str
+    suffix: str
+
+
+_SEGMENT_FILE = re.compile(
+    r"(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(|\.cleaned|\.swap|\.deleted)", re.ASCII
+)
+_MOVED_DIR = re.compile(r"(\S+)-(\d+)\.(\S+)(-delete|-future|-stray)", re.ASCII)
+_CURRENT_DIR = re.compile(r"(.+)-(\d+)", re.ASCII)
+
+
+def segment_file_name(offset: int, kind: str, suffix: str = "") -> str:
+    return f"{offset:020d}{kind}{suffix}"
+
+
+def parse_segment_file(name: str) -> SegmentFile | None:
+    """The parts of a file name of a segment or a snapshot; None for any other file."""
+    match = _SEGMENT_FILE.fullmatch(name)
+    return None if match is None else SegmentFile(int(match[1]), match[2], match[3])
+
+
+def dir_name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+def moved_dir_name(partition: TopicPartition, kind: DirKind, unique_id: bytes) -> str:
+    """The name that a partition's directory gets on its way out or in; the topic is cut where the whole would
+    be too long for a file system.
+    """
+    tail = f"-{partition.partition}.{unique_id.hex()}{kind.value}"
+    return partition.topic[: MAX_DIR_NAME_BYTES - len(tail)] + tail
+
+
+def parse_dir_name(name: str) -> tuple[TopicPartition, DirKind]:
+    """The partition and the state of a directory; KAFKA_STORAGE_ERROR for a name that is neither."""
+    for kind in (DirKind.DELETE, DirKind.FUTURE, DirKind.STRAY):
+        if name.endswith(kind.value):
+            match = _MOVED_DIR.fullmatch(name)
+            break
+    else:
+        kind = DirKind.CURRENT
+        match = _CURRENT_DIR.fullmatch(name)
+    if match is None or int(match[2]) > 0x7FFF_FFFF:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"the directory {name!r} is not named topic-partition, nor topic-partition.id-delete, -future or "
+            "-stray; move what is not a partition out of the log directory",
+        )
+    return TopicPartition(match[1], int(match[2])), kind

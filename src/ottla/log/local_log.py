@@ -1,0 +1,363 @@
+"""The segments of a partition and everything that changes which files there are.
+
+The log is a list of segments in the order of their base offsets, the last of which takes the appends. Every
+change of the set of files is ordered so that a crash at any point, with any subset of the unsynced names and
+bytes lost, leaves something that recovery understands:
+
+- A roll starts the new segment exactly at the log end offset. So a gap between two segments above the
+  recovery point means that the end of the first was lost, and what follows it has to go.
+- A truncation removes whole segments from the end, one durable step at a time, then cuts the last one, and is
+  durable when it returns: nothing written later can mix with what was cut.
+- Removal from the front needs no order, as the log start offset above it is durable before.
+- A swap (compaction) makes the new segments durable under `.swap`, then the removal of the old ones, then the
+  final names. Recovery undoes what has not reached the first of these steps and completes what has.
+
+Invariant: base offsets ascend strictly, there is always at least one segment, and the log ends at or above
+the base offset of the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.files import CLEANED, DELETED, SEGMENT_KINDS, SWAP, TopicPartition, segment_file_name
+from ottla.log.flush import FlushPlan
+from ottla.log.segment import LogSegment
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.batch import BatchHeader
+from ottla.runtime.disk import Buffer
+
+_log = logging.getLogger(__name__)
+
+
+class LocalLog:
+    __slots__ = (
+        "_bases",
+        "_names_synced",
+        "_names_version",
+        "_parent_synced",
+        "_segments",
+        "config",
+        "cut_offset",
+        "dir",
+        "directory",
+        "generation",
+        "log_end_offset",
+        "partition",
+        "recovery_point",
+    )
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        dir: str,
+        partition: TopicPartition,
+        config: LogConfig,
+        segments: Sequence[LogSegment],
+        log_end_offset: int,
+        recovery_point: int,
+        *,
+        names_synced: bool,
+    ) -> None:
+        if not segments:
+            raise ValueError(f"{dir}: a log needs a segment")
+        self.directory = directory
+        self.dir = dir
+        self.partition = partition
+        self.config = config
+        self.log_end_offset = log_end_offset
+        # Everything below it is durable.
+        self.recovery_point = recovery_point
+        # How often the log has been cut at its end: what was to be synced before is another log's.
+        self.generation = 0
+        # The lowest offset it has been cut at since the cleaner last asked; None if it has not been cut.
+        self.cut_offset: int | None = None
+        self._names_version = 0
+        # Up to which version the names in the directory, and its own name, are durable.
+        self._names_synced = 0 if names_synced else -1
+        self._parent_synced = names_synced
+        self._set_segments(segments)
+
+    def _set_segments(self, segments: Sequence[LogSegment]) -> None:
+        # Both are replaced, never changed: a reader in another thread keeps a list that belongs together.
+        self._segments = tuple(segments)
+        self._bases = tuple(segment.base_offset for segment in segments)
+
+    @property
+    def segments(self) -> tuple[LogSegment, ...]:
+        return self._segments
+
+    @property
+    def active(self) -> LogSegment:
+        return self._segments[-1]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def names_synced(self) -> bool:
+        return self._names_synced == self._names_version
+
+    def segments_from(self, offset: int) -> tuple[LogSegment, ...]:
+        """The segment that `offset` lies in and all after it."""
+        segments = self._segments
+        at = bisect_right(self._bases, offset) - 1
+        return segments[max(at, 0) :]
+
+    def end_below(self, offset: int) -> int:
+        """Where the log would end if it were cut at `offset`, which is not below its first segment."""
+        return self.segments_from(offset)[0].end_below(offset)
+
+    # Growing
+
+    def append(self, data: Buffer, batches: Sequence[BatchHeader]) -> None:
+        """Write to the active segment. An OSError means that nothing was appended; if even the traces of
+        the attempt could not be removed, the directory is offline.
+        """
+        active = self.active
+        try:
+            active.append(data, batches)
+        except OSError as error:
+            self._cut(active, error)
+            raise
+        self.log_end_offset = batches[-1].next_offset
+        if active.index_flush_due:
+            try:
+                active.flush_indexes()
+            except OSError as error:
+                # The entries stay in memory; without room that is where they wait.
+                self.directory.io_error(f"writing an index of {self.partition}", error)
+
+    def _cut(self, active: LogSegment, cause: OSError) -> None:
+        try:
+            active.cut()
+        except OSError as error:
+            self.directory.fail(
+                f"a write to {active.path('.log')} failed with {cause}, and what it left could not be "
+                f"removed: {error}"
+            )
+
+    def undo_append(self, first_offset: int) -> None:
+        """Remove the batches from `first_offset` on, which were appended last."""
+        self.active.truncate_to(first_offset)
+        self.log_end_offset = first_offset
+
+    def roll(self, base_offset: int, now_ms: int) -> LogSegment:
+        """Close the active segment and begin a new one at `base_offset`. On OSError nothing has changed."""
+        active = self.active
+        if base_offset == active.base_offset and active.size == 0:
+            return active
+        if base_offset <= active.base_offset or base_offset < self.log_end_offset:
+            raise ValueError(
+                f"{self.dir}: a segment at {base_offset} cannot follow the one at {active.base_offset}, "
+                f"which ends at {self.log_end_offset}"
+            )
+        if base_offset > self.log_end_offset > self.recovery_point:
+            raise ValueError(f"{self.dir}: a segment may leave a gap only behind what is durable")
+        active.seal()
+        segment = self.new_segment(base_offset, now_ms)
+        active.release()
+        self._set_segments([*self._segments, segment])
+        return segment
+
+    def new_segment(self, base_offset: int, now_ms: int) -> LogSegment:
+        """Make an empty segment, not yet part of the log. On OSError its files are gone again."""
+        config = self.config
+        jitter_ms = 0
+        if config.segment_jitter_ms > 0:
+            bound = min(config.segment_jitter_ms, config.segment_ms)
+            jitter_ms = self.directory.random.randrange(0, bound)
+        try:
+            segment = LogSegment.create(
+                self.directory.handles,
+                self.dir,
+                base_offset,
+                config,
+                created_ms=now_ms,
+                roll_jitter_ms=jitter_ms,
+            )
+        except OSError:
+            for kind in SEGMENT_KINDS:
+                with suppress(OSError):
+                    self.directory.disk.unlink(posixpath.join(self.dir, segment_file_name(base_offset, kind)))
+            raise
+        self._names_version += 1
+        return segment
+
+    # Making durable
+
+    def prepare_flush(
+        self, upto: int | None = None, *, closing: bool = False, force: bool = False
+    ) -> FlushPlan | None:
+        """What to sync so that everything below `upto` (the log end if None) is durable; None if it is,
+        unless
+        there is to be a plan by `force`. With `closing` the active segment is synced as the others are.
+        """
+        target = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
+        if target <= self.recovery_point and self.names_synced and not (closing or force):
+            return None
+        whole = []
+        active = None
+        for segment in self.segments_from(self.recovery_point):
+            if segment is self.active:
+                if closing:
+                    whole.append(segment)
+                elif segment.base_offset < target:
+                    active = segment
+            elif segment.base_offset < target:
+                whole.append(segment)
+        dirs = []
+        if not self.names_synced:
+            dirs.append(self.dir)
+        if not self._parent_synced:
+            dirs.append(self.directory.path)
+        return FlushPlan(
+            disk=self.directory.disk,
+            upto=target,
+            generation=self.generation,
+            whole=whole,
+            active=active,
+            dirs=dirs,
+            names_version=self._names_version,
+        )
+
+    def complete_flush(self, plan: FlushPlan) -> bool:
+        """Move the recovery point; False if the log has been cut since the plan was made."""
+        if plan.generation != self.generation:
+            return False
+        self.recovery_point = max(self.recovery_point, plan.upto)
+        if plan.dirs:
+            self._names_synced = max(self._names_synced, plan.names_version)
+            self._parent_synced = True
+        return True
+
+    def names_changed(self) -> None:
+        """A file was made or renamed by someone else."""
+        self._names_version += 1
+
+    def sync_names(self) -> None:
+        self.directory.disk.sync_dir(self.dir)
+        self._names_synced = self._names_version
+
+    # Shrinking
+
+    def truncate_to(self, offset: int) -> list[LogSegment]:
+        """Remove every batch that holds `offset` or more, for good; the segments that went.
+
+        `offset` must not be below the first segment, and the durable recovery point not above the new end.
+        """
+        self.generation += 1
+        self.cut_offset = offset if self.cut_offset is None else min(self.cut_offset, offset)
+        gone = []
+        while len(self._segments) > 1 and self.active.base_offset > offset:
+            segment = self.active
+            self._set_segments(self._segments[:-1])
+            self._discard(segment)
+            self.sync_names()
+            gone.append(segment)
+        self.active.truncate_to(offset)
+        self.log_end_offset = self.active.next_offset()
+        self.recovery_point = min(self.recovery_point, self.log_end_offset)
+        return gone
+
+    def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> list[LogSegment]:
+        """Remove everything and begin anew at `offset`; the segments that went.
+
+        The durable recovery point must not be above `offset`, and the durable log start must be `offset`: so
+        a crash half-way ends in a log that starts there, with the old records up to some offset.
+        """
+        self.generation += 1
+        self.cut_offset = 0
+        gone = []
+        while len(self._segments) > 1:
+            segment = self.active
+            self._set_segments(self._segments[:-1])
+            self._discard(segment)
+            if segment.base_offset >= offset:
+                self.sync_names()
+            gone.append(segment)
+        # The old names must be gone before the new segment is there, or their ranges might overlap.
+        self.sync_names()
+        last = self.active
+        last.truncate_to(last.base_offset)
+        if last.base_offset != offset:
+            self._set_segments([self.new_segment(offset, now_ms)])
+            self._discard(last)
+            gone.append(last)
+        self.sync_names()
+        self.log_end_offset = offset
+        self.recovery_point = min(self.recovery_point, offset)
+        return gone
+
+    def remove_front(self, segments: Iterable[LogSegment]) -> None:
+        """Remove segments below the log start offset, which is durable."""
+        gone = set(segments)
+        self._set_segments([segment for segment in self._segments if segment not in gone])
+        for segment in sorted(gone, key=lambda segment: segment.base_offset):
+            self._discard(segment)
+
+    def _discard(self, segment: LogSegment) -> None:
+        """Rename the files to `.deleted`; they go after a while, when the last reader has left them."""
+        segment.rename(DELETED)
+        segment.release()
+        self._names_version += 1
+        self.directory.delete_later(
+            [segment.path(kind) for kind in SEGMENT_KINDS], self.config.file_delete_delay_ms
+        )
+
+    # Replacing
+
+    def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[LogSegment]:
+        """Put `new` (complete, under `.cleaned`) in the place of `old`; the old ones that have no successor
+        of
+        the same base offset.
+
+        All of `old` must be closed and lie below the durable recovery point: above it recovery takes the
+        gaps that compaction makes for lost bytes.
+        """
+        known = set(self._segments)
+        replaced = sorted((each for each in old if each in known), key=lambda each: each.base_offset)
+        added = sorted(new, key=lambda each: each.base_offset)
+        if not replaced or not added or self.active in replaced:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.dir}: the segments to replace are no longer part of the log, or take appends",
+            )
+        for segment in added:
+            if segment.suffix != CLEANED:
+                raise ValueError(f"{segment} is not a cleaned segment")
+            segment.sync()
+        for segment in reversed(added):
+            segment.rename(SWAP)
+        self.sync_names()
+        gone = set(replaced)
+        kept = [segment for segment in self._segments if segment not in gone]
+        self._set_segments(sorted([*kept, *added], key=lambda each: each.base_offset))
+        for segment in replaced:
+            self._discard(segment)
+        self.sync_names()
+        for segment in added:
+            segment.rename("")
+        self._names_version += 1
+        self.sync_names()
+        bases = {segment.base_offset for segment in added}
+        return [segment for segment in replaced if segment.base_offset not in bases]
+
+    # Leaving
+
+    def renamed(self, dir: str) -> None:
+        """The directory has another name now."""
+        self.dir = dir
+        for segment in self._segments:
+            segment.moved_to(dir)
+
+    def release(self) -> None:
+        for segment in self._segments:
+            segment.release()

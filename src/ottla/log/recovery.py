@@ -1,0 +1,520 @@
+"""Opening a partition: after a clean shutdown by its file names alone, after a crash by what its batches say.
+
+After a crash, what a process had half done is completed or undone first: files marked `.deleted` go,
+`.cleaned` files go, `.swap` files take the place of what they replace. Then the segments from the recovery
+point on are read: every batch is checked, the indexes, the transaction index, the leader epochs and the
+producer state are made anew, and the log ends before the first batch that is not whole.
+
+Below the recovery point everything was synced. What is damaged there was not torn by a crash, and cutting the
+log would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which
+says where it is damaged and what to do, unless the policy says to truncate. Damage above the recovery point
+ends the log; where good batches follow it, that is reported as an error with their number and place, as
+records that had not been synced are lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from dataclasses import dataclass
+from enum import Enum
+
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.files import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    SEGMENT_KINDS,
+    SWAP,
+    TIME_INDEX,
+    SegmentFile,
+    TopicPartition,
+    parse_segment_file,
+    segment_file_name,
+)
+from ottla.log.leader_epochs import LeaderEpochCache
+from ottla.log.local_log import LocalLog
+from ottla.log.log import Log, read_epochs
+from ottla.log.log_producers import (
+    DEFAULT_PRODUCER_CONFIG,
+    LogProducers,
+    ProducerConfig,
+    new_producers,
+)
+from ottla.log.offset_index import MAX_RELATIVE_OFFSET
+from ottla.log.producer_state import ProducerStateManager
+from ottla.log.producer_state_snapshot import ProducerSnapshots
+from ottla.log.replay import batches_between, end_txn_marker
+from ottla.log.segment import CorruptBatch, LogSegment
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.batch import HEADER_SIZE, BatchHeader, verify_crc
+
+_log = logging.getLogger(__name__)
+
+_SEARCH_BYTES = 1024 * 1024
+_TEMPORARY = ".tmp"
+
+
+class CorruptionPolicy(Enum):
+    """What to do with a log that is damaged below its recovery point."""
+
+    REFUSE = "refuse"
+    """Leave it as it is and do not serve it."""
+    TRUNCATE = "truncate"
+    """End it before the damage, as Apache Kafka does; where the partition has a leader it fetches the rest.
+    """
+
+
+class CorruptLog(KafkaError):
+    """Synced records are damaged or missing."""
+
+    __slots__ = ()
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What a load has to know besides the partition."""
+
+    clean: bool
+    """True after a clean shutdown of the directory."""
+    producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG
+    corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE
+
+
+def create_log(
+    directory: LogDirectory,
+    name: str,
+    partition: TopicPartition,
+    config: LogConfig,
+    *,
+    topic_id: bytes | None = None,
+    producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
+) -> Log:
+    """Make the directory of a new partition, with an empty segment at offset 0."""
+    directory.check_online()
+    dir = posixpath.join(directory.path, name)
+    try:
+        if directory.knows(partition):
+            directory.forget([partition])
+        directory.disk.make_dirs(dir)
+        segment = LogSegment.create(directory.handles, dir, 0, config, created_ms=directory.clock.wall_ms())
+    except OSError as error:
+        raise directory.io_error(f"creating {dir}", error) from error
+    local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
+    producers = LogProducers(local, producer_config, new_producers(partition, producer_config))
+    log = Log(local, 0, producers, epochs=LeaderEpochCache())
+    if topic_id is not None:
+        log.assign_topic_id(topic_id)
+    return log
+
+
+def load_log(
+    directory: LogDirectory, name: str, partition: TopicPartition, config: LogConfig, options: LoadOptions
+) -> Log:
+    """Open the partition in the directory `name`. OSError where the disk fails, CorruptLog where synced
+    records are damaged.
+    """
+    return _Loader(directory, name, partition, config, options).load()
+
+
+class _Loader:
+    def __init__(
+        self,
+        directory: LogDirectory,
+        name: str,
+        partition: TopicPartition,
+        config: LogConfig,
+        options: LoadOptions,
+    ) -> None:
+        self.directory = directory
+        self.disk = directory.disk
+        self.dir = posixpath.join(directory.path, name)
+        self.partition = partition
+        self.config = config
+        self.options = options
+        self.log_start = directory.log_start(partition) or 0
+        checkpointed = directory.recovery_point(partition)
+        self.end_is_known = options.clean and checkpointed is not None
+        self.recovery_point = checkpointed or 0
+
+    def load(self) -> Log:
+        bases = self._tidy()
+        segments = [self._segment(base) for base in bases]
+        if not self.options.clean:
+            return self._recover(segments)
+        if segments and self.end_is_known:
+            end_offset = self.recovery_point
+            known = self.log_start <= end_offset and segments[-1].base_offset <= end_offset
+        else:
+            end_offset, known = segments[-1].next_offset() if segments else 0, False
+        if not segments or end_offset < max(self.log_start, segments[-1].base_offset):
+            # The checkpoints and the files contradict each other: clean it was not.
+            return self._recover(segments)
+        return self._log(segments, end_offset, end_offset, verified_end=not known, names_synced=True)
+
+    def _segment(self, base_offset: int) -> LogSegment:
+        return LogSegment(
+            self.directory.handles,
+            self.dir,
+            base_offset,
+            self.config,
+            created_ms=self.directory.clock.wall_ms(),
+        )
+
+    def _log(
+        self,
+        segments: list[LogSegment],
+        end_offset: int,
+        recovery_point: int,
+        *,
+        verified_end: bool,
+        names_synced: bool,
+        epochs: LeaderEpochCache | None = None,
+        producers: ProducerStateManager | None = None,
+        snapshots: ProducerSnapshots | None = None,
+    ) -> Log:
+        local = LocalLog(
+            self.directory,
+            self.dir,
+            self.partition,
+            self.config,
+            segments,
+            end_offset,
+            recovery_point,
+            names_synced=names_synced,
+        )
+        return Log(
+            local,
+            max(self.log_start, segments[0].base_offset),
+            LogProducers(local, self.options.producer_config, producers, snapshots),
+            epochs=epochs,
+            verified_end=verified_end,
+        )
+
+    # What was half done
+
+    def _tidy(self) -> list[int]:
+        """Complete or undo what was half done; the base offsets of the segments."""
+        files = self._files()
+        if any(file.suffix for _, file in files) or any(
+            name.endswith(_TEMPORARY) for name in self.disk.list_dir(self.dir)
+        ):
+            self._remove_leftovers(files)
+            self._complete_swaps()
+            self.disk.sync_dir(self.dir)
+            files = self._files()
+        bases = [file.offset for _, file in files if file.kind == LOG]
+        known = set(bases)
+        for name, file in files:
+            if file.kind != LOG and file.kind in SEGMENT_KINDS and file.offset not in known:
+                _log.warning("%s has no segment and is removed", posixpath.join(self.dir, name))
+                self._unlink(name)
+        return bases
+
+    def _files(self) -> list[tuple[str, SegmentFile]]:
+        parsed = ((name, parse_segment_file(name)) for name in self.disk.list_dir(self.dir))
+        return [(name, file) for name, file in parsed if file is not None]
+
+    def _remove_leftovers(self, files: list[tuple[str, SegmentFile]]) -> None:
+        for name in self.disk.list_dir(self.dir):
+            if name.endswith(_TEMPORARY):
+                self._unlink(name)
+        # A swap whose `.cleaned` files are not all renamed has not begun: nothing was removed for it.
+        first_cleaned = min((file.offset for _, file in files if file.suffix == CLEANED), default=None)
+        for name, file in files:
+            undone = file.suffix == SWAP and first_cleaned is not None and file.offset >= first_cleaned
+            if file.suffix in (DELETED, CLEANED) or undone:
+                self._unlink(name)
+
+    def _complete_swaps(self) -> None:
+        files = self._files()
+        swaps = [(name, file) for name, file in files if file.suffix == SWAP]
+        if not swaps:
+            return
+        for _, swap in swaps:
+            if swap.kind != LOG:
+                continue
+            segment = LogSegment(self.directory.handles, self.dir, swap.offset, self.config, suffix=SWAP)
+            end = swap.offset
+            for _, header in segment.headers():
+                end = header.next_offset
+            segment.release()
+            _log.info("%s: the swap of %d to %d is completed", self.dir, swap.offset, end)
+            for name, file in files:
+                if not file.suffix and file.kind in SEGMENT_KINDS and swap.offset <= file.offset < end:
+                    self._unlink(name)
+        # The old segments must be gone before the new ones have their names, or their ranges might overlap.
+        self.disk.sync_dir(self.dir)
+        for name, _ in swaps:
+            path = posixpath.join(self.dir, name)
+            self.disk.rename(path, path.removesuffix(SWAP))
+
+    def _unlink(self, name: str) -> None:
+        self.disk.unlink(posixpath.join(self.dir, name))
+
+    # After a crash
+
+    def _recover(self, segments: list[LogSegment]) -> Log:
+        epochs = read_epochs(self.disk, self.dir, segments)
+        snapshots = ProducerSnapshots(self.disk, self.dir)
+        snapshots.remove_stray(segment.base_offset for segment in segments)
+        producers = new_producers(self.partition, self.options.producer_config)
+        made_by_kafka = bool(segments) and self._has_preallocated_index(segments[-1])
+        first = self._first_to_scan(segments)
+        if segments:
+            self._reload(producers, snapshots, segments, segments[first].base_offset)
+        end_offset = segments[first].base_offset if segments else 0
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            gap = number > first and segment.base_offset != end_offset
+            if gap and not self._is_plausible_gap(segments[number - 1], segment, end_offset, made_by_kafka):
+                self._check_loss(
+                    segments[number - 1].path(LOG),
+                    segments[number - 1].size,
+                    end_offset,
+                    f"the records from {end_offset} to {segment.base_offset} are missing",
+                )
+                self._discard(segments, number, end_offset)
+                break
+            if number > first:
+                producers.map_end_offset = segment.base_offset
+                producers.take_snapshot(snapshots)
+            end_offset, complete = self._scan(segment, epochs, producers)
+            if not complete:
+                self._discard(segments, number + 1, end_offset)
+                break
+        if end_offset < self.recovery_point and end_offset >= self.log_start and segments:
+            self._check_loss(
+                segments[-1].path(LOG),
+                segments[-1].size,
+                end_offset,
+                f"the log ends at offset {end_offset}, but it was synced up to {self.recovery_point}",
+            )
+        if not segments or end_offset < self.log_start:
+            end_offset = self._start_anew(segments, snapshots, producers)
+        epochs.truncate_from_end(end_offset)
+        epochs.truncate_from_start(max(self.log_start, segments[0].base_offset))
+        snapshots.delete_outside(self.log_start, end_offset)
+        producers.map_end_offset = end_offset
+        self.disk.sync_dir(self.dir)
+        log = self._log(
+            segments,
+            end_offset,
+            min(self.recovery_point, end_offset),
+            verified_end=True,
+            names_synced=True,
+            epochs=epochs,
+            producers=producers,
+            snapshots=snapshots,
+        )
+        _log.info("%r was recovered from offset %d on", log, self.recovery_point)
+        return log
+
+    def _first_to_scan(self, segments: list[LogSegment]) -> int:
+        scan_from = max(self.recovery_point, self.log_start)
+        first = 0
+        for number, segment in enumerate(segments):
+            if segment.base_offset <= scan_from:
+                first = number
+        return first
+
+    def _reload(
+        self,
+        producers: ProducerStateManager,
+        snapshots: ProducerSnapshots,
+        segments: list[LogSegment],
+        end_offset: int,
+    ) -> None:
+        """The producer state as of the first segment to be scanned."""
+        producers.truncate_and_reload(
+            snapshots, min(self.log_start, end_offset), end_offset, self.directory.clock.wall_ms()
+        )
+        for batch in batches_between(segments, producers.map_end_offset, end_offset):
+            producers.replay([batch])
+        producers.map_end_offset = end_offset
+
+    def _scan(
+        self, segment: LogSegment, epochs: LeaderEpochCache, producers: ProducerStateManager
+    ) -> tuple[int, bool]:
+        """Check every batch and make everything anew that follows from them; the offset after the last good
+        one, and whether the file ends with it.
+        """
+        segment.start_rebuild()
+        aborted = []
+        end_offset = segment.base_offset
+        end_position = 0
+        damage: CorruptBatch | None = None
+        try:
+            for position, header, buffer, at in segment.batches():
+                if header.base_offset < end_offset or not segment.fits(header.last_offset):
+                    raise CorruptBatch(
+                        segment.path(LOG),
+                        position,
+                        f"the offsets {header.base_offset} to {header.last_offset} after {end_offset - 1}",
+                    )
+                segment.rebuild_from(position, header)
+                epochs.reconcile(header.leader_epoch, header.base_offset)
+                marker = end_txn_marker(buffer, at, header) if header.is_control else None
+                aborted.extend(producers.replay([(header, marker)]))
+                end_offset = header.next_offset
+                end_position = position + header.size
+        except CorruptBatch as error:
+            damage = error
+        segment.end_rebuild()
+        segment.txn_index.reset(aborted)
+        if damage is not None:
+            self._report(segment, damage, end_offset)
+            segment.set_size(end_position)
+        return end_offset, damage is None
+
+    def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
+        """Say what is lost with the bytes behind the last good batch, or refuse to lose it."""
+        self._check_loss(damage.path, damage.position, end_offset, damage.reason)
+        found = _batches_after(segment, damage.position)
+        if found is None:
+            _log.warning("%s; the log ends at offset %d", damage, end_offset)
+            return
+        count, first_offset, last_offset = found
+        _log.error(
+            "%s; the log ends at offset %d. %d whole batches behind it, with offsets from %d to %d, were not "
+            "synced before the crash and are lost with it",
+            damage,
+            end_offset,
+            count,
+            first_offset,
+            last_offset,
+        )
+
+    def _check_loss(self, path: str, position: int, end_offset: int, reason: str) -> None:
+        if end_offset >= self.recovery_point:
+            return
+        message = (
+            f"{path} is damaged at position {position}, after offset {end_offset - 1}: {reason}. Everything "
+            f"up to offset {self.recovery_point} had been synced, so a crash does not explain it"
+        )
+        if self.options.corruption_policy is CorruptionPolicy.TRUNCATE:
+            _log.error("%s; the log is truncated, as the corruption policy says", message)
+            self.recovery_point = end_offset
+            return
+        raise CorruptLog(
+            f"{message}. The files are left as they are. If the partition has other replicas, move "
+            f"{self.dir} away and it is fetched from its leader; if not, restore the file, or start with the "
+            "corruption policy 'truncate' to go on without the records from there on"
+        )
+
+    def _is_plausible_gap(
+        self, before: LogSegment, segment: LogSegment, end_offset: int, made_by_kafka: bool
+    ) -> bool:
+        """A new segment starts where the log ends, so a gap means lost bytes: unless the offsets would not
+        have fitted, compaction has made it below the recovery point, or Apache Kafka has written the log,
+        which starts a segment at its first record.
+        """
+        if segment.base_offset < end_offset:
+            return False
+        overflow = segment.base_offset - before.base_offset > MAX_RELATIVE_OFFSET + 1
+        return overflow or made_by_kafka or segment.base_offset <= self.recovery_point
+
+    def _has_preallocated_index(self, segment: LogSegment) -> bool:
+        """True if the newest index has its full size and zeros at its end, as only Apache Kafka leaves it."""
+        for kind, width in ((INDEX, 8), (TIME_INDEX, 12)):
+            path = posixpath.join(self.dir, segment_file_name(segment.base_offset, kind))
+            if not self.disk.exists(path):
+                continue
+            file = self.disk.open(path, writable=False)
+            try:
+                size = file.size()
+                if size >= 2 * width and file.pread(width, size - width) == bytes(width):
+                    return True
+            finally:
+                file.close()
+        return False
+
+    def _discard(self, segments: list[LogSegment], start: int, end_offset: int) -> None:
+        """Remove the segments from `start` on, the last one first."""
+        while len(segments) > start:
+            segment = segments.pop()
+            found = _batches_after(segment, 0)
+            if found is not None:
+                _log.error(
+                    "%s: the log ends at offset %d; %d whole batches from %d to %d were not synced before "
+                    "the crash and are lost with the segment",
+                    segment.path(LOG),
+                    end_offset,
+                    *found,
+                )
+            segment.release()
+            for kind in SEGMENT_KINDS:
+                if self.disk.exists(segment.path(kind)):
+                    self.disk.unlink(segment.path(kind))
+            self.disk.sync_dir(self.dir)
+
+    def _start_anew(
+        self, segments: list[LogSegment], snapshots: ProducerSnapshots, producers: ProducerStateManager
+    ) -> int:
+        """The log lies wholly below its start: go on with an empty one there."""
+        if segments:
+            _log.warning("%s ends below its start offset %d and begins there anew", self.dir, self.log_start)
+        self._discard(segments, 0, self.log_start)
+        snapshots.delete_all()
+        producers.truncate_fully_and_start_at(self.log_start)
+        segments.append(
+            LogSegment.create(
+                self.directory.handles,
+                self.dir,
+                self.log_start,
+                self.config,
+                created_ms=self.directory.clock.wall_ms(),
+            )
+        )
+        return self.log_start
+
+
+def _batches_after(segment: LogSegment, position: int) -> tuple[int, int, int] | None:
+    """How many whole batches lie at or behind `position`, wherever they begin, and the offsets they span."""
+    count = 0
+    first: BatchHeader | None = None
+    last: BatchHeader | None = None
+    size = segment.size
+    while size - position >= HEADER_SIZE:
+        chunk = segment.read(position, _SEARCH_BYTES)
+        at = _next_magic(chunk, 0)
+        step = max(len(chunk) - HEADER_SIZE + 1, 1)
+        while at is not None and at < step:
+            header = _whole_batch(segment, position + at, size)
+            if header is None:
+                at = _next_magic(chunk, at + 1)
+                continue
+            count += 1
+            first = first or header
+            last = header
+            at += header.size
+            if at >= step:
+                step = at
+                break
+            at = _next_magic(chunk, at)
+        position += step
+    if first is None or last is None:
+        return None
+    return count, first.base_offset, last.last_offset
+
+
+def _next_magic(chunk: bytes, at: int) -> int | None:
+    """The next place where a header may begin: its magic byte is 16 bytes on."""
+    found = chunk.find(b"\x02", at + 16)
+    return found - 16 if found >= 0 else None
+
+
+def _whole_batch(segment: LogSegment, position: int, size: int) -> BatchHeader | None:
+    try:
+        header = BatchHeader.parse(segment.read(position, HEADER_SIZE))
+        if header.size > size - position:
+            return None
+        verify_crc(segment.read(position, header.size), 0, header)
+    except KafkaError:
+        return None
+    return header

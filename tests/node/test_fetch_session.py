@@ -1,0 +1,224 @@
+"""Incremental fetch sessions: what is told, what is left out, and who gives way to whom."""
+
+from ottla.node.fetch_session import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    MIN_EVICTION_MS,
+    NO_SESSION,
+    Fetch,
+    FetchSessionCache,
+    FullFetch,
+    IncrementalFetch,
+    Key,
+    SessionError,
+    next_epoch,
+)
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.fetch import EpochEndOffset, FetchPartition, PartitionData
+from ottla.runtime.random import SeededRandom
+from ottla.sim.clock import SimClock
+
+TOPIC = bytes(range(16))
+
+
+class Fetcher:
+    """A client of a cache, which knows its session and epoch as a real one does."""
+
+    def __init__(self, slots: int = 10) -> None:
+        self.clock = SimClock()
+        self.cache = FetchSessionCache(slots, SeededRandom(7), self.clock)
+
+    def begin(
+        self,
+        session: int,
+        epoch: int,
+        *indexes: int,
+        forget: tuple[int, ...] = (),
+        by_id: bool = True,
+        follower: bool = False,
+        offset: int = 0,
+    ) -> Fetch:
+        asked = {(TOPIC, index): FetchPartition(partition=index, fetch_offset=offset) for index in indexes}
+        return self.cache.begin(
+            session,
+            epoch,
+            asked,
+            [(TOPIC, index) for index in forget],
+            by_id=by_id,
+            privileged=follower,
+        )
+
+    def new_session(self, *indexes: int, follower: bool = False) -> int:
+        fetch = self.begin(NO_SESSION, INITIAL_EPOCH, *indexes, follower=follower)
+        _, session, _ = fetch.respond(quiet(*indexes))
+        return session
+
+
+def key(index: int) -> Key:
+    return TOPIC, index
+
+
+def quiet(*indexes: int, high_watermark: int = 5) -> dict[Key, PartitionData]:
+    return {
+        key(index): PartitionData(
+            partition_index=index, high_watermark=high_watermark, log_start_offset=0, records=b""
+        )
+        for index in indexes
+    }
+
+
+def told(fetch: Fetch, results: dict[Key, PartitionData]) -> list[int]:
+    error, _, included = fetch.respond(results)
+    assert error is ErrorCode.NONE
+    return [index for _, index in included]
+
+
+def test_a_full_fetch_is_answered_in_full_and_begins_a_session() -> None:
+    fetcher = Fetcher()
+    fetch = fetcher.begin(NO_SESSION, INITIAL_EPOCH, 0, 1)
+    assert isinstance(fetch, FullFetch)
+    assert [index for (_, index), _ in fetch.partitions()] == [0, 1]
+    error, session, included = fetch.respond(quiet(0, 1))
+    assert (error, list(included)) == (ErrorCode.NONE, [key(0), key(1)])
+    assert session != NO_SESSION
+    assert len(fetcher.cache) == 1
+
+
+def test_an_incremental_fetch_covers_the_whole_session_and_tells_only_news() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0, 1, 2)
+    fetch = fetcher.begin(session, 1)
+    assert isinstance(fetch, IncrementalFetch)
+    assert [index for (_, index), _ in fetch.partitions()] == [0, 1, 2]
+    assert told(fetch, quiet(0, 1, 2)) == []
+    results = quiet(0, 1, 2)
+    results[key(1)].records = b"some"
+    results[key(2)].high_watermark = 6
+    assert told(fetcher.begin(session, 2), results) == [1, 2]
+    assert told(fetcher.begin(session, 3), quiet(0, 1) | quiet(2, high_watermark=6)) == []
+
+
+def test_an_error_is_told_and_its_end_too() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0)
+    failing = {key(0): PartitionData(partition_index=0, error_code=6, high_watermark=-1, log_start_offset=0)}
+    assert told(fetcher.begin(session, 1), failing) == [0]
+    assert told(fetcher.begin(session, 2), failing) == [0]
+    assert told(fetcher.begin(session, 3), quiet(0)) == [0]
+    assert told(fetcher.begin(session, 4), quiet(0)) == []
+
+
+def test_a_diverging_epoch_and_a_preferred_replica_are_told() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0)
+    results = quiet(0)
+    results[key(0)].diverging_epoch = EpochEndOffset(epoch=1, end_offset=3)
+    assert told(fetcher.begin(session, 1), results) == [0]
+    results = quiet(0)
+    results[key(0)].preferred_read_replica = 2
+    assert told(fetcher.begin(session, 2), results) == [0]
+
+
+def test_partitions_join_change_and_leave_a_session() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0, 1)
+    fetch = fetcher.begin(session, 1, 1, 2, forget=(0,), offset=9)
+    assert {index: asked.fetch_offset for (_, index), asked in fetch.partitions()} == {1: 9, 2: 9}
+    assert told(fetch, quiet(1, 2)) == [2]
+    empty = fetcher.begin(session, 2, forget=(1, 2))
+    assert isinstance(empty, FullFetch)
+    assert empty.respond({})[:2] == (ErrorCode.NONE, NO_SESSION)
+    assert len(fetcher.cache) == 0
+
+
+def test_partitions_that_had_records_go_to_the_end_of_the_line() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0, 1, 2)
+    fetch = fetcher.begin(session, 1)
+    results = quiet(0, 1, 2)
+    results[key(0)].records = b"some"
+    told(fetch, results)
+    assert [index for (_, index), _ in fetcher.begin(session, 2).partitions()] == [1, 2, 0]
+
+
+def test_a_session_that_is_not_there_and_an_epoch_that_is_not_next_are_refused() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0)
+
+    def error(fetch: Fetch) -> ErrorCode:
+        assert isinstance(fetch, SessionError)
+        assert list(fetch.partitions()) == []
+        return fetch.respond({})[0]
+
+    assert error(fetcher.begin(session + 1, 1)) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert error(fetcher.begin(session, 2)) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    assert error(fetcher.begin(session, 1, by_id=False)) is ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+    assert isinstance(fetcher.begin(session, 1), IncrementalFetch)
+
+
+def test_a_fetch_overtaken_by_the_next_one_is_refused() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0)
+    slow = fetcher.begin(session, 1)
+    fetcher.begin(session, 2)
+    assert slow.respond(quiet(0)) == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session, {})
+
+
+def test_a_final_fetch_ends_the_session() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0)
+    fetch = fetcher.begin(session, FINAL_EPOCH, 0)
+    assert fetch.respond(quiet(0))[1] == NO_SESSION
+    assert isinstance(fetcher.begin(session, 1), SessionError)
+
+
+def test_a_new_session_with_the_id_of_an_old_one_ends_it() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0)
+    fetcher.begin(session, INITIAL_EPOCH, 0).respond(quiet(0))
+    assert isinstance(fetcher.begin(session, 1), SessionError)
+    assert len(fetcher.cache) == 1
+
+
+def test_a_full_cache_refuses_sessions_but_serves_the_fetch() -> None:
+    fetcher = Fetcher(slots=1)
+    first = fetcher.new_session(0)
+    fetch = fetcher.begin(NO_SESSION, INITIAL_EPOCH, 0)
+    assert fetch.respond(quiet(0)) == (ErrorCode.NONE, NO_SESSION, quiet(0))
+    assert isinstance(fetcher.begin(first, 1), IncrementalFetch)
+    assert Fetcher(slots=0).new_session(0) == NO_SESSION
+
+
+def test_a_stale_session_gives_way() -> None:
+    fetcher = Fetcher(slots=1)
+    first = fetcher.new_session(0, 1, 2)
+    fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)
+    assert fetcher.new_session(0) != NO_SESSION
+    assert isinstance(fetcher.begin(first, 1), SessionError)
+    assert fetcher.cache.evictions == 1
+
+
+def test_an_old_session_that_is_used_gives_way_only_to_a_larger_one() -> None:
+    fetcher = Fetcher(slots=1)
+    first = fetcher.new_session(0, 1)
+    fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)
+    fetcher.begin(first, 1)
+    assert fetcher.new_session(0) == NO_SESSION
+    assert fetcher.new_session(0, 1, 2) != NO_SESSION
+
+
+def test_followers_displace_consumers_and_not_the_other_way_round() -> None:
+    fetcher = Fetcher(slots=1)
+    fetcher.new_session(0, 1, 2)
+    follower = fetcher.new_session(0, follower=True)
+    assert follower != NO_SESSION
+    fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)
+    fetcher.begin(follower, 1)
+    assert fetcher.new_session(0, 1, 2, 3) == NO_SESSION
+    assert fetcher.new_session(0, 1, follower=True) != NO_SESSION
+
+
+def test_epochs_wrap_around_to_one() -> None:
+    assert next_epoch(INITIAL_EPOCH) == 1
+    assert next_epoch(2**31 - 1) == 1
+    assert next_epoch(FINAL_EPOCH) == FINAL_EPOCH

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx
+$(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/ottla/records/kernel/*.pxi)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

@@ -43,6 +43,35 @@ def messages_of(module: Any) -> list[type[Message]]:
     ]
 
 
+RECORD_MODULES = (
+    "consumer_offsets_records",
+    "control_records",
+    "headers",
+    "metadata_records",
+    "principal",
+    "producer_snapshot",
+    "quorum_state",
+    "remote_log_records",
+    "share_state_records",
+    "subscription",
+    "transaction_state_records",
+)
+
+
+def all_messages() -> list[type[Message]]:
+    """Every message there is: requests, responses, headers, and what internal topics and files hold."""
+    modules = [importlib.import_module(f"ottla.protocol.{name}") for name in RECORD_MODULES]
+    return api_messages() + [cls for module in modules for cls in messages_of(module)]
+
+
+def structs_of(cls: type[Struct]) -> list[type[Struct]]:
+    """A message and all structs in it."""
+    inner = [
+        struct for field in cls.FIELDS if field.struct is not None for struct in structs_of(field.struct)
+    ]
+    return [cls, *inner]
+
+
 def versions_of(cls: type[Message]) -> range:
     return range(cls.VERSIONS[0], cls.VERSIONS[1] + 1)
 

@@ -50,9 +50,11 @@ def parse_uuid(text: str) -> bytes:
     return value
 
 
-def to_json(message: Message, version: int) -> dict[str, Any]:
-    message.check_version(version)
-    return _struct_to_json(message, version)
+def to_json(value: Struct, version: int) -> dict[str, Any]:
+    """The document for a message, or for a struct in it."""
+    if isinstance(value, Message):
+        value.check_version(version)
+    return _struct_to_json(value, version)
 
 
 def from_json(cls: type[M], data: dict[str, Any], version: int) -> M:
@@ -69,8 +71,8 @@ def _struct_to_json(value: Struct, version: int) -> dict[str, Any]:
         if not field.in_version(version):
             if not field.ignorable and not default:
                 raise UnsupportedVersion(f"{type(value).__name__} v{version} has no {field.name}")
-        elif field.kind == "records":
-            made[json_name(field.name) + "SizeInBytes"] = 0 if current is None else len(current)
+        elif field.kind == "records" and current is not None:
+            made[json_name(field.name) + "SizeInBytes"] = len(current)
         elif field.tag is None or not default:
             made[json_name(field.name)] = _to_json(field, current, version)
     return made

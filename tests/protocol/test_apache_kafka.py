@@ -1,0 +1,65 @@
+"""Every version of every message, byte for byte and in its JSON form, against Apache Kafka's own classes.
+
+This is the only oracle for what internal topics and files hold. Messages with records are left to the other
+oracles, as their JSON form holds no records.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ottla.protocol.json_form import to_json
+from ottla.protocol.schema import Message
+from tests.support import kafka_libs
+from tests.support.java import run_tool
+from tests.support.messages import MessageMaker, all_messages, structs_of, versions_of
+
+ORACLE = Path(__file__).parents[1] / "support" / "java" / "MessageOracle.java"
+MESSAGES_EACH = 3
+# Kafka generates no JSON form for a record that it only ever reads.
+NOT_IN_JAVA = {"ZkMigrationRecord"}
+
+
+def java_classes() -> dict[str, str]:
+    """The full names of the generated classes, by their simple names."""
+    found = {}
+    for jar in kafka_libs.classpath(kafka_libs.BROKER).split(":"):
+        for path in Path(jar).parent.glob("kafka*.jar") if jar.endswith("*") else [Path(jar)]:
+            for name in zipfile.ZipFile(path).namelist():
+                if name.endswith("JsonConverter.class"):
+                    full = name.removesuffix("JsonConverter.class").replace("/", ".")
+                    found[full.rpartition(".")[2]] = full
+    return found
+
+
+@pytest.mark.kafka
+def test_apache_kafka_writes_the_same_bytes_and_reads_the_same_message() -> None:
+    known = java_classes()
+    cases: list[tuple[type[Message], int, Message, str]] = []
+    missing = set()
+    for cls in all_messages():
+        if any(field.kind == "records" for struct in structs_of(cls) for field in struct.FIELDS):
+            continue
+        java_class = known.get(cls.__name__ + "Data") or known.get(cls.__name__)
+        if java_class is None:
+            missing.add(cls.__name__)
+            continue
+        for version in versions_of(cls):
+            for seed in range(MESSAGES_EACH):
+                message = MessageMaker((cls.__name__, version, seed, "java")).make(cls, version)
+                cases.append((cls, version, message, java_class))
+    assert missing == NOT_IN_JAVA
+    asked = [
+        f"{java_class}\t{version}\t{json.dumps(to_json(message, version))}\n"
+        for _, version, message, java_class in cases
+    ]
+    answers = run_tool(str(ORACLE), stdin="".join(asked)).out.splitlines()
+    assert len(answers) == len(cases)
+    for (cls, version, message, _), answer in zip(cases, answers):
+        encoded, _, document = answer.partition("\t")
+        assert encoded == message.encode(version).hex(), f"{cls.__name__} v{version}"
+        assert json.loads(document) == to_json(message, version), f"{cls.__name__} v{version}"

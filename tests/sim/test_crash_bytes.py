@@ -82,15 +82,45 @@ class TestOneFile:
             assert data[:1000] == b"A" * 1000
             assert set(data[1000:]) <= {0, ord("B")}
 
+    def test_what_a_surviving_truncation_cut_off_never_comes_back(self) -> None:
+        disk = SimDisk()
+        file = durable_file(disk, b"A" * 9000)
+        file.truncate(1000)
+        file.pwrite(b"B" * 2000, 1000)
+        survived = [data for data in outcomes(disk) if len(data) < 9000]
+        assert len(survived) > 10
+        for data in survived:
+            assert data[:1000] == b"A" * 1000
+            assert set(data[1000:]) <= {0, ord("B")}
+
     def test_sectors_freed_by_a_lost_truncation_keep_their_old_bytes(self) -> None:
         disk = SimDisk()
         file = durable_file(disk, b"A" * 9000)
         file.truncate(1000)
-        file.pwrite(b"B" * 9000, 1000)
-        for data in outcomes(disk):
-            if len(data) == 9000 and data.endswith(b"A"):
-                # From the first sector border on nothing new was written in place.
-                assert data[1024:] == b"A" * (9000 - 1024)
+        file.pwrite(b"B" * 7000, 1000)
+        lost = [data for data in outcomes(disk) if len(data) == 9000]
+        assert len(lost) > 2
+        for data in lost:
+            # Up to the border of the sector the new bytes may have been written in place.
+            assert data[:1000] == b"A" * 1000
+            assert data[1024:] == b"A" * (9000 - 1024)
+
+    def test_one_write_may_be_torn_while_a_later_one_is_whole(self) -> None:
+        disk = SimDisk()
+        file = durable_file(disk, b"a" * 2000)
+        file.pwrite(b"b" * 8, 0)
+        file.pwrite(b"c" * 8, 1600)
+        torn = {data[:8].count(b"b") for data in outcomes(disk) if data[1600:1608] == b"c" * 8}
+        assert torn - {0, 8}
+
+    def test_many_writes_may_survive_in_order_up_to_a_torn_one(self) -> None:
+        disk = SimDisk()
+        file = durable_file(disk)
+        whole = b"".join(bytes([index]) * 700 for index in range(1, 41))
+        for start in range(0, len(whole), 700):
+            file.pwrite(whole[start : start + 700], start)
+        torn = [data for data in outcomes(disk) if data and whole.startswith(data) and len(data) % 700]
+        assert len({len(data) // 700 for data in torn}) > 10
 
     def test_a_new_file_without_a_sync_may_be_empty_under_a_durable_name(self) -> None:
         disk = SimDisk()

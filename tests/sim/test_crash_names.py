@@ -115,6 +115,17 @@ class TestSingleChanges:
         assert set(outcomes(disk)) == {()}
 
 
+def test_a_crash_may_keep_or_lose_everything_at_once() -> None:
+    disk = disk_with("/d")
+    for index in range(40):
+        make(disk, f"/d/{index}")
+        disk.open(f"/d/{index}").pwrite(b"unsynced", 4)
+    kept = Counter(len(disk.after_crash(seed).contents()) for seed in SEEDS)
+    assert kept[0] > 0
+    whole = disk.contents()
+    assert any(disk.after_crash(seed).contents() == whole for seed in SEEDS)
+
+
 class TestDirectories:
     def test_a_durable_file_moved_into_a_new_directory_is_never_lost(self) -> None:
         disk = disk_with("/d")
@@ -149,6 +160,14 @@ class TestDirectories:
             (("/a/x", b"data"), ("/b/y", b"data")),
             (("/b/a/x", b"data"), ("/b/y", b"data")),
         }
+
+    def test_a_directory_replaced_after_its_file_moved_out_never_takes_the_file(self) -> None:
+        disk = disk_with("/d", "/e", "/x")
+        make(disk, "/d/f")
+        disk.sync_dir("/d")
+        disk.rename("/d/f", "/e/f")
+        disk.rename("/x", "/d")
+        assert {names[0] for names in outcomes(disk)} == {("/d/f", b"data"), ("/e/f", b"data")}
 
     def test_a_renamed_directory_keeps_its_files_under_either_name(self) -> None:
         disk = disk_with("/topic-0")

@@ -306,6 +306,16 @@ class TestFullDisk:
         used = sum(-(-len(data) // BLOCK) * BLOCK for data in disk.contents().values())
         assert disk.usage("/").free_bytes == 4 * BLOCK - used
 
+    def test_a_handle_of_an_earlier_life_gives_no_room_back(self) -> None:
+        disk = SimDisk(capacity_bytes=4 * BLOCK)
+        durable_file(disk, "/kept", b"x" * BLOCK)
+        file = durable_file(disk, data=b"x" * BLOCK)
+        disk.unlink("/file")
+        disk.sync_dir("/")
+        disk.crash()
+        file.close()
+        assert disk.usage("/").free_bytes == 3 * BLOCK
+
     def test_each_mount_has_its_own_room(self) -> None:
         disk = SimDisk()
         for directory in ("/data/1", "/data/2", "/data/20"):

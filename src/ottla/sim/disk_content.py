@@ -224,8 +224,10 @@ class _Sectors:
         version = self._version(start, [index for index in reaching if index < steps[chosen]])
         if tear and chosen + 1 < len(steps):
             newer = self._version(start, [index for index in reaching if index < steps[chosen + 1]])
-            cut = self._source.randrange(self._sector_bytes + 1)
-            version = newer[:cut] + version[cut:]
+            changed = [index for index in range(self._sector_bytes) if newer[index] != version[index]]
+            if changed:
+                cut = self._source.randrange(changed[0], changed[-1] + 1)
+                version = newer[:cut] + version[cut:]
         return version
 
     def _version(self, start: int, changes: list[int]) -> bytes:

@@ -1,0 +1,28 @@
+"""The entry of the `ottla` command.
+
+`start` has to be ready in a blink and stay small, so it is recognised here by hand, before anything is
+imported that draws tables or parses options; every other command goes to the application in
+`ottla.cli.app`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["start"]:
+        from ottla.cli.start import start
+
+        return start(arguments[1:])
+    if arguments in (["--version"], ["version"]):
+        from ottla import __version__
+
+        print(f"ottla {__version__}")
+        return 0
+    from ottla.cli.app import run
+
+    return run(arguments)

@@ -1,0 +1,166 @@
+"""`ottla start`: run a node until it is told to stop.
+
+The options are read by hand: there are few, and a parser would cost more than the rest of the start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ottla.runtime.clock import SystemClock
+
+HELP: Final = r"""\ Usage: ottla start [server.properties] [options]
+
+              Start a node. Without a file it is a cluster of its own: broker and controller, on
+              127.0.0.1:9092, with its data in ./ottla-data. An empty data directory is formatted at the
+              first start. SIGTERM or Ctrl-C stops it.
+
+Options:
+  --data-dir DIR       where the data lies (log.dirs)
+  --listen HOST:PORT   where clients connect; port 0 picks a free one (listeners)
+  --set NAME=VALUE     any setting of server.properties; may be repeated, and counts over the file
+  --log-level LEVEL    debug, info, warning (default) or error
+  --help               this text
+              """
+_LOG_LEVELS: Final = ("debug", "info", "warning", "warn", "error")
+
+
+class UsageError(Exception):
+    """Options that make no sense; the text says which and why."""
+
+
+@dataclass(slots=True)
+class Options:
+    file: str | None = None
+    data_dir: str | None = None
+    listen: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    log_level: str = "warning"
+    help: bool = False
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    options = Options()
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        if not argument.startswith("-"):
+            if options.file is not None:
+                raise UsageError(f"two files were given, {options.file} and {argument}")
+            options.file = argument
+            continue
+        name, equals, value = argument.partition("=")
+        if name in ("--help", "-h"):
+            options.help = True
+            continue
+        if name not in ("--data-dir", "--listen", "--set", "--log-level"):
+            raise UsageError(f"there is no option {name}; `ottla start --help` lists them")
+        if not equals:
+            if not remaining:
+                raise UsageError(f"{name} needs a value")
+            value = remaining.pop(0)
+        _take(options, name, value)
+    return options
+
+
+def _take(options: Options, name: str, value: str) -> None:
+    if name == "--data-dir":
+        options.data_dir = value
+    elif name == "--listen":
+        host, colon, port = value.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise UsageError(f"--listen {value}: expected HOST:PORT, as 127.0.0.1:9092")
+        options.listen = f"{host}:{port}"
+    elif name == "--set":
+        key, equals, setting = value.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--set {value}: expected NAME=VALUE")
+        options.settings[key.strip()] = setting.strip()
+    elif value.lower() not in _LOG_LEVELS:
+        raise UsageError(f"--log-level {value}: allowed are {', '.join(_LOG_LEVELS)}")
+    else:
+        options.log_level = value.lower()
+
+
+def settings_of(options: Options) -> dict[str, str]:
+    """The settings of the file with those of the flags over them."""
+    from ottla.node.properties import parse_properties
+
+    settings: dict[str, str] = {}
+    if options.file is not None:
+        try:
+            with open(options.file, encoding="utf-8") as file:
+                settings = parse_properties(file.read())
+        except OSError as error:
+            raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{options.file}, {error}") from None
+    if options.data_dir is not None:
+        settings["log.dirs"] = options.data_dir
+    if options.listen is not None:
+        settings["listeners"] = _with_listener(settings, options.listen)
+        settings.pop("advertised.listeners", None)
+    settings.update(options.settings)
+    return settings
+
+
+def _with_listener(settings: dict[str, str], address: str) -> str:
+    """The listeners with this one for clients; those of the controller stay as they are."""
+    controller = {name.strip() for name in settings.get("controller.listener.names", "CONTROLLER").split(",")}
+    kept = [
+        entry.strip()
+        for entry in settings.get("listeners", "").split(",")
+        if entry.strip().partition("://")[0] in controller
+    ]
+    return ",".join([f"PLAINTEXT://{address}", *kept])
+
+
+def start(arguments: Sequence[str]) -> int:
+    """Run a node with these arguments; the exit status when it has stopped."""
+    began_ns = SystemClock().monotonic_ns()
+    try:
+        options = parse(arguments)
+        if options.help:
+            print(HELP, end="")
+            return 0
+        settings = settings_of(options)
+    except UsageError as error:
+        return _complain(str(error), status=2)
+
+    import logging
+
+    from ottla.node.config import NodeConfig, unknown_names
+    from ottla.node.config_types import ConfigError
+    from ottla.node.logs import configure_logging
+    from ottla.node.run import NodeFailed, run_node
+
+    configure_logging(options.log_level)
+    for line in unknown_names(settings):
+        logging.getLogger("ottla.node.config").warning(line)
+    try:
+        config = NodeConfig(settings)
+        run_node(config, ready=lambda addresses: _ready(config, addresses, began_ns))
+    except ConfigError as error:
+        return _complain(str(error))
+    except NodeFailed as failure:
+        return _complain(str(failure))
+    return 0
+
+
+def _ready(config: object, addresses: str, began_ns: int) -> None:
+    from ottla import __version__
+    from ottla.node.config import NodeConfig
+
+    assert isinstance(config, NodeConfig)
+    took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
+    dirs = ", ".join(os.path.abspath(directory) for directory in config.log_dirs)
+    print(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms", flush=True)
+
+
+def _complain(problem: str, *, status: int = 1) -> int:
+    print(f"ottla: {problem}", file=sys.stderr)
+    return status

@@ -1,0 +1,129 @@
+"""Taking over the data directories: lock them, see whose they are, format the empty ones.
+
+A directory that holds something else is never formatted, and one that another node has locked, or that
+belongs to another cluster or node, stops the start with one line. Where no node id was asked for, the
+node takes the one that the directories have.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from dataclasses import dataclass
+from typing import Final
+
+from ottla.metadata.storage import (
+    MetaProperties,
+    StorageError,
+    assign_directory_id,
+    format_directory,
+    load_directories,
+)
+from ottla.node.config import NodeConfig
+from ottla.protocol.json_form import uuid_text
+from ottla.runtime.disk import Lock
+from ottla.runtime.runtime import Runtime
+
+LOCK_FILE: Final = ".lock"
+# What file systems and desktops leave in a directory that counts as empty.
+_IGNORED: Final = frozenset((LOCK_FILE, "lost+found", ".DS_Store"))
+
+
+class NodeFailed(Exception):
+    """The node cannot start or go on; the text is one line for whoever started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStorage:
+    """The node's directories, locked and formatted."""
+
+    cluster_id: str
+    node_id: int
+    directories: dict[str, bytes]
+    """The directory ids by path, as `log.dirs` lists them."""
+    locks: tuple[Lock, ...]
+
+    def release(self) -> None:
+        for lock in self.locks:
+            lock.release()
+
+
+def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
+    """Lock the data directories, format those that are empty, and say what node this is."""
+    dirs = list(dict.fromkeys((*config.log_dirs, config.metadata_log_dir)))
+    locks: list[Lock] = []
+    try:
+        for path in dirs:
+            locks.append(_locked(runtime, path))  # noqa: PERF401 - those taken so far must be released
+        wanted = config.node_id if config.is_set("node.id") else None
+        found = load_directories(runtime.disk, dirs, node_id=wanted)
+        known = [properties for properties in found.values() if properties is not None]
+        cluster_id = known[0].cluster_id if known else uuid_text(runtime.random.uuid())
+        node_id = known[0].node_id if known else config.node_id
+        ids: dict[str, bytes] = {}
+        for path, properties in found.items():
+            ids[path] = _formatted(runtime, path, properties, cluster_id, node_id)
+    except StorageError as error:
+        _release(locks)
+        raise NodeFailed(str(error)) from None
+    except OSError as error:
+        _release(locks)
+        raise NodeFailed(_disk_problem(error)) from None
+    except BaseException:
+        _release(locks)
+        raise
+    return NodeStorage(cluster_id, node_id, {path: ids[path] for path in dirs}, tuple(locks))
+
+
+def _release(locks: list[Lock]) -> None:
+    for lock in locks:
+        lock.release()
+
+
+def _locked(runtime: Runtime, path: str) -> Lock:
+    runtime.disk.make_dirs(path)
+    try:
+        return runtime.disk.lock(posixpath.join(path, LOCK_FILE))
+    except BlockingIOError:
+        raise StorageError(
+            f"the data directory {path} is in use by another node; stop that one, or choose another "
+            "directory "
+            "with --data-dir"
+        ) from None
+
+
+def _formatted(
+    runtime: Runtime, path: str, properties: MetaProperties | None, cluster_id: str, node_id: int
+) -> bytes:
+    if properties is None:
+        others = [name for name in runtime.disk.list_dir(path) if name not in _IGNORED]
+        if others and not _is_half_formatted(others):
+            raise StorageError(
+                f"{path} is not empty and is not the data directory of a node (it has {others[0]!r} but no "
+                "meta.properties); choose another with --data-dir"
+            )
+        properties = format_directory(
+            runtime.disk, runtime.random, runtime.clock, path, cluster_id=cluster_id, node_id=node_id
+        )
+    properties = assign_directory_id(runtime.disk, runtime.random, path, properties)
+    assert properties.directory_id is not None
+    return properties.directory_id
+
+
+def _is_half_formatted(names: list[str]) -> bool:
+    """Whether a start that was interrupted while it formatted left these behind."""
+    return all(name.startswith(("bootstrap.checkpoint", "meta.properties")) for name in names)
+
+
+def _disk_problem(error: OSError) -> str:
+    where = error.filename or "a data directory"
+    reasons = {
+        errno.EROFS: "the disk is read-only",
+        errno.EACCES: "permission denied",
+        errno.EPERM: "permission denied",
+        errno.ENOSPC: "no space is left on the disk",
+        errno.ENOTDIR: "it, or what should hold it, is not a directory",
+        errno.EEXIST: "it is a file, not a directory",
+    }
+    reason = reasons.get(error.errno or 0, error.strerror or str(error))
+    return f"cannot use {where}: {reason}"

@@ -1,0 +1,94 @@
+"""Taking over data directories: format, lock, recognise, refuse."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ottla.metadata.storage import read_meta_properties
+from ottla.node.config import NodeConfig
+from ottla.node.storage import NodeFailed, open_storage
+from ottla.runtime.runtime import Runtime
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    runtime = Runtime.real(pool_workers=1)
+    yield runtime
+    runtime.close()
+
+
+def config(*dirs: Path, **settings: str) -> NodeConfig:
+    given = {"log.dirs": ",".join(map(str, dirs))}
+    return NodeConfig(given | {name.replace("_", "."): value for name, value in settings.items()})
+
+
+def test_an_empty_directory_is_formatted_and_keeps_its_identity(runtime: Runtime, tmp_path: Path) -> None:
+    first = open_storage(runtime, config(tmp_path / "a"))
+    first.release()
+    again = open_storage(runtime, config(tmp_path / "a"))
+    again.release()
+    assert (again.cluster_id, again.node_id, again.directories) == (
+        first.cluster_id,
+        first.node_id,
+        first.directories,
+    )
+    assert (tmp_path / "a" / "meta.properties").exists()
+    assert (tmp_path / "a" / "bootstrap.checkpoint").exists()
+
+
+def test_a_directory_that_joins_later_becomes_part_of_the_same_node(runtime: Runtime, tmp_path: Path) -> None:
+    first = open_storage(runtime, config(tmp_path / "a"))
+    first.release()
+    both = open_storage(runtime, config(tmp_path / "a", tmp_path / "b"))
+    both.release()
+    assert both.cluster_id == first.cluster_id
+    assert len(set(both.directories.values())) == 2
+
+
+def test_the_stored_node_id_counts_unless_another_is_asked_for(runtime: Runtime, tmp_path: Path) -> None:
+    open_storage(runtime, config(tmp_path, node_id="7")).release()
+    storage = open_storage(runtime, config(tmp_path))
+    storage.release()
+    assert storage.node_id == 7
+    with pytest.raises(NodeFailed, match="Stored node id 7 doesn't match node id 8"):
+        open_storage(runtime, config(tmp_path, node_id="8"))
+
+
+def test_a_directory_in_use_is_refused(runtime: Runtime, tmp_path: Path) -> None:
+    storage = open_storage(runtime, config(tmp_path))
+    with pytest.raises(NodeFailed, match="in use by another node"):
+        open_storage(runtime, config(tmp_path))
+    storage.release()
+    open_storage(runtime, config(tmp_path)).release()
+
+
+def test_directories_of_two_clusters_are_refused_and_unlocked_again(runtime: Runtime, tmp_path: Path) -> None:
+    for name in "ab":
+        open_storage(runtime, config(tmp_path / name)).release()
+    with pytest.raises(NodeFailed, match="another cluster"):
+        open_storage(runtime, config(tmp_path / "a", tmp_path / "b"))
+    open_storage(runtime, config(tmp_path / "a")).release()
+
+
+def test_a_directory_with_other_things_in_it_is_never_formatted(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(NodeFailed, match="is not empty and is not the data directory of a node"):
+        open_storage(runtime, config(tmp_path))
+    assert read_meta_properties(runtime.disk, str(tmp_path)) is None
+
+
+def test_a_start_that_was_cut_short_while_formatting_is_taken_up_again(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    (tmp_path / "bootstrap.checkpoint").write_bytes(b"half")
+    open_storage(runtime, config(tmp_path)).release()
+    assert (tmp_path / "meta.properties").exists()
+
+
+def test_a_path_that_cannot_hold_a_directory_is_one_line(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NodeFailed, match=r"^cannot use .*not a directory$"):
+        open_storage(runtime, config(tmp_path / "file" / "data"))
+    with pytest.raises(NodeFailed, match=r"^cannot use .*a file, not a directory$"):
+        open_storage(runtime, config(tmp_path / "file"))

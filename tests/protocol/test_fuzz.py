@@ -80,7 +80,7 @@ def test_memory_is_bounded_by_the_bytes_that_came(cls: type[Message]) -> None:
     for version in versions_of(cls)[-2:]:
         data = MessageMaker((cls.__name__, version)).make(cls, version).encode(version)
         cls.decode(data, version)
-        hostile = list(mutations(data, chance, 30))
+        hostile = list(mutations(data, chance, 12))
         tracemalloc.start()
         try:
             for each in hostile:

@@ -24,7 +24,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from ottla.protocol.schema import ZERO_UUID, Field, Message, Request, Struct
+from ottla.protocol.schema import ZERO_UUID, Field, Message, Request, Struct, default_of
 
 S = TypeVar("S", bound=Struct)
 
@@ -172,7 +172,7 @@ def _value_from_kafka_python(field: Field, value: Any, version: int) -> Any:
         bits = sum(1 << bit for bit in value)
         return bits - (1 << 32) if bits >= 1 << 31 else bits
     if value is None and not field.nullable_in(version):
-        return field.default_value()
+        return default_of(field)
     if field.struct is not None and value is not None:
         return _from_kafka_python(field.struct, value, version)
     return value

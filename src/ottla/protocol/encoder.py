@@ -22,7 +22,7 @@ from ottla.protocol.primitives import (
     short_array_packers,
     uvarint,
 )
-from ottla.protocol.schema import Encoder, Field, Message, Struct
+from ottla.protocol.schema import Encoder, Field, Message, Struct, default_of
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
@@ -131,7 +131,7 @@ class _Compiler:
         if field.kind == "array":
             return f"{value} is None or {value}" if nullable else value
         if field.kind == "struct":
-            default = self.bind("D", field.default_value())
+            default = self.bind("D", default_of(field))
             return f"{value} is not {default} and {value} != {default}"
         if field.kind in ("uuid", "bytes", "float64"):
             return f"{value} != {self.bind('D', field.default)}"

@@ -12,7 +12,7 @@ import re
 from typing import Any, Final, TypeVar
 
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
-from ottla.protocol.schema import Field, Message, Struct
+from ottla.protocol.schema import Field, Message, Struct, default_of
 
 S = TypeVar("S", bound=Struct)
 M = TypeVar("M", bound=Message)
@@ -67,7 +67,7 @@ def _struct_to_json(value: Struct, version: int) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for field in value.FIELDS:
         current = getattr(value, field.name)
-        default = current == field.default_value()
+        default = current == default_of(field)
         if not field.in_version(version):
             if not field.ignorable and not default:
                 raise UnsupportedVersion(f"{type(value).__name__} v{version} has no {field.name}")

@@ -20,116 +20,72 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, dataclass_transform
+from typing import Any, ClassVar, Final, Self, TypeAlias, cast, dataclass_transform
 
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
+from ottla.protocol.fields import (
+    MAX_VERSION,
+    NO_VERSIONS,
+    ZERO_UUID,
+    Field,
+    Kind,
+    Versions,
+    array,
+    binary,
+    boolean,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    nested,
+    parse_versions,
+    records,
+    string,
+    uint16,
+    uint32,
+    uuid,
+)
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-Versions: TypeAlias = tuple[int, int]
-
-MAX_VERSION = 32767
-ALL_VERSIONS: Versions = (0, MAX_VERSION)
-NO_VERSIONS: Versions = (0, -1)
-ZERO_UUID = bytes(16)
-
-# Parts smaller than this are joined: one copy of a few kB costs less than one more buffer for the socket.
-SMALL_PART_BYTES = 4096
-
-Kind: TypeAlias = Literal[
-    "bool",
+__all__ = [
+    "MAX_VERSION",
+    "NO_VERSIONS",
+    "ZERO_UUID",
+    "Buffer",
+    "Decoder",
+    "Encoder",
+    "Field",
+    "Kind",
+    "Message",
+    "Request",
+    "Response",
+    "Struct",
+    "Versions",
+    "array",
+    "binary",
+    "boolean",
+    "default_of",
+    "float64",
     "int8",
     "int16",
-    "uint16",
     "int32",
-    "uint32",
     "int64",
-    "float64",
-    "uuid",
-    "string",
-    "bytes",
+    "is_shareable",
+    "join_small_parts",
+    "nested",
+    "parse_versions",
     "records",
-    "struct",
-    "array",
+    "shared_default",
+    "string",
+    "uint16",
+    "uint32",
+    "uuid",
 ]
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
-def parse_versions(text: str) -> Versions:
-    """The inclusive range written as "3", "3-5", "3+" or "none"."""
-    if text == "none":
-        return NO_VERSIONS
-    if text.endswith("+"):
-        return int(text[:-1]), MAX_VERSION
-    first, _, last = text.partition("-")
-    return int(first), int(last or first)
-
-
-class Field:
-    """What a declaration says of one field; `name` is filled in when its class is made."""
-
-    __slots__ = (
-        "default",
-        "flexible",
-        "ignorable",
-        "item",
-        "kind",
-        "map_key",
-        "name",
-        "nullable",
-        "struct",
-        "tag",
-        "versions",
-        "zero_copy",
-    )
-
-    def __init__(
-        self,
-        kind: Kind,
-        default: object,
-        *,
-        versions: str = "0+",
-        nullable: bool | str = False,
-        tag: int | None = None,
-        ignorable: bool = False,
-        map_key: bool = False,
-        flexible: bool = True,
-        item: Kind | None = None,
-        struct: type[Struct] | None = None,
-        zero_copy: bool = False,
-    ) -> None:
-        self.name = ""
-        self.kind = kind
-        self.default = default
-        self.versions = parse_versions(versions)
-        # The versions in which null may be sent; `True` means wherever the field exists.
-        if isinstance(nullable, str):
-            self.nullable = parse_versions(nullable)
-        else:
-            self.nullable = self.versions if nullable else NO_VERSIONS
-        # A field with a tag is tagged in every version that has it.
-        self.tag = tag
-        # Whether a value other than the default may be dropped in a version that lacks the field.
-        self.ignorable = ignorable
-        self.map_key = map_key
-        # False only for the client id of the request header, which stays an old string in flexible versions.
-        self.flexible = flexible
-        self.item: Kind | None = item
-        self.struct = struct
-        self.zero_copy = zero_copy
-
-    def in_version(self, version: int) -> bool:
-        return self.versions[0] <= version <= self.versions[1]
-
-    def nullable_in(self, version: int) -> bool:
-        return self.nullable[0] <= version <= self.nullable[1]
-
-    def default_value(self) -> Any:
-        """A value to start from; what can be changed in place is made anew."""
-        if self.default is None or self.kind not in ("array", "struct"):
-            return self.default
-        if self.kind == "array":
-            return []
-        assert self.struct is not None
-        return shared_default(self.struct) if is_shareable(self.struct) else self.struct()
+# Parts smaller than this are joined: one copy of a few kB costs less than one more buffer for the socket.
+SMALL_PART_BYTES: Final = 4096
 
 
 class StructType(type):
@@ -325,7 +281,7 @@ def _compile_init(cls: type[Struct]) -> Callable[..., None]:
             names[f"_make_{name}"] = list if field.kind == "array" else field.struct
             assignments.append(f"    self.{name} = _make_{name}() if {name} is _missing else {name}")
         else:
-            names[f"_default_{name}"] = field.default_value()
+            names[f"_default_{name}"] = default_of(field)
             assignments.append(f"    self.{name} = {name}")
         parameters.append(f"{name}=_default_{name}")
     signature = ", ".join(["self", "*", *parameters] if parameters else ["self"])
@@ -347,6 +303,15 @@ def may_be_large(cls: type[Struct]) -> bool:
         field.kind in ("records", "bytes") or (field.struct is not None and may_be_large(field.struct))
         for field in cls.FIELDS
     )
+
+
+def default_of(field: Field) -> Any:
+    """A value to start from; what can be changed in place is made anew."""
+    if field.default is None or field.kind not in ("array", "struct"):
+        return field.default
+    if field.struct is None or field.kind == "array":
+        return []
+    return shared_default(field.struct) if is_shareable(field.struct) else field.struct()
 
 
 _shared_defaults: dict[type[Struct], Struct] = {}
@@ -399,67 +364,3 @@ def join_small_parts(parts: list[Buffer]) -> list[Buffer]:
     if small:
         joined.append(b"".join(small))
     return joined
-
-
-# The declarations. They return Any, so that the annotation beside them says the type that users see.
-
-
-def boolean(*, default: bool = False, **options: Any) -> Any:
-    return Field("bool", default, **options)
-
-
-def int8(*, default: int = 0, **options: Any) -> Any:
-    return Field("int8", default, **options)
-
-
-def int16(*, default: int = 0, **options: Any) -> Any:
-    return Field("int16", default, **options)
-
-
-def uint16(*, default: int = 0, **options: Any) -> Any:
-    return Field("uint16", default, **options)
-
-
-def int32(*, default: int = 0, **options: Any) -> Any:
-    return Field("int32", default, **options)
-
-
-def uint32(*, default: int = 0, **options: Any) -> Any:
-    return Field("uint32", default, **options)
-
-
-def int64(*, default: int = 0, **options: Any) -> Any:
-    return Field("int64", default, **options)
-
-
-def float64(*, default: float = 0.0, **options: Any) -> Any:
-    return Field("float64", default, **options)
-
-
-def uuid(**options: Any) -> Any:
-    return Field("uuid", ZERO_UUID, **options)
-
-
-def string(*, default: str | None = "", **options: Any) -> Any:
-    return Field("string", default, **options)
-
-
-def binary(*, default: bytes | None = b"", **options: Any) -> Any:
-    """Bytes; with `zero_copy` a decoded value is a view of the message it came in."""
-    return Field("bytes", default, **options)
-
-
-def records(*, nullable: bool | str = False, **options: Any) -> Any:
-    """Record batches: always a view of the message they came in."""
-    return Field("records", None if nullable else b"", nullable=nullable, zero_copy=True, **options)
-
-
-def nested(cls: type[Struct], *, default: Literal["new"] | None = "new", **options: Any) -> Any:
-    return Field("struct", default, struct=cls, **options)
-
-
-def array(item: type[Struct] | Kind, *, default: Literal["empty"] | None = "empty", **options: Any) -> Any:
-    """A list of structs, or of plain values given by their kind."""
-    if isinstance(item, str):
-        return Field("array", default, item=item, **options)
-    return Field("array", default, item="struct", struct=item, **options)

@@ -104,8 +104,8 @@ def test_too_few_brokers() -> None:
     result = World(brokers=1).create("wide", partitions=1, replicas=3)
     assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
     assert result.error_message == (
-        "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because "
-        "only 1 broker(s) are registered or some brokers have all their log directories cordoned."
+        "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached "
+        "because only 1 broker(s) are registered or some brokers have all their log directories cordoned."
     )
 
 

@@ -14,6 +14,7 @@ from ottla.metadata.entities import ConfigResource, ConfigResourceType, Partitio
 from ottla.metadata.features import SUPPORTED_FEATURES
 from ottla.metadata.image import MetadataImage, Provenance
 from ottla.metadata.records import MetadataRecord
+from ottla.metadata.replay import Replayer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest, Feature, Listener
@@ -100,7 +101,7 @@ class World:
         self.now_ns = 0
         rng = SeededRandom(seed)
         self.controller = Controller(
-            MetadataImage.EMPTY,
+            Replayer(),
             ControllerSettings(node_id=0, cluster_id=CLUSTER_ID, **settings),  # type: ignore[arg-type]
             SmallSchema(),
             rng,
@@ -136,19 +137,7 @@ class World:
     def register(
         self, broker: int, *, incarnation: int = 1, rack: str | None = None, previous_epoch: int = -1
     ) -> int:
-        request = BrokerRegistrationRequest(
-            broker_id=broker,
-            cluster_id=CLUSTER_ID,
-            incarnation_id=bytes([incarnation]) * 16,
-            listeners=[Listener(name="PLAINTEXT", host=f"broker-{broker}", port=9092)],
-            features=[
-                Feature(name=name, min_supported_version=r.min, max_supported_version=r.max)
-                for name, r in SUPPORTED_FEATURES.items()
-            ],
-            rack=rack,
-            log_dirs=[directory_of(broker)],
-            previous_broker_epoch=previous_epoch,
-        )
+        request = registration(broker, incarnation=incarnation, rack=rack, previous_epoch=previous_epoch)
         return self.do(
             self.controller.register_broker(request, next_offset=self.next_offset, now_ns=self.now_ns)
         )
@@ -218,6 +207,24 @@ def topic(
             for index, brokers in enumerate(assignments)
         ],
         configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+    )
+
+
+def registration(
+    broker: int, *, incarnation: int = 1, rack: str | None = None, previous_epoch: int = -1
+) -> BrokerRegistrationRequest:
+    return BrokerRegistrationRequest(
+        broker_id=broker,
+        cluster_id=CLUSTER_ID,
+        incarnation_id=bytes([incarnation]) * 16,
+        listeners=[Listener(name="PLAINTEXT", host=f"broker-{broker}", port=9092)],
+        features=[
+            Feature(name=name, min_supported_version=r.min, max_supported_version=r.max)
+            for name, r in SUPPORTED_FEATURES.items()
+        ],
+        rack=rack,
+        log_dirs=[directory_of(broker)],
+        previous_broker_epoch=previous_epoch,
     )
 
 

@@ -71,11 +71,13 @@ ANYONE = RequestContext()
 
 
 class Controller:
-    """Decisions of the active controller. ``now_ns`` is the time of its activation on a monotonic clock."""
+    """Decisions of the active controller, from ``loaded`` on; it was activated at ``now_ns`` of a monotonic
+    clock.
+    """
 
     def __init__(
         self,
-        image: MetadataImage,
+        loaded: Replayer,
         settings: ControllerSettings,
         schema: ConfigSchema,
         random: RandomSource,
@@ -85,10 +87,11 @@ class Controller:
         voters: Sequence[int] = (),
         kraft_version: int = 0,
     ) -> None:
+        _, image = loaded.publish()
         self._state = ControlState(
             image, settings, schema, random, new_uuid, voters or (settings.node_id,), kraft_version
         )
-        self._replayer = Replayer(image)
+        self._replayer = loaded
         self._heartbeats = BrokerHeartbeats(settings.session_timeout_ms)
         # Where each broker's registration lies; a broker is caught up once it has read that far.
         self._registration_offsets: dict[int, int] = {}
@@ -104,6 +107,11 @@ class Controller:
     @property
     def image(self) -> MetadataImage:
         return self._state.image
+
+    @property
+    def transaction_open(self) -> bool:
+        """Whether the log ends inside a metadata transaction, which then has to be aborted first."""
+        return self._replayer.transaction_open
 
     @property
     def settings(self) -> ControllerSettings:
@@ -223,7 +231,7 @@ class Controller:
     def register_broker(
         self, request: BrokerRegistrationRequest, *, next_offset: int, now_ns: int, version: int = 4
     ) -> Result[int]:
-        """``next_offset``, where the records will begin in the log, becomes the epoch of a new incarnation."""
+        """``next_offset``, where the records will begin, becomes the epoch of a new incarnation."""
         return control_brokers.register_broker(
             self._state, self._heartbeats, request, new_epoch=next_offset, now_ns=now_ns, version=version
         )
@@ -248,7 +256,7 @@ class Controller:
         )
 
     def begin_controlled_shutdown(self, broker: int, offset: int) -> None:
-        """Called with the offset at which the records of a heartbeat that began a controlled shutdown end."""
+        """Called with the last offset of the records of a heartbeat that began a controlled shutdown."""
         self._heartbeats.begin_controlled_shutdown(broker, offset)
 
     def fence_expired_broker(self, now_ns: int) -> Result[bool]:

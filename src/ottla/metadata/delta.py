@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
+from ottla.log.files import TopicPartition
 from ottla.metadata.entities import (
     AccessControlEntry,
     BrokerRegistration,
@@ -60,11 +61,6 @@ class ReplayError(Exception):
     """A record that contradicts the image: the log was written by something broken, and must not be built
     upon.
     """
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
 
 
 @dataclass(frozen=True, slots=True)

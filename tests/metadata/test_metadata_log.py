@@ -1,0 +1,365 @@
+"""The metadata log on a disk that forgets what was not synced: start, commit, crash, snapshot, trim."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+
+import pytest
+
+from ottla.metadata.control import ControllerSettings
+from ottla.metadata.image import MetadataImage
+from ottla.metadata.metadata_log import MetadataLog, MetadataLogConfig
+from ottla.metadata.quorum_controller import QuorumController
+from ottla.metadata.storage import StorageError, format_directory, read_bootstrap, read_meta_properties
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from ottla.protocol.messages.create_topics import CreateTopicsRequest
+from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
+from ottla.protocol.metadata_records import BeginTransactionRecord, TopicRecord
+from ottla.raft.snapshot import SnapshotId
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.runtime.network import RealNetwork
+from ottla.runtime.pool import InlinePool
+from ottla.runtime.random import SeededRandom
+from ottla.runtime.runtime import Runtime
+from ottla.sim.clock import SimClock
+from ottla.sim.disk import SimDisk
+from ottla.sim.disk_faults import SimCrash
+from tests.metadata.world import CLUSTER_ID, SmallSchema, registration, topic
+
+DIR = "/data"
+PARTITION = f"{DIR}/__cluster_metadata-0"
+
+
+class Node:
+    """A controller over a simulated disk that can be stopped, crashed and started again."""
+
+    def __init__(self, *, config: MetadataLogConfig | None = None, voters: VoterSet | None = None) -> None:
+        self.clock = SimClock()
+        self.disk = SimDisk(7, clock=self.clock)
+        self.config = config or MetadataLogConfig()
+        self.runtime = Runtime(self.clock, SeededRandom(3), self.disk, InlinePool(), RealNetwork())
+        format_directory(
+            self.disk,
+            self.runtime.random,
+            self.clock,
+            DIR,
+            cluster_id=CLUSTER_ID,
+            node_id=0,
+            directory_id=b"the-directory-id",
+            dynamic_voters=voters,
+        )
+        self.qc: QuorumController
+
+    @property
+    def log(self) -> MetadataLog:
+        return self.qc.log
+
+    async def start(self) -> QuorumController:
+        log = await MetadataLog.open(
+            self.runtime,
+            DIR,
+            node_id=0,
+            directory_id=b"the-directory-id",
+            endpoints={"CONTROLLER": Address("127.0.0.1", 9093)},
+            config=self.config,
+        )
+        self.qc = await QuorumController.activate(
+            self.runtime,
+            log,
+            ControllerSettings(node_id=0, cluster_id=CLUSTER_ID),
+            SmallSchema(),
+            read_bootstrap(self.disk, DIR),
+        )
+        return self.qc
+
+    async def crash(self) -> QuorumController:
+        self.disk.crash()
+        return await self.start()
+
+    async def restart(self) -> QuorumController:
+        await self.qc.close()
+        return await self.start()
+
+    async def register(self, incarnation: int = 1) -> None:
+        await self.qc.register_broker(registration(0, incarnation=incarnation))
+
+    async def create(self, name: str) -> int:
+        request = CreateTopicsRequest(topics=[topic(name, assignments=[[0]])])
+        response = await self.qc.commit(self.qc.controller.create_topics(request))
+        return response.topics[0].error_code
+
+    async def fill(self, count: int, prefix: str = "topic") -> None:
+        for number in range(count):
+            assert await self.create(f"{prefix}{number}") == ErrorCode.NONE
+
+    def quorum_state(self) -> dict[str, object]:
+        state: dict[str, object] = json.loads(self.disk.contents()[f"{PARTITION}/quorum-state"])
+        return state
+
+    def syncs(self) -> int:
+        return sum(entry.op.value == "sync" for entry in self.disk.trace.entries())
+
+    def snapshot_files(self) -> list[str]:
+        return [
+            name for name in self.disk.list_dir(PARTITION) if "checkpoint" in name and "leader" not in name
+        ]
+
+
+async def started(**options: object) -> Node:
+    node = Node(**options)  # type: ignore[arg-type]
+    await node.start()
+    await node.register()
+    await node.qc.process_heartbeat(heartbeat(node))
+    return node
+
+
+def heartbeat(node: Node) -> BrokerHeartbeatRequest:
+    broker = node.qc.controller.image.cluster.brokers[0]
+    return BrokerHeartbeatRequest(
+        broker_id=0, broker_epoch=broker.epoch, current_metadata_offset=node.log.next_offset
+    )
+
+
+async def test_a_formatted_directory_starts_with_the_bootstrap_levels() -> None:
+    node = Node()
+    qc = await node.start()
+    assert qc.image.features.finalized() == {
+        "metadata.version": 30,
+        "eligible.leader.replicas.version": 1,
+        "group.version": 1,
+        "share.version": 1,
+        "streams.version": 1,
+        "transaction.version": 2,
+    }
+    assert node.quorum_state() == {
+        "clusterId": "",
+        "leaderId": 0,
+        "leaderEpoch": 1,
+        "votedId": 0,
+        "appliedOffset": 0,
+        "currentVoters": [{"voterId": 0}],
+        "data_version": 0,
+    }
+
+
+async def test_each_start_is_a_new_epoch() -> None:
+    node = await started()
+    assert node.log.epoch == 1
+    await node.restart()
+    assert node.log.epoch == 2
+    await node.crash()
+    assert node.log.epoch == 3
+    assert node.quorum_state()["leaderEpoch"] == 3
+
+
+async def test_what_was_acknowledged_is_there_after_a_restart_and_after_a_crash() -> None:
+    node = await started()
+    await node.fill(3)
+    before = node.qc.image
+    await node.restart()
+    assert node.qc.image == before
+    await node.create("one-more")
+    before = node.qc.image
+    await node.crash()
+    assert node.qc.image == before
+    assert "one-more" in node.qc.image.topics.by_name
+
+
+async def create_until_power_fails(node: Node) -> list[str]:
+    """Create topics, with snapshots in between; the names whose creation was acknowledged."""
+    acknowledged: list[str] = []
+    for number in range(30):
+        try:
+            assert await node.create(f"topic{number}") == ErrorCode.NONE
+            acknowledged.append(f"topic{number}")
+            await node.qc.maybe_snapshot()
+        except (SimCrash, KafkaError):
+            return acknowledged
+    raise AssertionError("the power did not fail")
+
+
+@pytest.mark.parametrize("operations", range(40))
+async def test_a_crash_at_any_point_loses_nothing_that_was_acknowledged(operations: int) -> None:
+    node = await started(
+        config=MetadataLogConfig(max_record_bytes_between_snapshots=400, max_retention_bytes=0)
+    )
+    node.disk.crash_after(operations)
+    acknowledged = await create_until_power_fails(node)
+    await node.crash()
+    names = set(node.qc.image.topics.by_name)
+    assert set(acknowledged) <= names
+    assert len(names) <= len(acknowledged) + 1
+
+
+async def test_answers_wait_for_the_disk_and_share_a_sync() -> None:
+    node = await started()
+    before = node.syncs()
+    answers = [asyncio.ensure_future(node.create(f"topic{number}")) for number in range(20)]
+    await asyncio.sleep(0)
+    assert not any(answer.done() for answer in answers)
+    assert await asyncio.gather(*answers) == [ErrorCode.NONE] * 20
+    assert 1 <= node.syncs() - before <= 2
+
+
+async def test_subscribers_see_an_image_before_the_answer_goes_out() -> None:
+    node = await started()
+    seen: list[set[str]] = []
+    node.qc.subscribe(lambda delta, image: seen.append({t.name for t in delta.created_topics()}))
+    await node.create("orders")
+    assert seen == [{"orders"}]
+    assert "orders" in node.qc.image.topics.by_name
+
+
+async def test_a_decision_without_records_waits_for_those_it_rests_on() -> None:
+    node = await started()
+    first = asyncio.ensure_future(node.create("orders"))
+    second = asyncio.ensure_future(node.create("orders"))
+    assert list(await asyncio.gather(first, second)) == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
+
+
+async def test_a_snapshot_replaces_the_log_before_it() -> None:
+    config = MetadataLogConfig(max_record_bytes_between_snapshots=2_000, max_retention_bytes=0)
+    node = await started(config=config)
+    for number in range(60):
+        await node.create(f"topic{number}")
+        await node.qc.maybe_snapshot()
+    await node.qc.commit(node.qc.controller.delete_topics(DeleteTopicsRequest(topic_names=["topic7"])))
+    newest = node.log.snapshots.newest
+    assert newest is not None
+    assert node.snapshot_files() == [newest.file_name]
+    assert node.log.start_offset == newest.offset
+    assert f"{PARTITION}/{0:020d}.log" not in node.disk.contents()
+    before = node.qc.image
+    await node.restart()
+    assert node.qc.image == before
+    await node.crash()
+    assert node.qc.image == before
+
+
+async def test_snapshots_are_kept_while_retention_has_room() -> None:
+    node = await started(config=MetadataLogConfig(max_record_bytes_between_snapshots=1_000))
+    for number in range(40):
+        await node.create(f"topic{number}")
+        await node.qc.maybe_snapshot()
+    assert len(node.snapshot_files()) > 2
+    assert node.log.start_offset == 0
+    node.clock.advance_ms(8 * 24 * 3600 * 1000)
+    node.log.trim()
+    assert len(node.snapshot_files()) == 1
+
+
+async def test_an_idle_log_is_snapshotted_once_an_interval() -> None:
+    node = await started()
+    await node.fill(1)
+    await node.qc.tick()
+    assert node.snapshot_files() == []
+    node.clock.advance_ms(3_600_000)
+    await node.qc.process_heartbeat(heartbeat(node))
+    await node.qc.tick()
+    assert len(node.snapshot_files()) == 1
+    node.clock.advance_ms(3_600_000)
+    await node.qc.process_heartbeat(heartbeat(node))
+    await node.qc.tick()
+    assert len(node.snapshot_files()) == 1
+
+
+async def test_a_damaged_snapshot_is_passed_over_when_an_older_one_and_the_log_remain() -> None:
+    node = await started(config=MetadataLogConfig(max_record_bytes_between_snapshots=1_000))
+    for number in range(30):
+        await node.create(f"topic{number}")
+        await node.qc.maybe_snapshot()
+    before = node.qc.image
+    newest = node.log.snapshots.newest
+    assert newest is not None
+    await node.qc.close()
+    path = f"{PARTITION}/{newest.file_name}"
+    file = node.disk.open(path)
+    file.truncate(node.disk.size(path) - 10)
+    file.close()
+    await node.start()
+    assert node.qc.image == before
+
+
+async def test_a_log_whose_beginning_is_gone_without_a_snapshot_is_refused() -> None:
+    config = MetadataLogConfig(max_record_bytes_between_snapshots=1_000, max_retention_bytes=0)
+    node = await started(config=config)
+    for number in range(30):
+        await node.create(f"topic{number}")
+        await node.qc.maybe_snapshot()
+    await node.qc.close()
+    for name in node.snapshot_files():
+        node.disk.unlink(f"{PARTITION}/{name}")
+    with pytest.raises(StorageError, match="no usable snapshot"):
+        await node.start()
+
+
+async def test_a_failed_sync_ends_the_controller() -> None:
+    node = await started()
+    node.disk.fail(errno.EIO, prefix=PARTITION, ops=["sync"])
+    with pytest.raises(KafkaError) as failed:
+        await node.create("lost")
+    assert failed.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert node.log.failure is not None
+    assert "lost" not in node.qc.image.topics.by_name
+    with pytest.raises(KafkaError):
+        await node.create("refused")
+
+
+async def test_dynamic_voters_are_kept_in_the_log_and_in_snapshots() -> None:
+    local = Voter(ReplicaKey(0, b"the-directory-id"), {"CONTROLLER": Address("localhost", 9093)})
+    node = await started(
+        voters=VoterSet.of(local), config=MetadataLogConfig(max_record_bytes_between_snapshots=100)
+    )
+    assert node.log.kraft_version == 1
+    assert node.quorum_state()["data_version"] == 1
+    assert node.log.quorum.voters.voters[0].endpoints == {"CONTROLLER": Address("127.0.0.1", 9093)}
+    await node.fill(3)
+    await node.qc.maybe_snapshot()
+    newest = node.log.snapshots.newest
+    assert newest is not None
+    assert node.log.snapshots.read(newest).voters == node.log.quorum.voters
+    await node.restart()
+    assert node.log.kraft_version == 1
+    assert node.log.quorum.voters.voters[0].key.directory_id == b"the-directory-id"
+
+
+async def test_an_interrupted_metadata_transaction_is_aborted_at_the_next_start() -> None:
+    node = await started()
+    version = node.qc.image.metadata_version
+    node.log.append(
+        [BeginTransactionRecord(name="half"), TopicRecord(name="ghost", topic_id=b"g" * 16)], version
+    )
+    await node.log.committed(node.log.next_offset)
+    await node.crash()
+    assert "ghost" not in node.qc.image.topics.by_name
+    assert await node.create("orders") == ErrorCode.NONE
+    before = node.qc.image
+    await node.crash()
+    assert node.qc.image == before
+
+
+def test_formatting_writes_what_kafka_expects() -> None:
+    node = Node()
+    text = node.disk.contents()[f"{DIR}/meta.properties"].decode()
+    assert "version=1\n" in text
+    assert "cluster.id=test-cluster\n" in text
+    assert "node.id=0\n" in text
+    assert "directory.id=dGhlLWRpcmVjdG9yeS1pZA\n" in text
+    properties = read_meta_properties(node.disk, DIR)
+    assert properties is not None
+    assert (properties.cluster_id, properties.node_id) == (CLUSTER_ID, 0)
+    with pytest.raises(StorageError, match="already formatted"):
+        format_directory(node.disk, node.runtime.random, node.clock, DIR, cluster_id="x", node_id=0)
+
+
+def test_snapshot_names_sort_by_offset_and_epoch() -> None:
+    assert SnapshotId(1234, 5).file_name == "00000000000000001234-0000000005.checkpoint"
+    assert SnapshotId(10, 1) < SnapshotId(10, 2) < SnapshotId(11, 0)
+
+
+def test_the_empty_image_has_no_metadata_version() -> None:
+    with pytest.raises(LookupError, match="bootstrap records"):
+        MetadataImage.EMPTY.records()

@@ -93,6 +93,86 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     return offsets
 
 
+class OffsetCheckpoint:
+    """A checkpoint of offsets, and what is known to be in it after a crash.
+
+    Most writes are periodic and may take their time: `stage` notes the content, `StagedOffsets.write` puts it
+    beside the file and `StagedOffsets.settle` makes the change of names durable, both in any thread, with
+    `install` between them on the event loop. `write` does it all at once, for those that cannot wait, and
+    wins over what is staged.
+    """
+
+    __slots__ = ("_disk", "_settled", "_version", "offsets", "path")
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self.path = path
+        # What the file holds.
+        self.offsets: dict[TopicPartition, int] = {}
+        # True if a crash would not bring an older content back.
+        self._settled = True
+        self._version = 0
+
+    def load(self) -> None:
+        """CorruptCheckpoint where the file makes no sense; it then counts as empty."""
+        self.offsets = {}
+        self.offsets = read_offsets(self._disk, self.path)
+
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the content, durably."""
+        if self._settled and offsets == self.offsets:
+            return
+        self._version += 1
+        write_offsets(self._disk, self.path, offsets)
+        self.offsets = dict(offsets)
+        self._settled = True
+
+    def stage(self, offsets: Mapping[TopicPartition, int]) -> StagedOffsets | None:
+        """Begin to replace the content; None if that is what the file holds."""
+        if self._settled and offsets == self.offsets:
+            return None
+        self._version += 1
+        return StagedOffsets(self._disk, self.path, dict(offsets), self._version)
+
+    def install(self, staged: StagedOffsets) -> bool:
+        """Give what is staged the file's name, unless something newer was written since."""
+        if staged.version != self._version:
+            return False
+        self._disk.rename(staged.temporary, self.path)
+        self.offsets = staged.offsets
+        self._settled = False
+        return True
+
+    def settled(self, staged: StagedOffsets) -> None:
+        if staged.version == self._version:
+            self._settled = True
+
+    def may_hold_above(self, partition: TopicPartition, offset: int) -> bool:
+        """True if the file, or an older content that a crash may bring back, can be above `offset`."""
+        return not self._settled or self.offsets.get(partition, 0) > offset
+
+    def may_hold_below(self, partition: TopicPartition, offset: int) -> bool:
+        return not self._settled or self.offsets.get(partition, 0) < offset
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOffsets:
+    disk: Disk
+    path: str
+    offsets: dict[TopicPartition, int]
+    version: int
+
+    @property
+    def temporary(self) -> str:
+        return self.path + ".staged.tmp"
+
+    def write(self) -> None:
+        write_offsets(self.disk, self.temporary, self.offsets)
+
+    def settle(self) -> None:
+        self.disk.sync_dir(posixpath.dirname(self.path))
+
+
 def write_epochs(disk: Disk, path: str, epochs: Iterable[tuple[int, int]]) -> None:
     write_file(disk, path, encode_entries(f"{epoch} {offset}" for epoch, offset in epochs))
 

@@ -19,6 +19,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping
 
 from ottla.log import checkpoints
+from ottla.log.checkpoints import OffsetCheckpoint
 from ottla.log.files import TopicPartition
 from ottla.log.handles import FileHandles
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -38,15 +39,15 @@ class LogDirectory:
         "_deletions",
         "_deletions_made",
         "_failure",
-        "_log_starts",
         "_on_failure",
-        "_recovery_points",
         "clock",
         "directory_id",
         "disk",
         "handles",
+        "log_starts",
         "path",
         "random",
+        "recovery_points",
     )
 
     def __init__(
@@ -65,9 +66,8 @@ class LogDirectory:
         self.directory_id: bytes | None = None
         self._failure: str | None = None
         self._on_failure = on_failure
-        # What the two files hold on disk.
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._log_starts: dict[TopicPartition, int] = {}
+        self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
+        self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
         # (due time, number, path): what to unlink, and when.
         self._deletions: list[tuple[int, int, str]] = []
         self._deletions_made = 0
@@ -118,65 +118,52 @@ class LogDirectory:
 
     def load_checkpoints(self) -> None:
         """Read both files. One that makes no sense counts as empty: that costs a longer recovery."""
-        self._recovery_points = self._read(checkpoints.RECOVERY_POINTS)
-        self._log_starts = self._read(checkpoints.LOG_STARTS)
-
-    def _read(self, name: str) -> dict[TopicPartition, int]:
-        try:
-            return checkpoints.read_offsets(self.disk, self._file(name))
-        except checkpoints.CorruptCheckpoint as error:
-            _log.error("the checkpoint is not usable and is taken as empty: %s", error)
-            return {}
+        for checkpoint in (self.recovery_points, self.log_starts):
+            try:
+                checkpoint.load()
+            except checkpoints.CorruptCheckpoint as error:
+                _log.error("the checkpoint is not usable and is taken as empty: %s", error)
 
     def recovery_point(self, partition: TopicPartition) -> int | None:
-        return self._recovery_points.get(partition)
+        return self.recovery_points.offsets.get(partition)
 
     def log_start(self, partition: TopicPartition) -> int | None:
-        return self._log_starts.get(partition)
+        return self.log_starts.offsets.get(partition)
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace the file; it then holds exactly these."""
-        if offsets != self._recovery_points:
-            checkpoints.write_offsets(self.disk, self._file(checkpoints.RECOVERY_POINTS), offsets)
-            self._recovery_points = dict(offsets)
+        self.recovery_points.write(offsets)
 
     def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        if offsets != self._log_starts:
-            checkpoints.write_offsets(self.disk, self._file(checkpoints.LOG_STARTS), offsets)
-            self._log_starts = dict(offsets)
+        self.log_starts.write(offsets)
 
     def lower_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Make sure that the durable recovery points are not above these."""
-        too_high = {
-            partition: offset
-            for partition, offset in offsets.items()
-            if self._recovery_points.get(partition, 0) > offset
-        }
-        if too_high:
-            self.write_recovery_points(self._recovery_points | too_high)
+        known = self.recovery_points
+        if any(known.may_hold_above(partition, offset) for partition, offset in offsets.items()):
+            lower = {tp: min(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
+            self.write_recovery_points(known.offsets | lower)
 
     def raise_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Make sure that the durable recovery points are not below these, which have been synced."""
-        too_low = {
-            partition: offset
-            for partition, offset in offsets.items()
-            if self._recovery_points.get(partition, 0) < offset
-        }
-        if too_low:
-            self.write_recovery_points(self._recovery_points | too_low)
+        known = self.recovery_points
+        if any(known.may_hold_below(partition, offset) for partition, offset in offsets.items()):
+            higher = {tp: max(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
+            self.write_recovery_points(known.offsets | higher)
 
     def set_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Make the log starts durable, and leave the others as they are."""
-        self.write_log_starts(self._log_starts | dict(offsets))
+        self.write_log_starts(self.log_starts.offsets | dict(offsets))
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop partitions from both files: a new log of that name must not inherit the offsets of the old."""
         gone = frozenset(partitions)
-        self.write_recovery_points({tp: at for tp, at in self._recovery_points.items() if tp not in gone})
-        self.write_log_starts({tp: at for tp, at in self._log_starts.items() if tp not in gone})
+        points, starts = self.recovery_points.offsets, self.log_starts.offsets
+        self.write_recovery_points({tp: at for tp, at in points.items() if tp not in gone})
+        self.write_log_starts({tp: at for tp, at in starts.items() if tp not in gone})
 
     def knows(self, partition: TopicPartition) -> bool:
-        return partition in self._recovery_points or partition in self._log_starts
+        return partition in self.recovery_points.offsets or partition in self.log_starts.offsets
 
     # Delayed deletion
 

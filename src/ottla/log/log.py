@@ -109,6 +109,11 @@ class Log:
         return self._local.dir
 
     @property
+    def is_closed(self) -> bool:
+        """True once it was closed, deleted or taken offline."""
+        return self._closed
+
+    @property
     def is_future(self) -> bool:
         return self.dir.endswith(DirKind.FUTURE.value)
 
@@ -542,6 +547,11 @@ class Log:
 
     # Truncation and deletion
 
+    def end_below(self, offset: int) -> int:
+        """Where the log would end if it were cut at `offset`."""
+        with self._guard("finding a batch"):
+            return self._local.end_below(offset) if offset > self.segments[0].base_offset else offset
+
     def truncate_to(self, offset: int) -> bool:
         """Remove every batch that holds `offset` or more, for good; False if there was none.
 
@@ -563,7 +573,7 @@ class Log:
         epochs = self.epochs
         partition = self.topic_partition
         with self._guard("lowering the recovery point before a truncation"):
-            end_offset = self._local.end_below(offset)
+            end_offset = self.end_below(offset)
             self.directory.lower_recovery_points({partition: end_offset})
             if end_offset < self._log_start_offset:
                 self.directory.set_log_starts({partition: end_offset})

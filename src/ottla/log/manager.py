@@ -1,0 +1,603 @@
+"""The log directories of a node and the partitions in them.
+
+`LogManager` locks the directories, loads what is in them side by side, creates and deletes logs, and has a
+method for each thing that has to be done from time to time (flush, checkpoint, retention, removal of deleted
+files); the node decides when. What may block runs in the pool; everything else on the event loop, in small
+steps.
+
+A directory that fails is offline with all its logs; the others go on. A log that cannot be recovered is
+refused with the reason (`failed`), its files and checkpoints are kept, and its directory gets no mark of a
+clean shutdown, so that nobody ever takes it for sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import posixpath
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+
+from ottla.log import checkpoints
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.files import (
+    CLUSTER_METADATA_TOPIC,
+    DirKind,
+    TopicPartition,
+    dir_name,
+    moved_dir_name,
+    parse_dir_name,
+)
+from ottla.log.handles import DEFAULT_CAPACITY, FileHandles
+from ottla.log.log import Log
+from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
+from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log, load_log
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.clock import Clock
+from ottla.runtime.disk import Disk, Lock, remove_tree
+from ottla.runtime.pool import Pool
+from ottla.runtime.random import Random
+
+_log = logging.getLogger(__name__)
+
+_LOADED_AT_ONCE = 256
+"""Partitions that one call in the pool loads."""
+_STEP = 64
+"""Logs that are looked at before others get a turn."""
+
+ConfigOf = Callable[[str], LogConfig]
+
+
+class LogManager:
+    """All logs of a node. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        dirs: Sequence[str],
+        *,
+        disk: Disk,
+        clock: Clock,
+        random: Random,
+        pool: Pool,
+        producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
+        corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE,
+        open_files: int = DEFAULT_CAPACITY,
+        on_directory_failure: Callable[[LogDirectory], None] | None = None,
+        lock: bool = True,
+    ) -> None:
+        """`on_directory_failure` may be called in any thread, once for each directory. Without `lock` the
+        caller holds the locks of the directories itself.
+        """
+        if not dirs or len(set(dirs)) != len(dirs):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG, f"log.dirs must name at least one directory, each once: {dirs}"
+            )
+        self._disk = disk
+        self._clock = clock
+        self._random = random
+        self._pool = pool
+        self._producer_config = producer_config
+        self._corruption_policy = corruption_policy
+        self.handles = FileHandles(disk, open_files)
+        self._directories = [
+            LogDirectory(path, self.handles, clock, random, on_directory_failure) for path in dirs
+        ]
+        self._lock = lock
+        self._locks: dict[str, Lock] = {}
+        self._logs: dict[TopicPartition, Log] = {}
+        self._future_logs: dict[TopicPartition, Log] = {}
+        self._failed: dict[TopicPartition, tuple[LogDirectory, KafkaError]] = {}
+        # (due time, number, directory, path): partitions to remove, and when.
+        self._removals: list[tuple[int, int, LogDirectory, str]] = []
+        self._removals_made = 0
+        self._strays: list[str] = []
+        self._clean_epochs: dict[str, int] = {}
+
+    # What there is
+
+    @property
+    def directories(self) -> tuple[LogDirectory, ...]:
+        return tuple(self._directories)
+
+    @property
+    def live_directories(self) -> tuple[LogDirectory, ...]:
+        return tuple(each for each in self._directories if each.is_online)
+
+    @property
+    def failed(self) -> dict[TopicPartition, KafkaError]:
+        """The partitions that could not be loaded, and why."""
+        return {partition: error for partition, (_, error) in self._failed.items()}
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """The directories of partitions that do not belong to this node."""
+        return tuple(self._strays)
+
+    @property
+    def clean_shutdown_epoch(self) -> int | None:
+        """The broker epoch of the last shutdown if every directory agrees that it was clean; None if not."""
+        epochs = {self._clean_epochs.get(directory.path) for directory in self._directories}
+        return epochs.pop() if len(epochs) == 1 else None
+
+    def logs(self) -> list[Log]:
+        """The current logs, without the future ones."""
+        return list(self._logs.values())
+
+    def logs_in(self, directory: LogDirectory) -> list[Log]:
+        """All logs of a directory, the future ones too."""
+        every = (*self._logs.values(), *self._future_logs.values())
+        return [log for log in every if log.directory is directory]
+
+    def get_log(self, partition: TopicPartition, *, future: bool = False) -> Log | None:
+        """The log, if there is one here; KAFKA_STORAGE_ERROR if there is, but it cannot be used."""
+        log = (self._future_logs if future else self._logs).get(partition)
+        if log is not None:
+            log.directory.check_online()
+        elif not future and partition in self._failed:
+            raise self._failed[partition][1]
+        return log
+
+    def directory_of_id(self, directory_id: bytes) -> LogDirectory | None:
+        for directory in self.live_directories:
+            if directory.directory_id == directory_id:
+                return directory
+        return None
+
+    # Starting
+
+    async def start(self, config_of: ConfigOf) -> None:
+        """Lock the directories and load their logs; `config_of` gives the settings of a topic by its name.
+
+        A directory whose disk fails is offline afterwards. KAFKA_STORAGE_ERROR if that is true of all, or if
+        another process uses one of them.
+        """
+        try:
+            for directory in self._directories:
+                await self._pool.run(self._open, directory)
+            self._check_some_online()
+            await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
+            self._check_some_online()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _check_some_online(self) -> None:
+        if not self.live_directories:
+            reasons = "; ".join(f"{each.path}: {each.failure}" for each in self._directories)
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory can be used: {reasons}")
+
+    def _open(self, directory: LogDirectory) -> None:
+        path = directory.path
+        try:
+            self._disk.make_dirs(path)
+            if self._lock:
+                self._locks[path] = self._disk.lock(posixpath.join(path, checkpoints.LOCK))
+            properties = checkpoints.read_meta_properties(self._disk, path)
+            if properties is not None:
+                directory.directory_id = properties.directory_id
+            directory.load_checkpoints()
+        except BlockingIOError as error:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the log directory {path} is in use by another process, which holds {path}/.lock",
+            ) from error
+        except OSError as error:
+            directory.fail(f"it could not be opened: {error}")
+
+    async def _load(self, directory: LogDirectory, config_of: ConfigOf) -> None:
+        try:
+            clean, names, high_watermarks = await self._pool.run(self._list, directory)
+        except OSError as error:
+            directory.fail(f"it could not be listed: {error}")
+            return
+        options = LoadOptions(clean, self._producer_config, self._corruption_policy)
+        parts = []
+        for start in range(0, len(names), _LOADED_AT_ONCE):
+            part = [
+                (name, partition, kind, config_of(partition.topic))
+                for name, partition, kind in names[start : start + _LOADED_AT_ONCE]
+            ]
+            parts.append(self._pool.run(_load_part, directory, part, options))
+        for loaded in await asyncio.gather(*parts):
+            for name, partition, kind, result in loaded:
+                self._take_in(directory, name, partition, kind, result, high_watermarks)
+
+    def _list(
+        self, directory: LogDirectory
+    ) -> tuple[bool, list[tuple[str, TopicPartition, DirKind]], dict[TopicPartition, int]]:
+        """Whether the directory was closed cleanly, its partitions, and their high watermarks."""
+        epoch = checkpoints.read_clean_shutdown(self._disk, directory.path)
+        if epoch is not None:
+            # Should the load be interrupted, the next one must not rely on it.
+            self._clean_epochs[directory.path] = epoch
+            self._disk.unlink(posixpath.join(directory.path, checkpoints.CLEAN_SHUTDOWN))
+            self._disk.sync_dir(directory.path)
+        names: list[tuple[str, TopicPartition, DirKind]] = []
+        for name in self._disk.list_dir(directory.path):
+            path = posixpath.join(directory.path, name)
+            if "-" not in name or not self._disk.is_dir(path):
+                continue
+            try:
+                partition, kind = parse_dir_name(name)
+            except KafkaError as error:
+                _log.error("%s: %s", directory.path, error.message)
+                continue
+            if partition.topic == CLUSTER_METADATA_TOPIC:
+                continue
+            if kind is DirKind.DELETE:
+                self._remove_later(directory, path, 0)
+            elif kind is DirKind.STRAY:
+                _log.warning("%s is a stray partition; remove it when it is no longer needed", path)
+                self._strays.append(path)
+            else:
+                names.append((name, partition, kind))
+        path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
+        try:
+            high_watermarks = checkpoints.read_offsets(self._disk, path)
+        except checkpoints.CorruptCheckpoint as error:
+            _log.error("the high watermarks begin at the log starts: %s", error)
+            high_watermarks = {}
+        return epoch is not None, names, high_watermarks
+
+    def _take_in(
+        self,
+        directory: LogDirectory,
+        name: str,
+        partition: TopicPartition,
+        kind: DirKind,
+        result: Log | KafkaError | OSError,
+        high_watermarks: Mapping[TopicPartition, int],
+    ) -> None:
+        if isinstance(result, OSError):
+            directory.fail(f"{name} could not be loaded: {result}")
+        elif isinstance(result, KafkaError):
+            _log.error("%s is not served: %s", name, result.message)
+            self._failed[partition] = (directory, result)
+        else:
+            logs = self._future_logs if kind is DirKind.FUTURE else self._logs
+            other = logs.get(partition)
+            if other is not None:
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{partition} is in both {other.dir} and {result.dir}; remove the one that is out of "
+                    "date: most likely the one on the disk that failed last",
+                )
+            if partition in high_watermarks:
+                result.update_high_watermark(high_watermarks[partition])
+            logs[partition] = result
+
+    # Creating and deleting
+
+    def get_or_create_log(
+        self,
+        partition: TopicPartition,
+        config: LogConfig,
+        *,
+        topic_id: bytes | None = None,
+        is_new: bool = True,
+        directory_id: bytes | None = None,
+        future: bool = False,
+    ) -> Log:
+        """The log of the partition, made if it is not here: in the directory asked for, or else in the one
+        with the fewest logs.
+
+        A partition that is not `is_new` may lie in a directory that is offline; then it is not made anew
+        elsewhere. INCONSISTENT_TOPIC_ID if the partition here is one of another topic of that name.
+        """
+        log = self.get_log(partition, future=future)
+        if log is None:
+            log = self._create(partition, config, topic_id, is_new, directory_id, future)
+        elif topic_id is not None:
+            log.assign_topic_id(topic_id)
+        return log
+
+    def _create(
+        self,
+        partition: TopicPartition,
+        config: LogConfig,
+        topic_id: bytes | None,
+        is_new: bool,
+        directory_id: bytes | None,
+        future: bool,
+    ) -> Log:
+        offline = [each.path for each in self._directories if not each.is_online]
+        if offline and not is_new:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{partition} may be in a log directory that is offline: {', '.join(offline)}",
+            )
+        current = self._logs.get(partition)
+        if future and current is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is not here, so it cannot be moved"
+            )
+        wanted = self.directory_of_id(directory_id) if directory_id is not None else None
+        if future and (wanted is None or (current is not None and current.directory is wanted)):
+            raise KafkaError(
+                ErrorCode.LOG_DIR_NOT_FOUND, f"{partition} can be moved only to another log directory"
+            )
+        name = dir_name(partition)
+        if future:
+            name = moved_dir_name(partition, DirKind.FUTURE, self._random.uuid())
+        error: KafkaError | None = None
+        for directory in [wanted] if wanted is not None else self._by_load():
+            try:
+                log = create_log(
+                    directory,
+                    name,
+                    partition,
+                    config,
+                    topic_id=topic_id,
+                    producer_config=self._producer_config,
+                )
+            except KafkaError as refused:
+                if refused.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise
+                error = refused
+                continue
+            (self._future_logs if future else self._logs)[partition] = log
+            return log
+        raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
+
+    def _by_load(self) -> list[LogDirectory]:
+        """The directories that can be used, the one with the fewest logs first."""
+        if len(self._directories) == 1:
+            return list(self.live_directories)
+        counts = {directory.path: 0 for directory in self.live_directories}
+        for log in (*self._logs.values(), *self._future_logs.values()):
+            if log.directory.path in counts:
+                counts[log.directory.path] += 1
+        return sorted(self.live_directories, key=lambda directory: counts[directory.path])
+
+    def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
+        """Take the log out of service at once and remove its directory after `file.delete.delay.ms`."""
+        log = (self._future_logs if future else self._logs).pop(partition, None)
+        if log is not None:
+            log.rename_dir(moved_dir_name(partition, DirKind.DELETE, self._random.uuid()))
+            self._drop(log)
+            self._remove_later(log.directory, log.dir, log.config.file_delete_delay_ms)
+
+    def set_stray(self, partition: TopicPartition) -> None:
+        """Take the log out of service, but keep its directory: the metadata does not know it."""
+        log = self._logs.pop(partition, None)
+        if log is not None:
+            log.rename_dir(moved_dir_name(partition, DirKind.STRAY, self._random.uuid()))
+            self._drop(log)
+            self._strays.append(log.dir)
+
+    def promote_future_log(self, partition: TopicPartition) -> Log:
+        """Let the future log, which has caught up, take the place of the current one."""
+        future, current = self._future_logs.get(partition), self._logs.get(partition)
+        if future is None or current is None:
+            raise KafkaError(
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition} has no log to replace, or none to do it"
+            )
+        # Durable before the old one goes: from then on it is the only copy.
+        future.flush()
+        current.rename_dir(moved_dir_name(partition, DirKind.DELETE, self._random.uuid()))
+        future.rename_dir(dir_name(partition))
+        future.update_high_watermark(current.high_watermark)
+        del self._future_logs[partition]
+        self._logs[partition] = future
+        self._drop(current)
+        self._remove_later(current.directory, current.dir, current.config.file_delete_delay_ms)
+        return future
+
+    def _drop(self, log: Log) -> None:
+        log.release()
+        try:
+            log.directory.forget([log.topic_partition])
+        except OSError as error:
+            raise log.directory.io_error(f"forgetting {log.topic_partition}", error) from error
+
+    def _remove_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
+        self._removals_made += 1
+        due_ms = self._clock.wall_ms() + delay_ms
+        heapq.heappush(self._removals, (due_ms, self._removals_made, directory, path))
+
+    def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Cut several logs, with one write of each checkpoint for all of them."""
+        logs = {partition: self._logs[partition] for partition in offsets if partition in self._logs}
+        for directory in self.live_directories:
+            here = {
+                partition: log.end_below(offsets[partition])
+                for partition, log in logs.items()
+                if log.directory is directory and offsets[partition] < log.log_end_offset
+            }
+            if here:
+                try:
+                    directory.lower_recovery_points(here)
+                except OSError as error:
+                    raise directory.io_error("lowering recovery points", error) from error
+        for partition, log in logs.items():
+            log.truncate_to(offsets[partition])
+
+    # From time to time
+
+    async def flush_dirty(self, now_ms: int) -> int:
+        """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
+        flushed = 0
+        async for log in self._each_log():
+            due = log.unflushed_messages > 0 and now_ms - log.last_flush_ms >= log.config.flush_ms
+            closed = log.recovery_point < log.active_segment.base_offset
+            if due or closed:
+                await self.flush(log, None if due else log.active_segment.base_offset)
+                flushed += 1
+        return flushed
+
+    async def flush(self, log: Log, upto: int | None = None) -> None:
+        """Make a log durable below `upto`, the log end if None, without blocking the event loop."""
+        plan = log.prepare_flush(upto)
+        if plan is not None:
+            await self._pool.run(log.run_flush, plan)
+            log.complete_flush(plan)
+
+    async def checkpoint_recovery_points(self) -> None:
+        """Write the recovery points of all logs, so that the next recovery is short."""
+        for directory in self.live_directories:
+            await self._checkpoint(directory, directory.recovery_points, self._recovery_points(directory))
+
+    async def checkpoint_log_starts(self) -> None:
+        """Write the log starts that do not follow from the file names."""
+        for directory in self.live_directories:
+            await self._checkpoint(directory, directory.log_starts, self._log_starts(directory))
+
+    async def checkpoint_high_watermarks(self) -> None:
+        for directory in self.live_directories:
+            offsets = {log.topic_partition: log.high_watermark for log in self.logs_in(directory)}
+            path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
+            work = self._pool.run(checkpoints.write_offsets, self._disk, path, offsets)
+            await self._guarded(directory, work)
+
+    def _recovery_points(self, directory: LogDirectory) -> dict[TopicPartition, int]:
+        kept = self._kept(directory, directory.recovery_points.offsets)
+        return kept | {log.topic_partition: log.recovery_point for log in self.logs_in(directory)}
+
+    def _log_starts(self, directory: LogDirectory) -> dict[TopicPartition, int]:
+        kept = self._kept(directory, directory.log_starts.offsets)
+        return kept | {
+            log.topic_partition: log.log_start_offset
+            for log in self.logs_in(directory)
+            if log.log_start_offset > log.segments[0].base_offset or not log.names_synced
+        }
+
+    def _kept(
+        self, directory: LogDirectory, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """What a checkpoint says of logs that are not ours to judge: refused ones, and the metadata log."""
+        return {
+            partition: offset
+            for partition, offset in offsets.items()
+            if partition.topic == CLUSTER_METADATA_TOPIC
+            or (partition in self._failed and self._failed[partition][0] is directory)
+        }
+
+    async def _checkpoint(
+        self,
+        directory: LogDirectory,
+        checkpoint: checkpoints.OffsetCheckpoint,
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        staged = checkpoint.stage(offsets)
+        if staged is None or not await self._guarded(directory, self._pool.run(staged.write)):
+            return
+        try:
+            installed = checkpoint.install(staged)
+        except OSError as error:
+            _log.error("%s", directory.io_error("installing a checkpoint", error).message)
+            return
+        if installed and await self._guarded(directory, self._pool.run(staged.settle)):
+            checkpoint.settled(staged)
+
+    async def _guarded(self, directory: LogDirectory, work: Awaitable[object]) -> bool:
+        try:
+            await work
+        except OSError as error:
+            _log.error("%s", directory.io_error("writing a checkpoint", error).message)
+            return False
+        return True
+
+    async def delete_expired(self, now_ms: int) -> int:
+        """Apply retention to all logs; how many segments went."""
+        deleted = 0
+        async for log in self._each_log():
+            try:
+                deleted += log.delete_old_segments(now_ms)
+            except KafkaError as error:
+                _log.error("retention of %s: %s", log.topic_partition, error.message)
+        return deleted
+
+    async def expire_producers(self, now_ms: int) -> None:
+        async for log in self._each_log():
+            log.remove_expired_producers(now_ms)
+
+    async def remove_deleted(self, now_ms: int) -> int:
+        """Remove the files and partitions whose delay is over; how many went."""
+        removed = 0
+        for directory in self.live_directories:
+            try:
+                removed += directory.remove_due(now_ms)
+            except OSError as error:
+                _log.error("%s", directory.io_error("removing files", error).message)
+        while self._removals and self._removals[0][0] <= now_ms:
+            _, _, directory, path = heapq.heappop(self._removals)
+            if not directory.is_online:
+                continue
+            try:
+                await self._pool.run(remove_tree, self._disk, path)
+                removed += 1
+            except OSError as error:
+                _log.error("%s", directory.io_error(f"removing {path}", error).message)
+        return removed
+
+    async def _each_log(self) -> AsyncIterator[Log]:
+        """All logs whose directory is online, with a pause for others now and then."""
+        for number, log in enumerate([*self._logs.values(), *self._future_logs.values()]):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if log.directory.is_online and not log.is_closed:
+                yield log
+
+    # Stopping
+
+    async def shutdown(self, broker_epoch: int = -1) -> None:
+        """Make everything durable and say so, directory by directory, and let go of them."""
+        try:
+            await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
+        finally:
+            self._unlock()
+
+    async def _close(self, directory: LogDirectory, broker_epoch: int) -> None:
+        logs = self.logs_in(directory)
+        parts = (logs[start : start + _LOADED_AT_ONCE] for start in range(0, len(logs), _LOADED_AT_ONCE))
+        closed = await asyncio.gather(*(self._pool.run(_close_part, part) for part in parts))
+        if all(closed) and directory.is_online:
+            await self._pool.run(self._seal, directory, logs, broker_epoch)
+
+    def _seal(self, directory: LogDirectory, logs: list[Log], broker_epoch: int) -> None:
+        """Write the last checkpoints, and that the shutdown was clean."""
+        try:
+            directory.write_recovery_points(self._recovery_points(directory))
+            directory.write_log_starts(self._log_starts(directory))
+            high_watermarks = {log.topic_partition: log.high_watermark for log in logs}
+            path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
+            checkpoints.write_offsets(self._disk, path, high_watermarks)
+            if any(failed is directory for failed, _ in self._failed.values()):
+                _log.warning("%s has a damaged log and will be recovered at the next start", directory.path)
+            else:
+                checkpoints.write_clean_shutdown(self._disk, directory.path, broker_epoch)
+        except OSError as error:
+            _log.error("%s", directory.io_error("closing the directory", error).message)
+
+    def _unlock(self) -> None:
+        while self._locks:
+            self._locks.popitem()[1].release()
+
+
+def _close_part(logs: Iterable[Log]) -> bool:
+    """True if all could be closed."""
+    sound = True
+    for log in logs:
+        try:
+            log.close()
+        except KafkaError as error:
+            _log.error("%s could not be closed: %s", log.topic_partition, error.message)
+            sound = False
+    return sound
+
+
+def _load_part(
+    directory: LogDirectory,
+    part: Iterable[tuple[str, TopicPartition, DirKind, LogConfig]],
+    options: LoadOptions,
+) -> list[tuple[str, TopicPartition, DirKind, Log | KafkaError | OSError]]:
+    loaded: list[tuple[str, TopicPartition, DirKind, Log | KafkaError | OSError]] = []
+    for name, partition, kind, config in part:
+        result: Log | KafkaError | OSError
+        try:
+            result = load_log(directory, name, partition, config, options)
+        except (KafkaError, OSError) as error:
+            result = error
+        loaded.append((name, partition, kind, result))
+    return loaded

@@ -8,6 +8,7 @@ dereferences input, so the rest may run without bounds checks and, where the wal
 """
 
 include "kernel/wire.pxi"
+include "kernel/memory.pxi"
 include "kernel/batches.pxi"
 include "kernel/encoding.pxi"
 include "kernel/validation.pxi"

@@ -10,6 +10,7 @@ module is called, so that a broker without it never notices.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ottla.records._kernel import COLUMNS, BinaryColumn, BinaryInput, Block, Columns, Encoder, Rows
@@ -38,6 +39,11 @@ _MAX_SEQUENCE = 2**31
 
 def arrow_schema(columns: Sequence[str] = ALL_COLUMNS) -> pa.Schema:
     """The schema that decoding to these columns gives."""
+    return _schema_of(tuple(columns))
+
+
+@lru_cache(maxsize=64)
+def _schema_of(columns: tuple[str, ...]) -> pa.Schema:
     import pyarrow as pa
 
     types = {
@@ -70,14 +76,15 @@ class ArrowDecoder:
         empty_headers: bool = False,
         check_crc: bool = True,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+        expected_bytes: int = 0,
     ) -> None:
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
             raise ValueError(f"unknown columns {unknown}; there are {', '.join(ALL_COLUMNS)}")
-        self._names = tuple(columns)
-        self._wanted = sum({COLUMNS[name] for name in columns})
+        self._schema = arrow_schema(columns)
+        wanted = sum({COLUMNS[name] for name in columns})
         self._empty_headers = empty_headers
-        self._columns = Columns(self._wanted)
+        self._columns = Columns(wanted, value_bytes=expected_bytes)
         self._reader = open_reader(
             start_offset=start_offset,
             end_offset=end_offset,
@@ -114,8 +121,8 @@ class ArrowDecoder:
         """The collected rows, which now belong to the caller; collecting starts anew."""
         import pyarrow as pa
 
-        columns, self._columns = self._columns, Columns(self._wanted)
-        schema = arrow_schema(self._names)
+        columns, self._columns = self._columns, self._columns.renewed()
+        schema = self._schema
         arrays = [self._array(columns, field) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -144,7 +151,7 @@ class ArrowDecoder:
                 _binary_array(columns.header_value, entries.field(1).type),
             ],
         )
-        with_nulls = columns.rows_without_headers and not self._empty_headers
+        with_nulls = columns.rows_with_headers < rows and not self._empty_headers
         return pa.Array.from_buffers(
             field.type,
             rows,
@@ -154,7 +161,7 @@ class ArrowDecoder:
 
 
 def decode_to_arrow(
-    buffers: Iterable[Buffer],
+    buffers: Sequence[Buffer],
     *,
     start_offset: int = 0,
     end_offset: int = MAX_OFFSET,
@@ -175,6 +182,7 @@ def decode_to_arrow(
         empty_headers=empty_headers,
         check_crc=check_crc,
         max_decompressed_bytes=max_decompressed_bytes,
+        expected_bytes=sum(memoryview(buf).nbytes for buf in buffers),
     )
     decoder.set_aborted(aborted)
     for buf in buffers:

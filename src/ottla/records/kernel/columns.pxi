@@ -1,5 +1,17 @@
 # Records into columns in Arrow's memory layout, without Arrow.
 
+cdef enum:
+    COPY_CHUNK = 32
+    MAX_CHUNKED_COPY = 256
+
+
+cdef struct Cursor:
+    uint8_t* start                  # of the column's data
+    uint8_t* data                   # where the next row's content goes
+    int32_t* offset                 # where the next row's end is noted
+    Py_ssize_t row
+
+
 cdef class BinaryColumn:
     """Byte strings as Arrow lays them out: offsets, data, and a bit per row that is 0 where it is null."""
 
@@ -9,12 +21,12 @@ cdef class BinaryColumn:
     cdef readonly Py_ssize_t rows
     cdef readonly Py_ssize_t null_count
 
-    def __cinit__(self):
-        self.offset_block = Block(4096)
-        self.data_block = Block(4096)
-        self.valid_block = Block(512)
-        (<int32_t*> self.offset_block.data)[0] = 0
-        self.offset_block.size = sizeof(int32_t)
+    def __cinit__(self, Py_ssize_t rows=0, Py_ssize_t size=0):
+        self.offset_block = Block((rows + 1) * sizeof(int32_t), recycled=True)
+        self.data_block = Block(size, recycled=True)
+        self.valid_block = Block((rows + 7) >> 3)
+        self.offset_block.reserve(sizeof(int32_t))
+        put_int32(self.offset_block, 0)
 
     def buffers(self):
         """Validity, offsets and data; validity is None where nothing is null."""
@@ -24,30 +36,62 @@ cdef class BinaryColumn:
         if self.data_block.size + size > INT32_MAX:
             raise OverflowError("a column cannot hold more than 2 GiB; decode fewer records at once")
         self.offset_block.reserve(rows * sizeof(int32_t))
-        self.data_block.reserve(size)
-        reserve_valid(self.valid_block, self.rows + rows)
+        self.data_block.reserve(size + COPY_CHUNK)
+        reserve_bits(self.valid_block, self.rows + rows, 0xFF)
         return 0
 
-    cdef inline void put(self, const uint8_t* data, int32_t size) noexcept nogil:
-        cdef Py_ssize_t end = self.data_block.size
-        if size > 0:
-            memcpy(self.data_block.data + end, data, size)
-            end += size
-            self.data_block.size = end
-        elif size < 0:
-            clear_bit(self.valid_block, self.rows)
-            self.null_count += 1
-        (<int32_t*> (self.offset_block.data + self.offset_block.size))[0] = <int32_t> end
-        self.offset_block.size += sizeof(int32_t)
-        self.rows += 1
+    cdef Cursor open(self) noexcept nogil:
+        """Where the next rows go. Until `close` the column is in the cursor's hands."""
+        cdef Cursor cursor
+        cursor.start = self.data_block.data
+        cursor.data = self.data_block.data + self.data_block.size
+        cursor.offset = <int32_t*> (self.offset_block.data + self.offset_block.size)
+        cursor.row = self.rows
+        return cursor
+
+    cdef void close(self, Cursor* cursor) noexcept nogil:
+        self.data_block.size = cursor.data - cursor.start
+        self.offset_block.size = <uint8_t*> cursor.offset - self.offset_block.data
+        self.rows = cursor.row
+
+    cdef void put_null(self, Py_ssize_t row) noexcept nogil:
+        clear_bit(self.valid_block, row)
+        self.null_count += 1
+
+    cdef void put(self, const uint8_t* data, int32_t size) noexcept nogil:
+        cdef Cursor cursor = self.open()
+        put_row(&cursor, self, data, size, data + size)
+        self.close(&cursor)
 
 
-cdef inline int reserve_valid(Block block, Py_ssize_t rows) except -1:
-    """Bits for `rows` rows, new ones set: only a null has to touch its bit."""
+cdef inline void put_row(Cursor* cursor, BinaryColumn column, const uint8_t* data, int32_t size,
+                         const uint8_t* readable_end) noexcept nogil:
+    """Add a row; `readable_end` is how far `data` may be read, which may be beyond its own end."""
+    cdef Py_ssize_t at
+    if size >= 0:
+        if readable_end - data >= <Py_ssize_t> size + COPY_CHUNK and size <= MAX_CHUNKED_COPY:
+            # Whole chunks of a fixed size are faster than a call for each short string; the block has room for
+            # the excess, and what it leaves behind is overwritten by the next row.
+            at = 0
+            while at < size:
+                memcpy(cursor.data + at, data + at, COPY_CHUNK)
+                at += COPY_CHUNK
+        else:
+            memcpy(cursor.data, data, size)
+        cursor.data += size
+    else:
+        column.put_null(cursor.row)
+    cursor.offset[0] = <int32_t> (cursor.data - cursor.start)
+    cursor.offset += 1
+    cursor.row += 1
+
+
+cdef inline int reserve_bits(Block block, Py_ssize_t rows, int fill) except -1:
+    """Bits for `rows` rows; new ones are what most of them are expected to be, so that few rows touch theirs."""
     cdef Py_ssize_t size = (rows + 7) >> 3
     if size > block.size:
         block.reserve(size - block.size)
-        memset(block.data + block.size, 0xFF, size - block.size)
+        memset(block.data + block.size, fill, size - block.size)
         block.size = size
     return 0
 
@@ -86,7 +130,10 @@ COLUMNS = {
 
 @cython.final
 cdef class Columns:
-    """Records as columns, of which only the wanted ones are filled."""
+    """Records as columns, of which only the wanted ones are filled.
+
+    What is expected to come is only a hint that saves growing.
+    """
 
     cdef int wanted
     cdef readonly Py_ssize_t rows
@@ -97,22 +144,32 @@ cdef class Columns:
     cdef readonly Block timestamp_type
     cdef readonly Block header_offsets
     cdef readonly Block header_valid
-    cdef readonly Py_ssize_t rows_without_headers
+    cdef readonly Py_ssize_t rows_with_headers
     cdef readonly BinaryColumn header_key
     cdef readonly BinaryColumn header_value
 
-    def __cinit__(self, int wanted):
+    def __cinit__(self, int wanted, *, Py_ssize_t rows=0, Py_ssize_t key_bytes=0, Py_ssize_t value_bytes=0):
         self.wanted = wanted
-        self.key = BinaryColumn()
-        self.value = BinaryColumn()
-        self.offset = Block(4096)
-        self.timestamp = Block(4096)
-        self.timestamp_type = Block(4096)
-        self.header_offsets = Block(4096)
-        self.header_valid = Block(512)
+        self.value = BinaryColumn(rows if wanted & WANT_VALUE else 0, value_bytes if wanted & WANT_VALUE else 0)
+        self.key = BinaryColumn(rows if wanted & WANT_KEY else 0, key_bytes if wanted & WANT_KEY else 0)
+        self.offset = Block(rows * sizeof(int64_t) if wanted & WANT_OFFSET else 0, recycled=True)
+        self.timestamp = Block(rows * sizeof(int64_t) if wanted & WANT_TIMESTAMP else 0, recycled=True)
+        self.timestamp_type = Block(rows * sizeof(int32_t) if wanted & WANT_TIMESTAMP_TYPE else 0, recycled=True)
+        self.header_offsets = Block((rows + 1) * sizeof(int32_t) if wanted & WANT_HEADERS else 4, recycled=True)
+        self.header_valid = Block((rows + 7) >> 3 if wanted & WANT_HEADERS else 0)
         self.header_key = BinaryColumn()
         self.header_value = BinaryColumn()
+        self.header_offsets.reserve(sizeof(int32_t))
         put_int32(self.header_offsets, 0)
+
+    def renewed(self):
+        """Empty columns of the same kind that expect a little more than these hold."""
+        return Columns(
+            self.wanted,
+            rows=self.rows + self.rows // 4,
+            key_bytes=self.key.data_block.size + self.key.data_block.size // 4,
+            value_bytes=self.value.data_block.size + self.value.data_block.size // 4,
+        )
 
     @property
     def nbytes(self):
@@ -144,7 +201,7 @@ cdef class Columns:
             self.timestamp_type.reserve(header.count * sizeof(int32_t))
         if self.wanted & WANT_HEADERS:
             self.header_offsets.reserve(header.count * sizeof(int32_t))
-            reserve_valid(self.header_valid, self.rows + header.count)
+            reserve_bits(self.header_valid, self.rows + header.count, 0)
         with nogil:
             fault = self.walk(p, size, header, start_offset, end_offset, &index)
         if fault:
@@ -161,49 +218,62 @@ cdef class Columns:
         cdef int64_t base_timestamp = header.base_timestamp
         cdef int64_t append_timestamp = header.max_timestamp
         cdef int64_t offset
+        cdef Cursor key = self.key.open()
+        cdef Cursor value = self.value.open()
+        cdef int64_t* offsets = <int64_t*> (self.offset.data + self.offset.size)
+        cdef int64_t* timestamps = <int64_t*> (self.timestamp.data + self.timestamp.size)
+        cdef int32_t* types = <int32_t*> (self.timestamp_type.data + self.timestamp_type.size)
+        cdef int32_t* header_offsets = <int32_t*> (self.header_offsets.data + self.header_offsets.size)
+        cdef Py_ssize_t row = 0
         cdef Entry entry
-        cdef Fault fault
+        cdef Fault fault = SOUND
         cdef int32_t i
         for i in range(count):
-            index[0] = i
-            if p == end:
-                return RECORDS_MISSING
-            fault = read_entry(&p, end, &entry)
+            fault = read_entry(&p, end, &entry) if p != end else RECORDS_MISSING
             if fault:
+                index[0] = i
                 return fault
             offset = wrapping_add(base_offset, entry.offset_delta)
             if offset < start_offset or offset >= end_offset:
                 continue
             if wanted & WANT_KEY:
-                self.key.put(entry.key, entry.key_size)
+                put_row(&key, self.key, entry.key, entry.key_size, end)
             if wanted & WANT_VALUE:
-                self.value.put(entry.value, entry.value_size)
+                put_row(&value, self.value, entry.value, entry.value_size, end)
             if wanted & WANT_OFFSET:
-                put_int64(self.offset, offset)
+                offsets[row] = offset
             if wanted & WANT_TIMESTAMP:
-                put_int64(
-                    self.timestamp,
-                    append_timestamp if append_time else wrapping_add(base_timestamp, entry.timestamp_delta),
+                timestamps[row] = (
+                    append_timestamp if append_time else wrapping_add(base_timestamp, entry.timestamp_delta)
                 )
             if wanted & WANT_TIMESTAMP_TYPE:
-                put_int32(self.timestamp_type, append_time)
+                types[row] = append_time
             if wanted & WANT_HEADERS:
                 if entry.header_count:
                     with gil:
-                        fault = self.put_headers(&entry)
+                        fault = self.put_headers(&entry, self.rows + row)
                     if fault:
+                        index[0] = i
                         return fault
-                else:
-                    clear_bit(self.header_valid, self.rows)
-                    self.rows_without_headers += 1
-                put_int32(self.header_offsets, <int32_t> self.header_key.rows)
-            self.rows += 1
+                header_offsets[row] = <int32_t> self.header_key.rows
+            row += 1
         if p != end:
             index[0] = count
             return TRAILING_BYTES
+        self.rows += row
+        self.key.close(&key)
+        self.value.close(&value)
+        if wanted & WANT_OFFSET:
+            self.offset.size += row * sizeof(int64_t)
+        if wanted & WANT_TIMESTAMP:
+            self.timestamp.size += row * sizeof(int64_t)
+        if wanted & WANT_TIMESTAMP_TYPE:
+            self.timestamp_type.size += row * sizeof(int32_t)
+        if wanted & WANT_HEADERS:
+            self.header_offsets.size += row * sizeof(int32_t)
         return SOUND
 
-    cdef Fault put_headers(self, Entry* entry) except? RECORDS_MISSING:
+    cdef Fault put_headers(self, Entry* entry, Py_ssize_t row) except? RECORDS_MISSING:
         cdef const uint8_t* p = entry.headers
         cdef const uint8_t* key
         cdef const uint8_t* value
@@ -212,6 +282,8 @@ cdef class Columns:
         cdef int32_t i
         cdef Fault fault
         cdef bytes repaired
+        self.header_valid.data[row >> 3] |= <uint8_t> (1 << (row & 7))
+        self.rows_with_headers += 1
         self.header_key.reserve(entry.header_count, entry.end - p)
         self.header_value.reserve(entry.header_count, entry.end - p)
         for i in range(entry.header_count):

@@ -1,4 +1,4 @@
-# Bytes: big-endian integers, varints, one record of a batch, and memory that is handed out as a Python buffer.
+# Bytes on the wire: big-endian integers, varints, and one record of a batch.
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -11,6 +11,10 @@ from libc.string cimport memcpy, memset
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
+cdef extern from *:
+    bint likely(bint condition) nogil
+    bint unlikely(bint condition) nogil
+
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import Codec, TimestampType
 
@@ -19,7 +23,6 @@ cdef enum:
     MIN_ENTRY_BYTES = 7
     HEADER_BYTES = 61
     OVERHEAD_BYTES = 12
-    KEPT_SLACK_BYTES = 65536
     MAX_DELTA_GROWTH = 9 + 4 + 4    # timestamp delta, offset delta and record length from shortest to longest
 
 cdef enum Fault:
@@ -70,60 +73,53 @@ cdef inline int64_t wrapping_sub(int64_t a, int64_t b) noexcept nogil:
     return <int64_t> (<uint64_t> a - <uint64_t> b)
 
 
-cdef inline Fault read_varint(const uint8_t** at, const uint8_t* end, int32_t* out) noexcept nogil:
+cdef Fault read_long_varint(const uint8_t** at, const uint8_t* end, int max_shift, uint64_t* out) noexcept nogil:
+    """A varint of any length, before zigzag. `max_shift` is that of the last byte its type can have."""
     cdef const uint8_t* p = at[0]
-    cdef uint32_t raw
-    cdef uint32_t byte
-    cdef int shift
-    if p >= end:
-        return TRUNCATED_VARINT
-    raw = p[0]
-    p += 1
-    if raw & 0x80:
-        raw &= 0x7F
-        shift = 7
-        while True:
-            if p >= end:
-                return TRUNCATED_VARINT
-            byte = p[0]
-            p += 1
-            raw |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                return LONG_VARINT
-    at[0] = p
-    out[0] = <int32_t> ((raw >> 1) ^ (~(raw & 1) + 1))
-    return SOUND
+    cdef uint64_t raw = 0
+    cdef int shift = 0
+    while True:
+        if p >= end:
+            return TRUNCATED_VARINT
+        raw |= (<uint64_t> (p[0] & 0x7F)) << shift
+        if not p[0] & 0x80:
+            at[0] = p + 1
+            out[0] = raw
+            return SOUND
+        p += 1
+        shift += 7
+        if shift > max_shift:
+            return LONG_VARINT
+
+
+cdef inline Fault read_raw(const uint8_t** at, const uint8_t* end, int max_shift, uint64_t* out) noexcept nogil:
+    """As `read_long_varint`, quick for one byte and two, which nearly all have."""
+    cdef const uint8_t* p = at[0]
+    if likely(end - p >= 2):
+        if likely(p[0] < 0x80):
+            out[0] = p[0]
+            at[0] = p + 1
+            return SOUND
+        if likely(p[1] < 0x80):
+            out[0] = (p[0] & 0x7F) | (<uint64_t> p[1] << 7)
+            at[0] = p + 2
+            return SOUND
+    return read_long_varint(at, end, max_shift, out)
+
+
+cdef inline Fault read_varint(const uint8_t** at, const uint8_t* end, int32_t* out) noexcept nogil:
+    cdef uint64_t raw = 0
+    cdef Fault fault = read_raw(at, end, 28, &raw)
+    # A fifth byte may carry more than 32 bits; as in Java, they are lost.
+    out[0] = <int32_t> ((<uint32_t> raw >> 1) ^ (~(<uint32_t> raw & 1) + 1))
+    return fault
 
 
 cdef inline Fault read_varlong(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    cdef const uint8_t* p = at[0]
-    cdef uint64_t raw
-    cdef uint64_t byte
-    cdef int shift
-    if p >= end:
-        return TRUNCATED_VARINT
-    raw = p[0]
-    p += 1
-    if raw & 0x80:
-        raw &= 0x7F
-        shift = 7
-        while True:
-            if p >= end:
-                return TRUNCATED_VARINT
-            byte = p[0]
-            p += 1
-            raw |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                break
-            shift += 7
-            if shift > 63:
-                return LONG_VARINT
-    at[0] = p
+    cdef uint64_t raw = 0
+    cdef Fault fault = read_raw(at, end, 63, &raw)
     out[0] = <int64_t> ((raw >> 1) ^ (~(raw & 1) + 1))
-    return SOUND
+    return fault
 
 
 cdef struct Entry:
@@ -160,37 +156,41 @@ cdef inline Fault read_entry(const uint8_t** at, const uint8_t* end, Entry* entr
     cdef Fault fault
     entry.start = p
     fault = read_varint(&p, end, &length)
-    if fault:
+    if unlikely(fault):
         return fault
-    if length < 0 or length > end - p:
+    if unlikely(length < 0 or length > end - p):
         return RECORD_BEYOND_PAYLOAD
     entry.body = p
     end = p + length
     entry.end = end
-    if length < MIN_ENTRY_BYTES - 1:
+    if unlikely(length < MIN_ENTRY_BYTES - 1):
         return RECORD_LENGTH_MISMATCH
     p += 1
     fault = read_varlong(&p, end, &entry.timestamp_delta)
-    if fault:
+    if unlikely(fault):
         return fault
     fault = read_varint(&p, end, &entry.offset_delta)
-    if fault:
+    if unlikely(fault):
         return fault
     entry.after_offset = p
     fault = read_bytes(&p, end, &entry.key, &entry.key_size)
-    if fault:
+    if unlikely(fault):
         return fault
     fault = read_bytes(&p, end, &entry.value, &entry.value_size)
-    if fault:
+    if unlikely(fault):
         return fault
-    fault = read_varint(&p, end, &entry.header_count)
-    if fault:
-        return fault
-    if entry.header_count < 0 or entry.header_count > (end - p) >> 1:
-        return BAD_HEADER_COUNT
-    if entry.header_count == 0 and p != end:
-        return RECORD_LENGTH_MISMATCH
-    entry.headers = p
+    if likely(end - p == 1 and p[0] == 0):
+        entry.header_count = 0
+        entry.headers = end
+    else:
+        fault = read_varint(&p, end, &entry.header_count)
+        if unlikely(fault):
+            return fault
+        if unlikely(entry.header_count < 0 or entry.header_count > (end - p) >> 1):
+            return BAD_HEADER_COUNT
+        if unlikely(entry.header_count == 0 and p != end):
+            return RECORD_LENGTH_MISMATCH
+        entry.headers = p
     at[0] = end
     return SOUND
 
@@ -223,70 +223,3 @@ cdef inline Fault check_headers(Entry* entry) noexcept nogil:
 cdef object corrupt(Fault fault, Py_ssize_t index):
     """The error a reader raises for bad bytes in record number `index` of a batch."""
     return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"record {index} of the batch: {FAULTS[<int> fault]}")
-
-
-cdef class Block:
-    """Plain memory that Python sees as a writable buffer; it grows by `reserve` while nobody looks at it.
-
-    Fresh memory is not touched, so a generous block costs address space and not pages. `len()` is what was filled.
-    """
-
-    cdef uint8_t* data
-    cdef Py_ssize_t size
-    cdef Py_ssize_t capacity
-    cdef int exports
-
-    def __cinit__(self, Py_ssize_t capacity=0, Py_ssize_t size=0):
-        if capacity < size:
-            capacity = size
-        self.data = <uint8_t*> PyMem_RawMalloc(capacity if capacity > 0 else 1)
-        if self.data == NULL:
-            raise MemoryError(f"no memory for a buffer of {capacity} bytes")
-        self.capacity = capacity
-        self.size = size
-
-    def __dealloc__(self):
-        PyMem_RawFree(self.data)
-
-    def __len__(self):
-        return self.size
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
-        self.exports += 1
-
-    def __releasebuffer__(self, Py_buffer* view):
-        self.exports -= 1
-
-    cdef int reserve(self, Py_ssize_t extra) except -1 nogil:
-        """Room for `extra` more bytes; fails without a change."""
-        cdef Py_ssize_t wanted = self.size + extra
-        cdef uint8_t* grown
-        if wanted <= self.capacity:
-            return 0
-        if self.exports:
-            with gil:
-                raise BufferError("a buffer cannot grow while views of it exist")
-        if wanted < self.capacity * 2:
-            wanted = self.capacity * 2
-        grown = <uint8_t*> PyMem_RawRealloc(self.data, wanted)
-        if grown == NULL:
-            with gil:
-                raise MemoryError(f"no memory to grow a buffer to {wanted} bytes")
-        self.data = grown
-        self.capacity = wanted
-        return 0
-
-    def shrink(self, Py_ssize_t size):
-        """Keep the first `size` bytes and give the rest of the memory back."""
-        cdef uint8_t* shrunk
-        if not 0 <= size <= self.size:
-            raise ValueError(f"size {size} is not within 0..{self.size}")
-        if self.exports:
-            raise BufferError("a buffer cannot shrink while views of it exist")
-        self.size = size
-        if self.capacity - size > KEPT_SLACK_BYTES:
-            shrunk = <uint8_t*> PyMem_RawRealloc(self.data, size if size else 1)
-            if shrunk != NULL:
-                self.data = shrunk
-                self.capacity = size

@@ -45,10 +45,13 @@ def register_broker(
     *,
     new_epoch: int,
     now_ns: int,
+    supersede: bool = False,
     version: int = 4,
 ) -> Result[int]:
-    """Register a broker; the response is its epoch. A new incarnation first tidies up after the previous
-    one.
+    """Register a broker; the response is its epoch. A new incarnation first tidies up after the last one.
+
+    While the session of another incarnation lasts, the id is taken: unless ``supersede`` says that its
+    process is known to be gone.
     """
     if request.cluster_id != state.settings.cluster_id:
         raise KafkaError(
@@ -62,6 +65,7 @@ def register_broker(
     if (
         existing is not None
         and not same_incarnation
+        and not supersede
         and heartbeats.has_valid_session(broker, existing.epoch, now_ns)
     ):
         raise KafkaError(

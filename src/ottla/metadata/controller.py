@@ -229,11 +229,23 @@ class Controller:
     # Brokers
 
     def register_broker(
-        self, request: BrokerRegistrationRequest, *, next_offset: int, now_ns: int, version: int = 4
+        self,
+        request: BrokerRegistrationRequest,
+        *,
+        next_offset: int,
+        now_ns: int,
+        supersede: bool = False,
+        version: int = 4,
     ) -> Result[int]:
         """``next_offset``, where the records will begin, becomes the epoch of a new incarnation."""
         return control_brokers.register_broker(
-            self._state, self._heartbeats, request, new_epoch=next_offset, now_ns=now_ns, version=version
+            self._state,
+            self._heartbeats,
+            request,
+            new_epoch=next_offset,
+            now_ns=now_ns,
+            supersede=supersede,
+            version=version,
         )
 
     def register_controller(self, request: ControllerRegistrationRequest) -> Result[None]:

@@ -123,13 +123,20 @@ class QuorumController:
 
     # Brokers
 
-    def register_broker(self, request: BrokerRegistrationRequest, *, version: int = 4) -> Awaitable[int]:
-        """Register a broker; gives its epoch."""
+    def register_broker(
+        self, request: BrokerRegistrationRequest, *, supersede: bool = False, version: int = 4
+    ) -> Awaitable[int]:
+        """Register a broker; gives its epoch.
+
+        A node registers its own broker with ``supersede``: it holds the lock of the directory, so its former
+        incarnation is gone, and there is no session to wait for.
+        """
         return self.commit(
             self.controller.register_broker(
                 request,
                 next_offset=self.log.next_offset,
                 now_ns=self._runtime.clock.monotonic_ns(),
+                supersede=supersede,
                 version=version,
             )
         )

@@ -1,0 +1,167 @@
+"""Apache Kafka 4.3.1 and Ottla on each other's metadata: what one wrote, the other loads and goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ottla.metadata.control import ControllerSettings
+from ottla.metadata.entities import ConfigResource, ConfigResourceType
+from ottla.metadata.image import MetadataImage
+from ottla.metadata.metadata_log import MetadataLog
+from ottla.metadata.quorum_controller import QuorumController
+from ottla.metadata.storage import format_directory, read_bootstrap, read_meta_properties
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from ottla.protocol.messages.create_topics import CreateTopicsRequest
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.runtime.runtime import Runtime
+from tests.metadata.world import SmallSchema, registration, topic
+from tests.support import java
+from tests.support.apache_kafka import ApacheKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
+DUMP = "org.apache.kafka.tools.DumpLogSegments"
+
+
+async def open_log(runtime: Runtime, dir: Path) -> QuorumController:
+    properties = read_meta_properties(runtime.disk, str(dir))
+    assert properties is not None
+    assert properties.directory_id is not None
+    log = await MetadataLog.open(
+        runtime,
+        str(dir),
+        node_id=properties.node_id,
+        directory_id=properties.directory_id,
+        static_voters=VoterSet.of(
+            Voter(ReplicaKey(properties.node_id), {"CONTROLLER": Address("127.0.0.1", 9093)})
+        ),
+    )
+    return await QuorumController.activate(
+        runtime,
+        log,
+        ControllerSettings(node_id=properties.node_id, cluster_id=properties.cluster_id),
+        SmallSchema(),
+        read_bootstrap(runtime.disk, str(dir)),
+    )
+
+
+async def beat(qc: QuorumController, broker: int, *, leave: bool = False) -> None:
+    epoch = qc.controller.image.cluster.brokers[broker].epoch
+    request = BrokerHeartbeatRequest(
+        broker_id=broker,
+        broker_epoch=epoch,
+        current_metadata_offset=qc.log.next_offset,
+        want_fence=leave,
+        want_shut_down=leave,
+    )
+    await qc.process_heartbeat(request)
+
+
+async def join(qc: QuorumController, runtime: Runtime, dir: Path) -> None:
+    """Bring the broker up, as a node does when it starts."""
+    properties = read_meta_properties(runtime.disk, str(dir))
+    assert properties is not None
+    assert properties.directory_id is not None
+    request = registration(properties.node_id)
+    request.cluster_id = properties.cluster_id
+    request.log_dirs = [properties.directory_id]
+    await qc.register_broker(request, supersede=True)
+    await beat(qc, properties.node_id)
+
+
+async def create(qc: QuorumController, name: str, broker: int, **configs: str) -> None:
+    request = CreateTopicsRequest(
+        topics=[topic(name, configs=dict(configs), assignments=[[broker], [broker]])]
+    )
+    response = await qc.commit(qc.controller.create_topics(request))
+    assert response.topics[0].error_code == ErrorCode.NONE, response
+
+
+def dump(dir: Path) -> str:
+    """Every log and snapshot of the metadata partition in the words of Kafka's tool."""
+    files = sorted(
+        str(path)
+        for path in (dir / "__cluster_metadata-0").iterdir()
+        if path.suffix in (".log", ".checkpoint")
+    )
+    return java.run_tool(DUMP, "--cluster-metadata-decoder", "--files", ",".join(files)).out
+
+
+async def test_what_kafka_wrote_is_loaded_and_kafka_goes_on_after_ottla(tmp_path: Path) -> None:
+    kafka = ApacheKafka(tmp_path, properties={"metadata.log.max.record.bytes.between.snapshots": "1000"})
+    with kafka:
+        kafka.tool(
+            TOPICS, "--create", "--topic", "orders", "--partitions", "3", "--config", "retention.ms=1000"
+        )
+        kafka.tool(TOPICS, "--create", "--topic", "gone")
+        kafka.tool(TOPICS, "--delete", "--topic", "gone")
+        kafka.tool(
+            CONFIGS,
+            "--alter",
+            "--entity-type",
+            "brokers",
+            "--entity-default",
+            "--add-config",
+            "log.cleaner.threads=2",
+        )
+    runtime = Runtime.real()
+    try:
+        qc = await open_log(runtime, kafka.data_dir)
+        image = qc.image
+        assert set(image.topics.by_name) == {"orders"}
+        assert len(image.topics.by_name["orders"].partitions) == 3
+        assert image.config(ConfigResource(ConfigResourceType.TOPIC, "orders")) == {"retention.ms": "1000"}
+        assert image.config(ConfigResource(ConfigResourceType.BROKER, ""))["log.cleaner.threads"] == "2"
+        assert image.metadata_version.release == "4.3-IV0"
+        assert MetadataImage.EMPTY.apply(image.records()) == image
+        await join(qc, runtime, kafka.data_dir)
+        await create(qc, "from-ottla", kafka.node_id, **{"segment.bytes": "1048576"})
+        await beat(qc, kafka.node_id, leave=True)
+        await qc.close()
+    finally:
+        runtime.close()
+    with kafka:
+        listed = kafka.tool(TOPICS, "--list").out.split()
+        assert {"orders", "from-ottla"} <= set(listed)
+        described = kafka.tool(TOPICS, "--describe", "--topic", "from-ottla").out
+        assert "PartitionCount: 2" in described
+        assert "segment.bytes=1048576" in described
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_kafka_starts_on_a_directory_that_ottla_formatted(tmp_path: Path, snapshot: bool) -> None:
+    kafka = ApacheKafka(tmp_path, cluster_id="MkU3OEVBNTcwNTJENDM2Qg")
+    runtime = Runtime.real()
+    try:
+        format_directory(
+            runtime.disk,
+            runtime.random,
+            runtime.clock,
+            str(kafka.data_dir),
+            cluster_id=kafka.cluster_id,
+            node_id=kafka.node_id,
+        )
+        qc = await open_log(runtime, kafka.data_dir)
+        await join(qc, runtime, kafka.data_dir)
+        await create(qc, "letters", kafka.node_id, **{"retention.ms": "5000"})
+        if snapshot:
+            await qc.log.write_snapshot(qc.image)
+            await create(qc, "after", kafka.node_id)
+        await beat(qc, kafka.node_id, leave=True)
+        await qc.close()
+        text = dump(kafka.data_dir)
+        assert "letters" in text
+        assert "LeaderChange:" in text
+        assert "rror" not in text
+    finally:
+        runtime.close()
+    with kafka:
+        described = kafka.tool(TOPICS, "--describe", "--topic", "letters").out
+        assert "PartitionCount: 2" in described
+        assert "retention.ms=5000" in described
+        assert f"Leader: {kafka.node_id}" in described

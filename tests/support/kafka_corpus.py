@@ -23,14 +23,20 @@ from tests.support.java_driver import Consumed, JavaDriver, JavaProducer, Messag
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 BASE_TIMESTAMP = 1_700_000_000_000
 CLEANER_TIMEOUT_S = 60.0
+NODE_PROPERTIES = {
+    "auto.create.topics.enable": "false",
+    "log.cleaner.backoff.ms": "100",
+    "log.retention.ms": "-1",
+}
 
 # Smaller than Kafka lets operators choose, so that a handful of batches makes many segments.
 _SMALL_SEGMENTS = {"internal.segment.bytes": "4000"}
-_FILLER = "".join(hashlib.sha256(bytes([each])).hexdigest() for each in range(50))
+FILLER = "".join(hashlib.sha256(bytes([each])).hexdigest() for each in range(50))
 
 TOPICS: dict[str, dict[str, str]] = {
     **{f"codec-{codec}": {} for codec in CODECS},
     "append-time": {"message.timestamp.type": "LogAppendTime"},
+    "indexed": {"index.interval.bytes": "100"},
     "transactions": {},
     "segments": _SMALL_SEGMENTS,
     "deleted-front": _SMALL_SEGMENTS,
@@ -60,26 +66,21 @@ class KafkaCorpus:
 
 def write_corpus(directory: Path, driver: JavaDriver) -> KafkaCorpus:
     """Lets Apache Kafka write every topic of `TOPICS` under `directory`."""
-    properties = {
-        "auto.create.topics.enable": "false",
-        "log.cleaner.backoff.ms": "100",
-        "log.retention.ms": "-1",
-    }
-    with ApacheKafka(directory / "node", properties=properties) as kafka:
-        _create_topics(kafka, driver)
+    with ApacheKafka(directory / "node", properties=NODE_PROPERTIES) as kafka:
+        create_topics(kafka, driver)
         _write_plain(kafka, driver)
         _write_transactions(kafka, driver)
         _write_segments(kafka, driver, "segments")
         _write_segments(kafka, driver, "deleted-front")
         _delete_front(kafka, driver, "deleted-front", before_offset=8)
         _write_compacted(kafka, driver)
-        clean_truth = _truth(kafka, driver)
+        clean_truth = read_truth(kafka, driver)
         kafka.stop()
         clean = Path(shutil.copytree(kafka.data_dir, directory / "clean"))
         kafka.start()
         _write_plain(kafka, driver)
         _write_transactions(kafka, driver)
-        crashed_truth = _truth(kafka, driver)
+        crashed_truth = read_truth(kafka, driver)
         kafka.kill()
         crashed = Path(shutil.copytree(kafka.data_dir, directory / "crashed"))
     return KafkaCorpus(clean, crashed, clean_truth, crashed_truth)
@@ -99,7 +100,8 @@ def varied_messages(topic: str, count: int, *, first: int = 0) -> Iterator[Messa
         )
 
 
-def _create_topics(kafka: ApacheKafka, driver: JavaDriver) -> None:
+def create_topics(kafka: ApacheKafka, driver: JavaDriver) -> None:
+    """Makes every topic of `TOPICS`, with one partition each."""
     for topic, configs in TOPICS.items():
         settings = [
             argument for name, value in configs.items() for argument in ("--config", f"{name}={value}")
@@ -124,6 +126,8 @@ def _write_plain(kafka: ApacheKafka, driver: JavaDriver) -> None:
             producer.send(varied_messages(f"codec-{codec}", 9, first=28), flush_every=5)
     with driver.producer(kafka.bootstrap, compression_type="lz4") as producer:
         producer.send(varied_messages("append-time", 12), flush_every=5)
+    with driver.producer(kafka.bootstrap) as producer:
+        producer.send(varied_messages("indexed", 120), flush_every=2)
 
 
 def _write_transactions(kafka: ApacheKafka, driver: JavaDriver) -> None:
@@ -165,7 +169,7 @@ def _write_segments(kafka: ApacheKafka, driver: JavaDriver, topic: str) -> None:
             for batch in range(4):
                 producer = committer if batch % 2 == 0 else aborter
                 producer.send(
-                    Message(topic, f"{topic}-{each}-{batch}-{number}-{_FILLER[:1100]}".encode())
+                    Message(topic, f"{topic}-{each}-{batch}-{number}-{FILLER[:1100]}".encode())
                     for number in range(3)
                 )
             aborter.abort()
@@ -179,7 +183,7 @@ def _write_compacted(kafka: ApacheKafka, driver: JavaDriver) -> None:
         """Writes one batch that fills most of a segment; the filler's key is in every batch."""
         producer.send(
             Message(topic, None if value is None else value.encode(), key=key.encode())
-            for key, value in (*pairs, ("filler", _FILLER))
+            for key, value in (*pairs, ("filler", FILLER))
         )
 
     with (
@@ -232,7 +236,8 @@ def _transactional(kafka: ApacheKafka, driver: JavaDriver, name: str, codec: str
     return producer
 
 
-def _truth(kafka: ApacheKafka, driver: JavaDriver) -> dict[str, Truth]:
+def read_truth(kafka: ApacheKafka, driver: JavaDriver) -> dict[str, Truth]:
+    """Everything of every topic as the Java client reads it."""
     return {
         topic: Truth(
             driver.consume(kafka.bootstrap, topic, isolation_level="read_uncommitted"),

@@ -1,0 +1,261 @@
+"""All partitions of this broker, as the metadata image assigns them.
+
+It follows the image delta by delta: logs are created and deleted, partitions become leaders or followers,
+configs reach their logs. Everything that serves a partition asks here for it and gets the partition or the
+error that says why not. Invariant: a partition is hosted exactly if the image has this broker among its
+replicas, and it is online exactly if its log can be used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.files import TopicPartition
+from ottla.log.manager import LogManager
+from ottla.metadata.delta import LocalReplica, MetadataDelta
+from ottla.metadata.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
+from ottla.metadata.image import MetadataImage
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition
+from ottla.replication.purgatory import Purgatory
+from ottla.replication.types import IsrProposal
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ReplicaChanges:
+    """What following a delta did: for coordinators, fetchers and sessions that act upon it."""
+
+    leaders: list[Partition] = field(default_factory=list)  # led in a new epoch
+    followers: list[Partition] = field(default_factory=list)  # followed in a new epoch
+    deleted: list[TopicPartition] = field(default_factory=list)
+
+
+class ReplicaManager:
+    """Also the listener of its partitions: it wakes those who wait and passes on what only others can do."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        logs: LogManager,
+        config_of: Callable[[str], LogConfig],
+        *,
+        replica_lag_max_ms: int = DEFAULT_REPLICA_LAG_MS,
+        alter_isr: Callable[[Partition, IsrProposal], None] | None = None,
+    ) -> None:
+        """``config_of`` gives the settings in force for a topic; ``alter_isr`` takes proposals to the
+        controller.
+        """
+        self.broker_id: Final = broker_id
+        self.logs: Final = logs
+        self.purgatory: Final = Purgatory()
+        self._config_of: Final = config_of
+        self._replica_lag_max_ms = replica_lag_max_ms
+        self._alter_isr = alter_isr
+        self._image = MetadataImage.EMPTY
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
+
+    # What there is
+
+    def partition(self, tp: TopicPartition) -> Partition:
+        """The partition; KafkaError says why this broker does not have it."""
+        found = self._partitions.get(tp)
+        if found is not None:
+            return found
+        offline = self._offline.get(tp)
+        if offline is not None:
+            raise offline
+        topic = self._image.topics.by_name.get(tp.topic)
+        if topic is not None and tp.partition in topic.partitions:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {self.broker_id} has no replica of {tp}"
+            )
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {tp}")
+
+    def partition_of_id(self, topic_id: bytes, index: int) -> Partition:
+        """The same by topic id; UNKNOWN_TOPIC_ID if the image has no such topic."""
+        topic = self._image.topics.by_id.get(topic_id)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic_id.hex()}")
+        found = self.partition(TopicPartition(topic.name, index))
+        if found.topic_id != topic_id:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"{found.topic_partition} belongs to another topic id by now"
+            )
+        return found
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._partitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._image
+
+    @property
+    def offline(self) -> dict[TopicPartition, KafkaError]:
+        return dict(self._offline)
+
+    # Following the image
+
+    def start(self, image: MetadataImage, now_ms: int) -> ReplicaChanges:
+        """Take up the partitions of an image after the logs were loaded; logs that it does not know are set
+        aside.
+        """
+        changes = ReplicaChanges()
+        self._image = image
+        for log in self.logs.logs():
+            tp = log.topic_partition
+            topic = image.topics.by_name.get(tp.topic)
+            registration = None if topic is None else topic.partitions.get(tp.partition)
+            known_id = log.topic_id
+            if (
+                topic is None
+                or registration is None
+                or self.broker_id not in registration.replicas
+                or (known_id is not None and known_id != topic.id)
+            ):
+                _log.warning(
+                    "%s is not in the metadata of this cluster; its directory is kept as a stray", tp
+                )
+                self.logs.set_stray(tp)
+        for topic, index, registration in image.topics.partitions():
+            if self.broker_id in registration.replicas:
+                tp = TopicPartition(topic.name, index)
+                self._follow_registration(
+                    tp, LocalReplica(topic.id, registration), now_ms, changes, is_new=False
+                )
+        return changes
+
+    def apply(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
+        """Follow a delta to its image."""
+        changes = ReplicaChanges()
+        self._image = image
+        local = delta.local_changes(self.broker_id)
+        for tp in local.deletes:
+            self._delete(tp, changes)
+        for tp, replica in {**local.leaders, **local.followers}.items():
+            topic_delta = delta.topics[replica.topic_id]
+            before = None if topic_delta.before is None else topic_delta.before.partitions.get(tp.partition)
+            is_new = before is None or self.broker_id not in before.replicas
+            self._follow_registration(tp, replica, now_ms, changes, is_new=is_new)
+        self._follow_configs(delta)
+        return changes
+
+    def _follow_registration(
+        self, tp: TopicPartition, replica: LocalReplica, now_ms: int, changes: ReplicaChanges, *, is_new: bool
+    ) -> None:
+        registration = replica.partition
+        try:
+            partition = self._host(tp, replica, is_new=is_new)
+        except KafkaError as error:
+            _log.error("%s is offline: %s", tp, error.message)
+            self._partitions.pop(tp, None)
+            self._offline[tp] = error
+            return
+        self._offline.pop(tp, None)
+        epoch = partition.leader_epoch
+        if registration.leader == self.broker_id:
+            partition.become_leader(registration, now_ms)
+            if partition.leader_epoch > epoch:
+                changes.leaders.append(partition)
+        elif partition.become_follower(registration):
+            changes.followers.append(partition)
+
+    def _host(self, tp: TopicPartition, replica: LocalReplica, *, is_new: bool) -> Partition:
+        partition = self._partitions.get(tp)
+        if partition is not None:
+            return partition
+        log = self.logs.get_or_create_log(
+            tp,
+            self._config_of(tp.topic),
+            topic_id=replica.topic_id,
+            is_new=is_new,
+            directory_id=self._directory(replica.partition),
+        )
+        partition = Partition(
+            tp, replica.topic_id, log, self.broker_id, self, replica_lag_max_ms=self._replica_lag_max_ms
+        )
+        self._partitions[tp] = partition
+        return partition
+
+    def _directory(self, registration: PartitionRegistration) -> bytes | None:
+        directory = registration.directory(self.broker_id)
+        return None if is_reserved_directory(directory) else directory
+
+    def _delete(self, tp: TopicPartition, changes: ReplicaChanges) -> None:
+        partition = self._partitions.pop(tp, None)
+        self._offline.pop(tp, None)
+        if partition is not None:
+            partition.resign()
+        try:
+            self.logs.delete_log(tp)
+        except KafkaError as error:
+            _log.error("%s could not be deleted: %s", tp, error.message)
+        changes.deleted.append(tp)
+
+    def _follow_configs(self, delta: MetadataDelta) -> None:
+        if not delta.changed_configs:
+            return
+        if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
+            self.refresh_configs()
+            return
+        for resource in delta.changed_configs:
+            if resource.type == ConfigResourceType.TOPIC:
+                self._refresh_topic(resource.name)
+
+    def _refresh_topic(self, name: str) -> None:
+        topic = self._image.topics.by_name.get(name)
+        if topic is None:
+            return
+        config = self._config_of(name)
+        for index in topic.partitions:
+            partition = self._partitions.get(TopicPartition(name, index))
+            if partition is not None and partition.log.config != config:
+                partition.log.update_config(config)
+
+    def refresh_configs(self) -> None:
+        """Look up the settings of every topic again: those of the broker have changed."""
+        for name in {tp.topic for tp in self._partitions}:
+            self._refresh_topic(name)
+
+    def directory_failed(self, directory: LogDirectory) -> list[TopicPartition]:
+        """A directory went offline: its partitions, which this broker can no longer serve."""
+        gone = [tp for tp, partition in self._partitions.items() if partition.log.directory is directory]
+        for tp in gone:
+            partition = self._partitions.pop(tp)
+            self._offline[tp] = KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{tp} is in the log directory {directory.path}, which is offline: {directory.failure}",
+            )
+            partition.resign()
+        return gone
+
+    def shrink_isrs(self, now_ms: int) -> None:
+        """For every half of ``replica.lag.time.max.ms``."""
+        for partition in self._partitions.values():
+            partition.shrink_isr(now_ms)
+
+    # What partitions tell
+
+    def partition_progressed(self, partition: Partition) -> None:
+        self.purgatory.moved(partition.topic_partition)
+
+    def isr_proposed(self, partition: Partition, proposal: IsrProposal) -> None:
+        if self._alter_isr is not None:
+            self._alter_isr(partition, proposal)
+
+    def may_join_isr(self, broker: int, broker_epoch: int | None) -> bool:
+        registration = self._image.cluster.brokers.get(broker)
+        if registration is None or not registration.is_active or broker_epoch is None:
+            return False
+        return broker_epoch in (-1, registration.epoch)

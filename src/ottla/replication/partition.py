@@ -232,7 +232,8 @@ class Partition:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"The size of the current ISR : {len(self.isr)} is insufficient to satisfy the min.isr "
-                f"requirement of {self.min_isr} for partition {self.topic_partition}, live replica(s) broker.id are : "
+                f"requirement of {self.min_isr} for partition {self.topic_partition}, "
+                "live replica(s) broker.id are : "
                 f"{sorted(self.isr)}",
             )
         info = self.log.append_as_leader(

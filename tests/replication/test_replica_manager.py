@@ -1,0 +1,216 @@
+"""A broker that follows the metadata: partitions appear, move, change and go with the image."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from ottla.log.config import LogConfig
+from ottla.log.files import TopicPartition
+from ottla.metadata.entities import ConfigResource, ConfigResourceType
+from ottla.metadata.image import MetadataImage
+from ottla.metadata.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
+from ottla.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.sim.disk import SimDisk
+from tests.metadata.world import World
+from tests.replication.world import batch, log_manager
+
+
+class Broker:
+    """Broker 0 of a cluster whose controller is a :class:`World`."""
+
+    def __init__(self, world: World, disk: SimDisk | None = None, dirs: tuple[str, ...] = ("/data",)) -> None:
+        self.world = world
+        self.disk = disk or SimDisk(5)
+        self.logs = log_manager(self.disk, dirs)
+        self.replicas = ReplicaManager(0, self.logs, self.config_of)
+        self.image = MetadataImage.EMPTY
+        self.seen = 0
+
+    def config_of(self, topic: str) -> LogConfig:
+        configs = self.world.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+        return LogConfig(retention_ms=int(configs.get("retention.ms", "604800000")))
+
+    async def start(self) -> ReplicaChanges:
+        await self.logs.start(self.config_of)
+        self.image = self.world.image
+        self.seen = self.world.next_offset
+        return self.replicas.start(self.image, 0)
+
+    def catch_up(self) -> ReplicaChanges:
+        """Take in what was written to the metadata log since, as one delta."""
+        records: list[MetadataRecord] = self.world.log[self.seen :]
+        self.seen = self.world.next_offset
+        delta = self.image.delta()
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(self.world.image.provenance)
+        return self.replicas.apply(delta, self.image, 0)
+
+    def hosted(self) -> set[str]:
+        return {str(partition.topic_partition) for partition in self.replicas}
+
+    def refusal(self, topic: str, index: int = 0) -> ErrorCode:
+        with pytest.raises(KafkaError) as error:
+            self.replicas.partition(TopicPartition(topic, index))
+        return error.value.code
+
+
+def delete(world: World, *names: str) -> None:
+    world.do(world.controller.delete_topics(DeleteTopicsRequest(topic_names=list(names))))
+
+
+async def test_partitions_come_and_go_with_their_topics() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=2, replicas=1)
+    changes = broker.catch_up()
+    assert broker.hosted() == {"orders-0", "orders-1"}
+    assert all(partition.is_leader for partition in changes.leaders)
+    assert len(changes.leaders) == 2
+    assert "/data/orders-0/00000000000000000000.log" in broker.disk.contents()
+    delete(world, "orders")
+    changes = broker.catch_up()
+    assert {str(tp) for tp in changes.deleted} == {"orders-0", "orders-1"}
+    assert broker.hosted() == set()
+    assert broker.refusal("orders") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    tp = TopicPartition("orders", 0)
+    old = broker.replicas.partition(tp)
+    old.append(batch(3, 0), now_ms=0)
+    delete(world, "orders")
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    new = broker.replicas.partition(tp)
+    assert new.topic_id != old.topic_id
+    assert new.log.log_end_offset == 0
+    assert not old.is_leader
+    with pytest.raises(KafkaError) as error:
+        broker.replicas.partition_of_id(old.topic_id, 0)
+    assert error.value.code is ErrorCode.UNKNOWN_TOPIC_ID
+    assert broker.replicas.partition_of_id(new.topic_id, 0) is new
+
+
+async def test_a_topic_grows() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    request = CreatePartitionsRequest(
+        topics=[CreatePartitionsTopic(name="orders", count=3, assignments=None)]
+    )
+    world.do(world.controller.create_partitions(request))
+    changes = broker.catch_up()
+    assert {partition.topic_partition.partition for partition in changes.leaders} == {1, 2}
+    assert broker.hosted() == {"orders-0", "orders-1", "orders-2"}
+
+
+async def test_partitions_of_other_brokers_are_not_hosted() -> None:
+    world = World(brokers=3)
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", assignments=[[1, 2], [1, 0]])
+    changes = broker.catch_up()
+    assert broker.hosted() == {"orders-1"}
+    assert [partition.leader_id for partition in changes.followers] == [1]
+    assert broker.refusal("orders", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_leadership_follows_the_image() -> None:
+    world = World(brokers=2)
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", assignments=[[1, 0]])
+    broker.catch_up()
+    partition = broker.replicas.partition(TopicPartition("orders", 0))
+    assert not partition.is_leader
+    world.heartbeat(1, want_fence=True)
+    changes = broker.catch_up()
+    assert changes.leaders == [partition]
+    assert partition.is_leader
+    assert partition.leader_epoch == 1
+
+
+async def test_configs_reach_the_logs_while_they_run() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    log = broker.replicas.partition(TopicPartition("orders", 0)).log
+    assert log.config.retention_ms == 604_800_000
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            AlterConfigsResource(
+                resource_type=ConfigResourceType.TOPIC,
+                resource_name="orders",
+                configs=[AlterableConfig(name="retention.ms", config_operation=0, value="5000")],
+            )
+        ]
+    )
+    world.do(world.controller.incremental_alter_configs(request))
+    broker.catch_up()
+    assert log.config.retention_ms == 5000
+
+
+async def test_after_a_restart_the_logs_are_taken_up_with_their_records() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    broker.replicas.partition(TopicPartition("orders", 0)).append(batch(7, 0), now_ms=0)
+    await broker.logs.shutdown()
+    again = Broker(world, broker.disk)
+    changes = await again.start()
+    partition = again.replicas.partition(TopicPartition("orders", 0))
+    assert changes.leaders == [partition]
+    assert (partition.log.log_end_offset, partition.log.high_watermark) == (7, 7)
+
+
+async def test_a_log_that_the_cluster_does_not_know_is_set_aside() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    await broker.logs.shutdown()
+    delete(world, "orders")
+    world.create("orders", partitions=1, replicas=1)
+    again = Broker(world, broker.disk)
+    await again.start()
+    assert again.replicas.partition(TopicPartition("orders", 0)).log.log_end_offset == 0
+    assert any(path.endswith("-stray") for path in again.logs.strays)
+
+
+async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_others() -> None:
+    world = World()
+    broker = Broker(world, dirs=("/a", "/b"))
+    await broker.start()
+    world.create("orders", partitions=4, replicas=1)
+    broker.catch_up()
+    assert len(broker.hosted()) == 4
+    failed = broker.logs.directories[0]
+    failed.fail(f"[Errno {errno.EIO}] on purpose")
+    gone = broker.replicas.directory_failed(failed)
+    assert len(gone) == 2
+    assert len(broker.hosted()) == 2
+    assert broker.refusal(gone[0].topic, gone[0].partition) is ErrorCode.KAFKA_STORAGE_ERROR

@@ -175,9 +175,7 @@ class BinaryColumn:
 
 @final
 class Columns:
-    def __init__(
-        self, wanted: int, *, rows: int = 0, key_bytes: int = 0, value_bytes: int = 0
-    ) -> None: ...
+    def __init__(self, wanted: int, *, rows: int = 0, key_bytes: int = 0, value_bytes: int = 0) -> None: ...
     @property
     def rows(self) -> int: ...
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records import _kernel
 from ottla.records._kernel import BatchHeader, Record, decode_records
 from ottla.records.compression import decompress
 from ottla.records.types import (
@@ -51,7 +52,9 @@ __all__ = [
     "Codec",
     "Record",
     "TimestampType",
+    "find_timestamp",
     "iter_batches",
+    "offset_of_max_timestamp",
     "payload_of",
     "read_records",
     "set_max_timestamp",
@@ -145,6 +148,21 @@ def read_records(
     """All records of the batch at `pos`, control records included; the checksum is the caller's to verify."""
     header = BatchHeader.parse(buf, pos)
     return decode_records(payload_of(buf, pos, header, max_decompressed_bytes=max_decompressed_bytes), header)
+
+
+def find_timestamp(
+    buf: Buffer, pos: int, header: BatchHeader, timestamp: int, *, start_offset: int = 0
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record of the batch at `pos`, at or after `start_offset`, that is not
+    older than `timestamp`.
+    """
+    return _kernel.find_timestamp(payload_of(buf, pos, header), header, timestamp, start_offset)
+
+
+def offset_of_max_timestamp(buf: Buffer, pos: int, header: BatchHeader) -> int | None:
+    """The offset of the first record of the batch at `pos` that has its largest timestamp."""
+    found = find_timestamp(buf, pos, header, header.max_timestamp, start_offset=header.base_offset)
+    return None if found is None else found[0]
 
 
 def _check_complete(buf: Buffer, pos: int, header: BatchHeader) -> None:

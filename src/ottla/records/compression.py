@@ -31,6 +31,10 @@ XERIAL_BLOCK_BYTES = 32 * 1024
 LZ4_HEADER = bytes.fromhex("04224d18604082")
 """Magic, flags (version 1, independent blocks), block size (64 KiB), checksum of those two."""
 LZ4_BLOCK_BYTES = 64 * 1024
+LZ4_STORED = 0x80000000
+"""Set in the length of a block that is not compressed."""
+LZ4_MAX_EFFORT = 12
+"""The library's most thorough level; Kafka's levels go to 17, which its own library takes for the same."""
 XERIAL_MIN_BLOCKS = 64
 XERIAL_MIN_BLOCK_BYTES = 64
 """A stream of more blocks than 64 that are smaller than this on average is an attack on the CPU, not data."""
@@ -83,22 +87,20 @@ def _compress_snappy(data: memoryview) -> bytes:
 
 def _compress_lz4(data: memoryview, level: int) -> bytes:
     # As in Kafka, the default level stands for the fast compressor and every other one for the thorough one.
-    fast = level == DEFAULT_LEVELS[Codec.LZ4]
+    if level != DEFAULT_LEVELS[Codec.LZ4]:
+        thorough = cramjam.lz4.Compressor(
+            min(level, LZ4_MAX_EFFORT), content_checksum=False, block_linked=False
+        )
+        thorough.compress(bytes(data))
+        return bytes(thorough.finish())
     parts: list[Buffer] = [LZ4_HEADER]
     for at in range(0, len(data), LZ4_BLOCK_BYTES):
         plain = data[at : at + LZ4_BLOCK_BYTES]
-        if fast:
-            block = memoryview(cramjam.lz4.compress_block(plain, store_size=False))
-        else:
-            block = memoryview(
-                cramjam.lz4.compress_block(
-                    plain, mode="high_compression", compression=level, store_size=False
-                )
-            )
+        block = memoryview(cramjam.lz4.compress_block(plain, store_size=False))
         if len(block) < len(plain):
             parts += (_UINT32_LE.pack(len(block)), block)
         else:
-            parts += (_UINT32_LE.pack(len(plain) | 0x80000000), plain)
+            parts += (_UINT32_LE.pack(len(plain) | LZ4_STORED), plain)
     parts.append(_UINT32_LE.pack(0))
     return b"".join(parts)
 

@@ -17,8 +17,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """\
 # Benchmarks
 
-What `make bench` measured. Machines are noisy: ours and the peer's work ran in interleaved rounds, and the ratio is the
-median of the rounds with their spread. Above 1 we are faster than the peer.
+What `make bench` measured. Machines are noisy: ours and the peer's work ran in interleaved rounds; a ratio
+is the median of the rounds, with their spread. Above 1 we are faster than the peer.
 """
 
 

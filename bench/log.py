@@ -1,6 +1,6 @@
 """The log of a partition beside the bare system calls that it cannot do without.
 
-Appending checks the CRC, walks every record, assigns offsets, keeps the index and the producer state; the peer
+Appending checks the CRC, walks every record, assigns offsets, keeps index and producer state; the peer
 only writes the same bytes. Reading finds its position by the index; the peer reads where it is told to.
 """
 

@@ -200,7 +200,7 @@ class _RealFile:
 
     def sync(self) -> None:
         try:
-            _sync_data(self._fd)
+            _sync_data(self.fileno())
         except OSError as error:
             raise self._named(error) from None
 

@@ -131,7 +131,7 @@ class RealNetwork:
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Listener:
-        sockets = _bind(await _bind_addresses(host, port), options)
+        sockets = _listening(await _bind_addresses(host, port), backlog, options)
         addresses = tuple(Address(*sock.getsockname()[:2]) for sock in sockets)
         loop = asyncio.get_running_loop()
         servers: list[asyncio.AbstractServer] = []
@@ -200,14 +200,14 @@ def _has_ipv6() -> bool:
     return True
 
 
-def _bind(endpoints: list[_Endpoint], options: SocketOptions) -> list[socket.socket]:
-    """One bound socket for each endpoint, all on one port."""
+def _listening(endpoints: list[_Endpoint], backlog: int, options: SocketOptions) -> list[socket.socket]:
+    """One listening socket for each endpoint, all on one port."""
     for attempt in range(_PORT_ATTEMPTS):
         sockets: list[socket.socket] = []
         port = endpoints[0][1].port
         try:
             for family, address in endpoints:
-                sockets.append(_bound_socket(family, address.host, port, options))
+                sockets.append(_listening_socket(family, Address(address.host, port), backlog, options))
                 port = sockets[0].getsockname()[1]
         except OSError as error:
             for sock in sockets:
@@ -220,8 +220,8 @@ def _bind(endpoints: list[_Endpoint], options: SocketOptions) -> list[socket.soc
     raise AssertionError("the last attempt returns or raises")
 
 
-def _bound_socket(
-    family: socket.AddressFamily, host: str, port: int, options: SocketOptions
+def _listening_socket(
+    family: socket.AddressFamily, address: Address, backlog: int, options: SocketOptions
 ) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -230,13 +230,16 @@ def _bound_socket(
         if sys.platform != "win32":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if host else 0)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address.host else 0)
         _configure(sock, options)
         sock.setblocking(False)
         try:
-            sock.bind((host, port))
+            sock.bind(address)
+            # With SO_REUSEADDR it is here, not in bind, that Linux refuses a port which another has taken.
+            sock.listen(backlog)
         except OSError as error:
-            raise OSError(error.errno, f"cannot listen on {host or '*'}:{port}: {error.strerror}") from None
+            where = f"{address.host or '*'}:{address.port}"
+            raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from None
     except BaseException:
         sock.close()
         raise

@@ -34,13 +34,15 @@ class ThreadPool:
     Belongs to the event loop that first waits on it.
     """
 
-    __slots__ = ("_executor", "_slots")
+    __slots__ = ("_executor", "_slots", "accepted")
 
     def __init__(self, workers: int = 4, *, backlog: int = 256, name: str = "ottla") -> None:
         if workers < 1 or backlog < 0:
             raise ValueError(f"a pool needs a worker and no negative backlog, got {workers=} {backlog=}")
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
         self._slots = asyncio.Semaphore(workers + backlog)
+        # Calls that have a slot: they run, or wait for a thread. Never above `workers + backlog`.
+        self.accepted = 0
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         await self._slots.acquire()
@@ -49,10 +51,12 @@ class ThreadPool:
         except BaseException:
             self._slots.release()
             raise
+        self.accepted += 1
         call.add_done_callback(self._release)
         return await asyncio.shield(call)
 
     def _release(self, _: asyncio.Future[Any]) -> None:
+        self.accepted -= 1
         self._slots.release()
 
     def close(self) -> None:

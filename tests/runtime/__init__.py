@@ -1,0 +1,1 @@
+"""Tests of the doors to the world, against the machine itself."""

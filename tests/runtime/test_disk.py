@@ -1,0 +1,162 @@
+"""The machine's disk, where it differs from the simulated one: partial transfers, descriptors, processes.
+
+What the two have in common is tested in `tests.sim.test_agreement`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ottla.runtime.disk import RealDisk, read_file, remove_tree, write_file
+
+HOLD_LOCK = """
+import sys
+from ottla.runtime.disk import RealDisk
+try:
+    lock = RealDisk().lock(sys.argv[1])
+except BlockingIOError:
+    print("refused", flush=True)
+else:
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_write_goes_on_where_the_system_took_only_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, bytes(data)[:3], offset))
+    file = RealDisk().open(f"{tmp_path}/f", create=True)
+    file.pwrite(b"0123456789", 5)
+    file.pwrite(memoryview(b"abcd").cast("H"), 15)
+    assert file.pread(100, 0) == bytes(5) + b"0123456789abcd"
+    file.close()
+
+
+def test_a_system_that_takes_nothing_is_an_error_and_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: 0)
+    file = RealDisk().open(f"{tmp_path}/f", create=True)
+    with pytest.raises(OSError, match="took no bytes"):
+        file.pwrite(b"0123", 0)
+    file.close()
+
+
+def test_a_read_goes_on_until_it_is_complete_or_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(RealDisk(), f"{tmp_path}/f", b"0123456789")
+    whole = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: whole(fd, min(size, 3), offset))
+    file = RealDisk().open(f"{tmp_path}/f", writable=False)
+    assert file.pread(8, 1) == b"12345678"
+    assert file.pread(100, 1) == b"123456789"
+    file.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, the disk that is always full")
+def test_a_full_disk_is_reported_with_the_path() -> None:
+    file = RealDisk().open("/dev/full")
+    with pytest.raises(OSError) as raised:
+        file.pwrite(b"x", 0)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, "/dev/full")
+    file.close()
+
+
+def test_errors_of_a_handle_name_its_path(tmp_path: Path) -> None:
+    file = RealDisk().open(f"{tmp_path}/f", create=True)
+    file.close()
+    for call in (
+        lambda: file.pread(1, 0),
+        lambda: file.pwrite(b"x", 0),
+        lambda: file.truncate(0),
+        file.size,
+        file.sync,
+        file.fileno,
+    ):
+        with pytest.raises(OSError) as raised:
+            call()
+        assert (raised.value.errno, raised.value.filename) == (errno.EBADF, f"{tmp_path}/f")
+
+
+def test_a_handle_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> None:
+    file = RealDisk().open(f"{tmp_path}/f", create=True)
+    descriptor = file.fileno()
+    os.fstat(descriptor)
+    del file
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+
+
+def test_descriptors_are_not_inherited_by_other_programs(tmp_path: Path) -> None:
+    file = RealDisk().open(f"{tmp_path}/f", create=True)
+    assert not os.get_inheritable(file.fileno())
+    file.close()
+
+
+def test_writing_a_whole_file_leaves_no_other_behind(tmp_path: Path) -> None:
+    disk = RealDisk()
+    write_file(disk, f"{tmp_path}/f", b"a longer content")
+    write_file(disk, f"{tmp_path}/f", bytearray(b"short"))
+    assert read_file(disk, f"{tmp_path}/f") == b"short"
+    assert disk.list_dir(str(tmp_path)) == ["f"]
+
+
+def test_removing_a_tree_that_is_not_there_is_fine(tmp_path: Path) -> None:
+    remove_tree(RealDisk(), f"{tmp_path}/missing")
+
+
+def test_room_is_that_of_the_file_system(tmp_path: Path) -> None:
+    usage = RealDisk().usage(str(tmp_path))
+    assert 0 < usage.free_bytes <= usage.total_bytes
+
+
+class TestLock:
+    def other_process(self, path: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", HOLD_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def answer(self, process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def test_another_process_is_refused_while_it_is_held(self, tmp_path: Path) -> None:
+        path = f"{tmp_path}/.lock"
+        lock = RealDisk().lock(path)
+        # An attempt within this process must not weaken it.
+        with pytest.raises(BlockingIOError, match="this process"):
+            RealDisk().lock(f"{tmp_path}/../{tmp_path.name}/.lock")
+        with self.other_process(path) as process:
+            assert self.answer(process) == "refused"
+        lock.release()
+        with self.other_process(path) as process:
+            assert self.answer(process) == "locked"
+            process.kill()
+
+    def test_it_is_free_again_when_its_process_has_died(self, tmp_path: Path) -> None:
+        path = f"{tmp_path}/.lock"
+        with self.other_process(path) as process:
+            assert self.answer(process) == "locked"
+            with pytest.raises(BlockingIOError, match="another process") as raised:
+                RealDisk().lock(path)
+            assert raised.value.filename == path
+            process.kill()
+        RealDisk().lock(path).release()
+
+    def test_a_refused_attempt_leaves_no_descriptor_open(self, tmp_path: Path) -> None:
+        lock = RealDisk().lock(f"{tmp_path}/.lock")
+        before = len(os.listdir("/dev/fd"))
+        for _ in range(10):
+            with pytest.raises(BlockingIOError):
+                RealDisk().lock(f"{tmp_path}/.lock")
+        assert len(os.listdir("/dev/fd")) == before
+        lock.release()

@@ -15,7 +15,7 @@ import pytest
 
 from ottla.runtime import loop as loops
 from ottla.runtime import network
-from ottla.runtime.network import Address, RealNetwork, SocketOptions
+from ottla.runtime.network import Address, HostNotFound, RealNetwork, SocketOptions, TlsHandshakeFailed
 
 DEADLINE_MS = 10_000
 CERTIFICATE = Path(__file__).parent / "localhost.pem"
@@ -198,10 +198,13 @@ def test_tls_is_spoken_where_a_context_is_given(run: Run) -> None:
     async def main() -> None:
         listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=server)
         assert await echo("127.0.0.1", listener.port, b"secret", tls=client) == b"secret"
-        with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        with pytest.raises(
+            TlsHandshakeFailed, match=f"with 127.0.0.1:{listener.port} failed: .*mismatch"
+        ) as raised:
             await RealNetwork().connect(
                 Caller, "127.0.0.1", listener.port, tls=client, server_hostname="elsewhere.example"
             )
+        assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
         await listener.close()
 
     run(main())
@@ -212,8 +215,12 @@ def test_names_are_resolved_to_all_their_addresses(run: Run) -> None:
         real = RealNetwork()
         assert await real.resolve("127.0.0.1", 9092) == [("127.0.0.1", 9092)]
         assert ("127.0.0.1", 9092) in await real.resolve("localhost", 9092)
-        with pytest.raises(OSError):
+        with pytest.raises(HostNotFound, match=r"'no-such-host\.invalid' cannot be resolved"):
             await real.resolve("no-such-host.invalid", 9092)
+        with pytest.raises(HostNotFound, match=r"'no-such-host\.invalid' cannot be resolved"):
+            await real.connect(Caller, "no-such-host.invalid", 9092)
+        with pytest.raises(HostNotFound):
+            await real.listen(Echo, "no-such-host.invalid", 0)
 
     run(main())
 

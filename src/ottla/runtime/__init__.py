@@ -17,7 +17,15 @@ from ottla.runtime.disk import (
     remove_tree,
     write_file,
 )
-from ottla.runtime.network import Address, Listener, Network, RealNetwork, SocketOptions
+from ottla.runtime.network import (
+    Address,
+    HostNotFound,
+    Listener,
+    Network,
+    RealNetwork,
+    SocketOptions,
+    TlsHandshakeFailed,
+)
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import Random, SeededRandom, SystemRandom
 from ottla.runtime.runtime import Runtime
@@ -29,6 +37,7 @@ __all__ = [
     "Disk",
     "DiskUsage",
     "File",
+    "HostNotFound",
     "InlinePool",
     "Listener",
     "Lock",
@@ -43,6 +52,7 @@ __all__ = [
     "SystemClock",
     "SystemRandom",
     "ThreadPool",
+    "TlsHandshakeFailed",
     "read_file",
     "remove_tree",
     "write_file",

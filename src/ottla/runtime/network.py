@@ -10,20 +10,34 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    import ssl
-
-__all__ = ["Address", "Listener", "Network", "RealNetwork", "SocketOptions"]
+__all__ = [
+    "Address",
+    "HostNotFound",
+    "Listener",
+    "Network",
+    "RealNetwork",
+    "SocketOptions",
+    "TlsHandshakeFailed",
+]
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # Attempts at one port for several addresses: the one chosen for the first may be taken on the next.
 _PORT_ATTEMPTS = 16
+
+
+class HostNotFound(OSError):
+    """The host has no address, or nobody could be asked for it."""
+
+
+class TlsHandshakeFailed(ConnectionError):
+    """There is someone at the address, but no agreement on TLS: see the cause."""
 
 
 class Address(NamedTuple):
@@ -81,11 +95,14 @@ class Network(Protocol):
         server_hostname: str | None = None,
         options: SocketOptions = ...,
     ) -> tuple[asyncio.Transport, P]:
-        """Connect within `timeout_ms` (TimeoutError after it), TLS handshake included."""
+        """Connect within `timeout_ms` (TimeoutError after it), TLS handshake included.
+
+        HostNotFound, TlsHandshakeFailed, or the OSError of the system, such as ConnectionRefusedError.
+        """
         ...
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        """Every address of a host, in the system's order of preference."""
+        """Every address of a host, in the system's order of preference, or HostNotFound."""
         ...
 
     def host_name(self) -> str:
@@ -158,18 +175,24 @@ class RealNetwork:
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> tuple[asyncio.Transport, P]:
         name = (server_hostname or host) if tls is not None else None
-        async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-            transport, protocol = await asyncio.get_running_loop().create_connection(
-                factory, host, port, ssl=tls, server_hostname=name
-            )
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                transport, protocol = await asyncio.get_running_loop().create_connection(
+                    factory, host, port, ssl=tls, server_hostname=name
+                )
+        except socket.gaierror as error:
+            _host_not_found(host, error)
+        except ssl.SSLError as error:
+            reason = f"TLS handshake with {host}:{port} failed: {error.strerror or error}"
+            raise TlsHandshakeFailed(errno.ECONNABORTED, reason) from error
         sock = transport.get_extra_info("socket")
         if sock is not None:
             _configure(sock, options)
         return transport, protocol
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(Address(str(entry[4][0]), int(entry[4][1])) for entry in found))
+        found = await _addresses(host, port)
+        return list(dict.fromkeys(address for _, address in found))
 
     def host_name(self) -> str:
         return socket.gethostname() or "localhost"
@@ -181,12 +204,21 @@ _Endpoint = tuple[socket.AddressFamily, Address]
 async def _bind_addresses(host: str, port: int) -> list[_Endpoint]:
     if not host:
         return [(socket.AF_INET6 if _has_ipv6() else socket.AF_INET, Address("", port))]
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    endpoints = [(entry[0], Address(str(entry[4][0]), port)) for entry in found]
-    return list(
-        dict.fromkeys(endpoint for endpoint in endpoints if endpoint[0] != socket.AF_INET6 or _has_ipv6())
-    )
+    found = await _addresses(host, port)
+    usable = [endpoint for endpoint in found if endpoint[0] != socket.AF_INET6 or _has_ipv6()]
+    return list(dict.fromkeys(usable))
+
+
+async def _addresses(host: str, port: int) -> list[_Endpoint]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        _host_not_found(host, error)
+    return [(socket.AddressFamily(entry[0]), Address(str(entry[4][0]), port)) for entry in found]
+
+
+def _host_not_found(host: str, error: socket.gaierror) -> NoReturn:
+    raise HostNotFound(error.errno, f"host name {host!r} cannot be resolved: {error.strerror}") from error
 
 
 def _has_ipv6() -> bool:

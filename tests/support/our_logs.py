@@ -40,8 +40,8 @@ def config_of(topic: str) -> LogConfig:
 
 
 @contextlib.asynccontextmanager
-async def log_manager(directory: Path, *, orderly: bool = True) -> AsyncIterator[LogManager]:
-    """The logs of a data directory on the real disk; in the end shut down, or left as a crash leaves them."""
+async def log_manager(directory: Path) -> AsyncIterator[LogManager]:
+    """The logs of a data directory on the real disk, shut down in the end."""
     runtime = Runtime.real(pool_workers=2)
     manager = LogManager(
         [str(directory)],
@@ -52,13 +52,11 @@ async def log_manager(directory: Path, *, orderly: bool = True) -> AsyncIterator
         # There is no coordinator that could confirm a transaction before it is written to, and the
         # timestamps of the records are years old.
         producer_config=ProducerConfig(producer_id_expiration_ms=2**62, transaction_verification=False),
-        lock=orderly,
     )
     try:
         await manager.start(config_of)
         yield manager
-        if orderly:
-            await manager.shutdown()
+        await manager.shutdown()
     finally:
         runtime.close()
 

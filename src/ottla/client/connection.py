@@ -331,18 +331,6 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _explain(error: OSError) -> str:
-    import ssl
-
-    if isinstance(error, ssl.SSLError):
-        return f"the TLS handshake failed: {error}"
-    text = str(error)
     if isinstance(error, ConnectionRefusedError):
         return "connection refused (is a broker listening there?)"
-    if (
-        "getaddrinfo" in text
-        or "Name or service" in text
-        or "nodename" in text
-        or "Temporary failure" in text
-    ):
-        return "the host name cannot be resolved"
-    return text
+    return error.strerror or str(error)

@@ -1,3 +1,24 @@
 """Ottla: a durable, distributed commit log that speaks Kafka, in Python."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ottla.testing.local_node import LocalNode as LocalNode
+
 __version__ = "0.1.0.dev0"
+
+# Where each name lives: nothing is imported before it is asked for.
+_LAZY = {"LocalNode": "ottla.testing.local_node"}
+
+__all__ = ["LocalNode", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ottla' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(module), name)

@@ -30,9 +30,28 @@ log = logging.getLogger(__name__)
 SERVED: Final = frozenset(
     API_BY_NAME[name].key
     for name in (
+        "AlterConfigs",
+        "AlterPartitionReassignments",
         "ApiVersions",
+        "CreatePartitions",
+        "CreateTopics",
+        "DeleteTopics",
+        "DescribeCluster",
+        "DescribeConfigs",
+        "DescribeTopicPartitions",
+        "ElectLeaders",
+        "Fetch",
+        "IncrementalAlterConfigs",
+        "InitProducerId",
+        "ListConfigResources",
+        "ListOffsets",
+        "ListPartitionReassignments",
+        "Metadata",
+        "Produce",
+        "UnregisterBroker",
+        "UpdateFeatures",
     )
-)  # fmt: skip
+)
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 
@@ -111,15 +130,23 @@ class Dispatcher:
             return self._encode(context, unsupported_version())
         assert route.request_class is not None
         try:
-            request, end = route.request_class.decode_from(frame, position, version)
-            if end != len(frame):
-                raise MalformedMessage(f"{len(frame) - end} bytes left over")
+            # Bytes after the body are ignored, as Kafka does.
+            request, _ = route.request_class.decode_from(frame, position, version)
         except MalformedMessage as error:
             raise ProtocolViolation(
                 f"its {api.name} version {version} request (client id {header.client_id!r}) "
                 f"cannot be read: {error.message}"
             ) from None
+        if not self.node.ready.is_set():
+            return self._when_ready(context, route, handle, request)
         return self._answer(context, route, handle, request)
+
+    async def _when_ready(
+        self, context: RequestContext, route: _Route, handle: Handler, request: Request
+    ) -> Parts | None:
+        await self.node.ready.wait()
+        reply = self._answer(context, route, handle, request)
+        return reply if reply is None or isinstance(reply, list) else await reply
 
     def _answer(
         self, context: RequestContext, route: _Route, handle: Handler, request: Request

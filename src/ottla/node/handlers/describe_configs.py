@@ -45,7 +45,7 @@ def _configs(
     node = context.node
     view = ConfigView(
         node.config,
-        resource.configuration_keys,
+        resource.configuration_keys or None,
         synonyms=request.include_synonyms,
         documentation=request.include_documentation,
     )
@@ -67,7 +67,7 @@ def _configs(
             if not name:
                 raise _invalid("Broker id must not be empty")
             _check_own_id(context, name, "")
-            return _loggers(resource.configuration_keys)
+            return _loggers(resource.configuration_keys or None)
         case ConfigResourceType.CLIENT_METRICS:
             if not name:
                 raise _invalid("Client metrics subscription name must not be empty")

@@ -1,0 +1,317 @@
+"""Fetch: read batches from partitions, waiting for `min_bytes` of them up to `max_wait_ms`.
+
+A response holds at most `max_bytes` (and `fetch.max.bytes`) in all and `partition_max_bytes` of each
+partition, but always the first batch of the first partition that has one, so that a reader never gets
+stuck. It goes out at once where there is enough, or an error, or a diverging epoch to tell. Followers
+read to the end of the log, consumers to the high watermark or, with read_committed, to the last stable
+offset.
+
+Records are read only when the response can go out (`Exchange.turn`), so a client that does not read, or
+that asks many times at once, does not make the node hold many responses.
+
+Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
+flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
+leader; 17 the replica's directory; 18 the high watermark that the replica knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.log.files import TopicPartition
+from ottla.node.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.context import RequestContext
+from ottla.node.fetch_session import Fetch, Key, Results, SessionError
+from ottla.node.leaders import MOVED, LeaderHints
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+from ottla.records.batch import LOG_OVERHEAD
+from ottla.replication.partition import Partition
+from ottla.replication.types import FetchFrom, Isolation
+
+_READ_COMMITTED: Final = 1
+_UNKNOWN: Final = frozenset(
+    (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+)
+
+
+def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
+    fetch = _session(context, request)
+    if isinstance(fetch, SessionError):
+        return _response(context, fetch, {})
+    reader = _Reader(context, request, fetch)
+    if not context.exchange.is_turn:
+        return _later(context, fetch, reader, request.max_wait_ms)
+    results = reader.read()
+    if request.max_wait_ms <= 0 or reader.satisfied:
+        return _response(context, fetch, results)
+    return _later(context, fetch, reader, request.max_wait_ms, results)
+
+
+def _session(context: RequestContext, request: FetchRequest) -> Fetch:
+    by_id = context.version >= 13
+    asked: dict[Key, FetchPartition] = {}
+    for topic in request.topics:
+        name = bytes(topic.topic_id) if by_id else topic.topic
+        for part in topic.partitions:
+            asked[name, part.partition] = part
+    forgotten: list[Key] = [
+        (bytes(topic.topic_id) if by_id else topic.topic, index)
+        for topic in request.forgotten_topics_data
+        for index in topic.partitions
+    ]
+    return context.node.fetch_sessions.begin(
+        request.session_id,
+        request.session_epoch,
+        asked,
+        forgotten,
+        by_id=by_id,
+        privileged=_replica_id(context, request) >= 0,
+    )
+
+
+def _replica_id(context: RequestContext, request: FetchRequest) -> int:
+    return request.replica_state.replica_id if context.version >= 15 else request.replica_id
+
+
+async def _later(
+    context: RequestContext,
+    fetch: Fetch,
+    reader: _Reader,
+    max_wait_ms: int,
+    results: Results | None = None,
+) -> FetchResponse:
+    clock = context.node.runtime.clock
+    deadline_ns = clock.monotonic_ns() + max_wait_ms * 1_000_000
+    while True:
+        if results is not None:
+            left_ms = (deadline_ns - clock.monotonic_ns()) / 1_000_000
+            if left_ms <= 0 or reader.satisfied:
+                break
+            results = None
+            purgatory = context.node.replicas.purgatory
+            await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
+        await context.exchange.turn()
+        results = reader.read()
+    return _response(context, fetch, results)
+
+
+class _Reader:
+    """Reads the partitions of a fetch, as often as it takes."""
+
+    __slots__ = (
+        "_committed",
+        "_context",
+        "_fetch",
+        "_follower",
+        "_marks",
+        "_max_bytes",
+        "_min_bytes",
+        "_only_leader",
+        "_read_bytes",
+        "_replica_epoch",
+        "_replica_id",
+        "keys",
+        "satisfied",
+    )
+
+    def __init__(self, context: RequestContext, request: FetchRequest, fetch: Fetch) -> None:
+        self._context = context
+        self._fetch = fetch
+        self._replica_id = _replica_id(context, request)
+        self._replica_epoch = request.replica_state.replica_epoch if context.version >= 15 else -1
+        self._follower = self._replica_id >= 0
+        if self._follower and not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        self._committed = request.isolation_level == _READ_COMMITTED and not self._follower
+        self._only_leader = self._follower or context.version < 11
+        limit = (
+            request.max_bytes
+            if self._follower
+            else min(request.max_bytes, context.node.config.number("fetch.max.bytes"))
+        )
+        self._max_bytes = limit
+        self._min_bytes = min(request.min_bytes, limit)
+        self.keys: list[TopicPartition] = []
+        # Where each partition stood when it was read: (partition, leader epoch, readable end, active
+        # segment's base offset and size).
+        self._marks: list[tuple[Partition, int, int, int, int]] = []
+        self._read_bytes = 0
+        self.satisfied = False
+
+    def read(self) -> Results:
+        """Read everything anew. `satisfied` says whether the response should not wait for more."""
+        results: Results = {}
+        self.keys.clear()
+        self._marks.clear()
+        self._read_bytes = 0
+        left = self._max_bytes
+        now = False
+        empty = True
+        for key, asked in self._fetch.partitions():
+            data = self._read_one(key, asked, left, min_one_batch=self._read_bytes == 0)
+            results[key] = data
+            empty = False
+            if data.error_code or data.diverging_epoch.epoch >= 0:
+                now = True
+            size = len(data.records or b"")
+            self._read_bytes += size
+            left = max(0, left - size)
+        self.satisfied = now or empty or self._read_bytes >= self._min_bytes
+        return results
+
+    def _read_one(self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool) -> PartitionData:
+        topic, index = key
+        try:
+            partition = self._find(topic, index)
+            max_bytes = min(asked.partition_max_bytes, left)
+            fetched = partition.fetch(
+                asked.fetch_offset,
+                max_bytes,
+                isolation=self._isolation(),
+                now_ms=self._context.node.now_ms(),
+                current_leader_epoch=asked.current_leader_epoch,
+                last_fetched_epoch=asked.last_fetched_epoch,
+                follower=FetchFrom(self._replica_id, asked.log_start_offset, self._replica_epoch)
+                if self._follower
+                else None,
+                only_leader=self._only_leader,
+                min_one_batch=min_one_batch,
+            )
+        except KafkaError as error:
+            return PartitionData(
+                partition_index=index,
+                error_code=int(error.code),
+                high_watermark=-1,
+                aborted_transactions=[] if self._committed or error.code in _UNKNOWN else None,
+                records=b"",
+            )
+        self._mark(partition)
+        records = fetched.records
+        if records and not min_one_batch and _is_cut(records):
+            records = b""
+        data = PartitionData(
+            partition_index=index,
+            high_watermark=fetched.high_watermark,
+            last_stable_offset=fetched.last_stable_offset,
+            log_start_offset=fetched.log_start_offset,
+            aborted_transactions=None
+            if fetched.aborted is None
+            else [
+                AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
+                for txn in fetched.aborted
+            ],
+            records=records,
+        )
+        if fetched.diverging_epoch is not None:
+            data.diverging_epoch = EpochEndOffset(
+                epoch=fetched.diverging_epoch.epoch, end_offset=fetched.diverging_epoch.end_offset
+            )
+        return data
+
+    def _find(self, topic: bytes | str, index: int) -> Partition:
+        node = self._context.node
+        if isinstance(topic, bytes):
+            found = node.image.topics.by_id.get(topic)
+            if found is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+            name = found.name
+        else:
+            name = topic
+        if not self._follower and not self._context.allowed(Operation.READ, Resource.TOPIC, name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return node.replicas.partition(TopicPartition(name, index))
+
+    def _isolation(self) -> Isolation:
+        if self._follower:
+            return Isolation.LOG_END
+        return Isolation.COMMITTED if self._committed else Isolation.HIGH_WATERMARK
+
+    # Waiting
+
+    def _mark(self, partition: Partition) -> None:
+        self.keys.append(partition.topic_partition)
+        segment = partition.log.active_segment
+        self._marks.append(
+            (
+                partition,
+                partition.leader_epoch,
+                self._readable_end(partition),
+                segment.base_offset,
+                segment.size,
+            )
+        )
+
+    def _readable_end(self, partition: Partition) -> int:
+        log = partition.log
+        if self._follower:
+            return log.log_end_offset
+        return log.last_stable_offset if self._committed else log.high_watermark
+
+    def may_be_satisfied(self) -> bool:
+        """Whether it is worth reading again: enough has become readable since, or a leadership has
+        changed.
+        """
+        grown = self._read_bytes
+        for partition, epoch, end, base_offset, size in self._marks:
+            if partition.leader_epoch != epoch or partition.leader_id is None:
+                return True
+            if self._readable_end(partition) <= end:
+                continue
+            segment = partition.log.active_segment
+            if segment.base_offset != base_offset:
+                return True
+            grown += segment.size - size
+        return grown > self._read_bytes and grown >= self._min_bytes
+
+
+def _is_cut(records: bytes) -> bool:
+    """Whether not even the first batch is whole."""
+    if len(records) < LOG_OVERHEAD:
+        return True
+    return len(records) < LOG_OVERHEAD + int.from_bytes(records[8:12], "big")
+
+
+def _response(context: RequestContext, fetch: Fetch, results: Results) -> FetchResponse:
+    error, session_id, included = fetch.respond(results)
+    response = FetchResponse(error_code=int(error), session_id=session_id)
+    by_id = context.version >= 13
+    topic: FetchableTopicResponse | None = None
+    current: bytes | str | None = None
+    for (name, _), data in included.items():
+        if topic is None or name != current:
+            current = name
+            topic = (
+                FetchableTopicResponse(topic_id=name) if by_id else FetchableTopicResponse(topic=name)  # type: ignore[arg-type]
+            )
+            response.responses.append(topic)
+        topic.partitions.append(data)
+    if context.version >= 16:
+        _name_leaders(context, response, included)
+    return response
+
+
+def _name_leaders(context: RequestContext, response: FetchResponse, included: Results) -> None:
+    hints: LeaderHints | None = None
+    for (topic, index), data in included.items():
+        if data.error_code in MOVED:
+            hints = hints or LeaderHints(context)
+            leader = hints.leader(topic, index)
+            if leader is not None:
+                data.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
+    if hints is not None:
+        response.node_endpoints = [
+            NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
+            for at in hints.addresses.values()
+        ]

@@ -1,0 +1,227 @@
+"""Produce: append batches to partitions and say where they lie.
+
+Each partition is appended to on its own: one that fails does not hold up the others. With acks=all the
+response waits until the in-sync replicas have the records, or `timeout_ms` is over; with acks=1 it goes
+out when the leader has them; with acks=0 there is none, and a failure closes the connection. A batch that
+an idempotent producer sends again is answered with the offsets it got the first time.
+
+Version 4 can say KAFKA_STORAGE_ERROR; 5 returns log start offsets; 7 allows zstd; 8 says which records
+were refused; 9 is flexible; 10 names the new leader; 11 and 12 are for transactions of version 2; 13
+names topics by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.log.append import AppendInfo
+from ottla.log.files import TopicPartition
+from ottla.metadata.topic_names import INTERNAL_TOPICS
+from ottla.node.authorization import Operation, Resource
+from ottla.node.connection import ProtocolViolation
+from ottla.node.context import RequestContext
+from ottla.node.leaders import MOVED, LeaderHints
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from ottla.records.validation import RecordErrors, check_produce_records
+from ottla.replication.partition import Partition
+
+_ADMIN_CLIENT: Final = "__admin_client"
+# Errors that Kafka finds before it looks at the log, so it does not know where the log starts.
+_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
+
+
+def handle(
+    context: RequestContext, request: ProduceRequest
+) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+    acks = request.acks
+    if acks not in (-1, 0, 1):
+        return failed(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
+    appends = _Appends(context, request)
+    response = ProduceResponse(responses=[appends.topic(topic) for topic in request.topic_data])
+    if acks == 0:
+        if appends.failure is not None:
+            raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")
+        return None
+    if appends.flushing or (acks == -1 and appends.must_wait()):
+        return _finish(context, request, appends, response)
+    return _with_leaders(context, appends, response)
+
+
+def failed(request: ProduceRequest, code: int, _message: str | None) -> ProduceResponse:
+    if code == ErrorCode.UNKNOWN_SERVER_ERROR:
+        # Java clients take this one for final and may then write twice; this one they retry.
+        code = ErrorCode.KAFKA_STORAGE_ERROR
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    PartitionProduceResponse(index=partition.index, error_code=int(code), base_offset=-1)
+                    for partition in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+    )
+
+
+class _Appends:
+    """The appends of one request, and what is still to be waited for."""
+
+    __slots__ = (
+        "_by_id",
+        "_context",
+        "_request",
+        "failure",
+        "flushing",
+        "moved",
+        "waiting",
+    )
+
+    def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
+        self._context = context
+        self._request = request
+        self._by_id = context.version >= 13
+        # (partition, offset that the high watermark must reach, its part of the response)
+        self.waiting: list[tuple[Partition, int, PartitionProduceResponse]] = []
+        # Partitions whose settings ask for a flush before the answer.
+        self.flushing: list[Partition] = []
+        # (topic, its part of the response) where the leader is another.
+        self.moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
+        self.failure: str | None = None
+
+    def topic(self, topic: TopicProduceData) -> TopicProduceResponse:
+        return TopicProduceResponse(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partition_responses=[self._partition(topic, data) for data in topic.partition_data],
+        )
+
+    def _partition(self, topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
+        response = PartitionProduceResponse(index=data.index, base_offset=-1)
+        partition: Partition | None = None
+        try:
+            partition = self._find(topic, data.index)
+            header = check_produce_records(data.records, self._context.version)
+            assert data.records is not None
+            if header.is_transactional:
+                self._check_transaction()
+        except KafkaError as error:
+            self._refuse(topic, response, error)
+            return response
+        try:
+            info = partition.append(
+                data.records, now_ms=self._context.node.now_ms(), acks=self._request.acks, inline_flush=False
+            )
+        except KafkaError as error:
+            if error.code not in _BEFORE_THE_LOG:
+                response.log_start_offset = partition.log.log_start_offset
+            self._refuse(topic, response, error)
+            return response
+        self._appended(partition, info, response)
+        return response
+
+    def _find(self, topic: TopicProduceData, index: int) -> Partition:
+        context = self._context
+        replicas = context.node.replicas
+        if self._by_id:
+            found = context.node.image.topics.by_id.get(bytes(topic.topic_id))
+            if found is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+            name = found.name
+        else:
+            name = topic.name
+        if not context.allowed(Operation.WRITE, Resource.TOPIC, name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        if name in INTERNAL_TOPICS and context.client_id != _ADMIN_CLIENT:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name}")
+        partition = replicas.partition(TopicPartition(name, index))
+        partition.check_leader()
+        return partition
+
+    def _check_transaction(self) -> None:
+        transactional_id = self._request.transactional_id
+        if transactional_id is None or not self._context.allowed(
+            Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
+        ):
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        if self._context.node.transactions is None:
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE)
+
+    def _appended(self, partition: Partition, info: AppendInfo, response: PartitionProduceResponse) -> None:
+        response.base_offset = info.first_offset
+        response.log_append_time_ms = info.log_append_time
+        response.log_start_offset = info.log_start_offset
+        if self._request.acks == -1:
+            self.waiting.append((partition, info.last_offset + 1, response))
+        if info.rolled:
+            self._context.node.flush_later(partition.log)
+        if info.flush_due:
+            self.flushing.append(partition)
+
+    def _refuse(self, topic: TopicProduceData, response: PartitionProduceResponse, error: KafkaError) -> None:
+        response.error_code = int(error.code)
+        if isinstance(error, RecordErrors):
+            response.error_message = error.message
+            response.record_errors = [
+                BatchIndexAndErrorMessage(batch_index=each.index, batch_index_error_message=each.message)
+                for each in error.errors
+            ]
+        if error.code in MOVED:
+            self.moved.append((bytes(topic.topic_id) if self._by_id else topic.name, response))
+        self.failure = f"{topic.name or topic.topic_id.hex()}-{response.index}: {error}"
+
+    def must_wait(self) -> bool:
+        """Take over what has become of the records; True while some are not yet replicated."""
+        undecided = False
+        for partition, offset, response in self.waiting:
+            outcome = partition.replicated(offset)
+            if outcome is None:
+                undecided = True
+            else:
+                response.error_code = int(outcome)
+        return undecided
+
+
+async def _finish(
+    context: RequestContext, request: ProduceRequest, appends: _Appends, response: ProduceResponse
+) -> ProduceResponse:
+    for partition in appends.flushing:
+        await context.node.logs.flush(partition.log)
+    if request.acks == -1:
+        keys = [partition.topic_partition for partition, _, _ in appends.waiting]
+        done = await context.node.replicas.purgatory.wait(
+            keys, lambda: not appends.must_wait(), request.timeout_ms
+        )
+        if not done:
+            for partition, offset, part in appends.waiting:
+                if partition.replicated(offset) is None:
+                    part.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
+    return _with_leaders(context, appends, response)
+
+
+def _with_leaders(context: RequestContext, appends: _Appends, response: ProduceResponse) -> ProduceResponse:
+    if appends.moved and context.version >= 10:
+        hints = LeaderHints(context)
+        for topic, part in appends.moved:
+            leader = hints.leader(topic, part.index)
+            if leader is not None:
+                part.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
+        response.node_endpoints = [
+            NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
+            for at in hints.addresses.values()
+        ]
+    return response

@@ -1,0 +1,412 @@
+"""A node: broker and controller of a quorum of one, from its data directories to its listeners.
+
+It starts from the bottom up: directories, metadata log, controller, logs, replicas, listeners, and last its
+registration, after which clients find it; and it stops in the opposite order. Requests that arrive before it
+is ready wait. Handlers reach everything through this object; what changes with the metadata, they read from
+`image` and `config`, which are replaced and never changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ottla.log.cleaner import LogCleaner
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.log import Log
+from ottla.log.manager import LogManager
+from ottla.metadata.control import Result
+from ottla.metadata.controller import Controller
+from ottla.metadata.delta import MetadataDelta
+from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType
+from ottla.metadata.image import MetadataImage
+from ottla.metadata.metadata_log import MetadataLog
+from ottla.metadata.quorum_controller import QuorumController
+from ottla.metadata.storage import StorageError, read_bootstrap
+from ottla.node.chores import Chores
+from ottla.node.config import NodeConfig
+from ottla.node.config_schema import TableSchema, log_config
+from ottla.node.dispatch import Dispatcher
+from ottla.node.fetch_session import FetchSessionCache
+from ottla.node.listeners import Endpoint
+from ottla.node.producer_ids import ProducerIds
+from ottla.node.registration import BrokerRegistration
+from ottla.node.server import Server
+from ottla.node.settings import (
+    cleaner_config,
+    controller_settings,
+    metadata_log_config,
+    producer_config,
+    static_voters,
+)
+from ottla.node.storage import NodeFailed, NodeStorage, open_storage
+from ottla.protocol.api import Listener
+from ottla.protocol.errors import KafkaError
+from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ottla.node.authorization import Authorizer
+    from ottla.node.coordinators import TransactionCoordinator
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONTROLLER_TICK_MS: Final = 1_000
+_DELETION_TICK_MS: Final = 15_000
+_LEAVE_SECONDS: Final = 1.0
+
+
+class Node:
+    """Make one, `start` it, `stop` it. It is used once."""
+
+    def __init__(self, runtime: Runtime, config: NodeConfig) -> None:
+        self.runtime: Final = runtime
+        self.config = config
+        self.cluster_id = ""
+        self.authorizer: Authorizer | None = None
+        # The coordinators, where the node has them.
+        self.transactions: TransactionCoordinator | None = None
+        self.fetch_sessions: Final = FetchSessionCache(
+            config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
+        )
+        self.producer_ids: Final = ProducerIds(self)
+        self.endpoints: dict[str, Endpoint] = {}
+        self.ready: Final = asyncio.Event()
+        self.controller: QuorumController
+        self.logs: LogManager
+        self.replicas: ReplicaManager
+        self.server: Final = Server(runtime.network, config, self._dispatcher)
+        self._cleaner: LogCleaner
+        self._registration: BrokerRegistration | None = None
+        self._storage: NodeStorage | None = None
+        self._chores: Final = Chores()
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[str] | None = None
+        self._loop: asyncio.AbstractEventLoop
+        # What to undo, in the order in which it was done.
+        self._started: list[Callable[[], Awaitable[None]]] = []
+
+    # What handlers ask
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed metadata that this node has followed."""
+        return self.replicas.image
+
+    @property
+    def broker_epoch(self) -> int:
+        return -1 if self._registration is None else self._registration.epoch
+
+    def now_ms(self) -> int:
+        return self.runtime.clock.wall_ms()
+
+    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
+        """Let the controller decide; the awaitable gives the response once the decision is committed and
+        this node has followed it.
+        """
+        return self.controller.commit(decide(self.controller.controller))
+
+    def active_controller_id(self) -> int:
+        return self.config.node_id
+
+    def told_controller_id(self) -> int:
+        """Whom clients are told to be the controller: any broker will do, as each passes requests on."""
+        return self.config.node_id if self.config.is_broker else -1
+
+    def advertises_nothing(self, listener: str) -> bool:
+        """Whether the listener is bound to every interface and nobody said how it is reached."""
+        endpoint = self.endpoints.get(listener)
+        return self.config["advertised.listeners"] is None and endpoint is not None and endpoint.wildcard
+
+    def client_endpoints(self) -> list[Endpoint]:
+        """Where clients connect, with the ports that are really open."""
+        names = [endpoint.name for endpoint in self.config.advertised_listeners]
+        return [self.endpoints[name] for name in names]
+
+    def topic_config(self, topic: str) -> LogConfig:
+        overrides = self.controller.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+        return log_config(self.config, overrides)
+
+    def flush_later(self, closed: Log) -> None:
+        """Make what lies in closed segments durable, in the background."""
+        upto = closed.active_segment.base_offset
+        task = asyncio.get_running_loop().create_task(self.logs.flush(closed, upto))
+        self._flushes.add(task)
+        task.add_done_callback(self._flushed)
+
+    def _flushed(self, task: asyncio.Task[None]) -> None:
+        self._flushes.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a closed segment could not be flushed: %s", error)
+
+    # Starting
+
+    async def start(self) -> None:
+        """Open everything and serve. NodeFailed says in one line why that cannot be."""
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        try:
+            await self._start()
+        except (StorageError, KafkaError) as error:
+            raise NodeFailed(str(error)) from error
+        except OSError as error:
+            raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
+
+    async def _start(self) -> None:
+        storage = await self.runtime.pool.run(open_storage, self.runtime, self.config)
+        self._storage = storage
+        self._undo(self._release_storage)
+        self.cluster_id = storage.cluster_id
+        if storage.node_id != self.config.node_id:
+            self.config = NodeConfig({**self.config.given, "node.id": str(storage.node_id)})
+        await self._start_controller(storage)
+        await self._start_logs(storage)
+        await self._start_serving(storage)
+
+    async def _start_controller(self, storage: NodeStorage) -> None:
+        config = self.config
+        metadata_dir = config.metadata_log_dir
+        voters = static_voters(config)
+        if voters is not None and voters.ids != (config.node_id,):
+            raise NodeFailed(
+                "controller.quorum.voters names other nodes; this version runs a quorum of one, by itself"
+            )
+        metadata_log = await MetadataLog.open(
+            self.runtime,
+            metadata_dir,
+            node_id=config.node_id,
+            directory_id=storage.directories[metadata_dir],
+            static_voters=voters,
+            config=metadata_log_config(config),
+        )
+        self._undo(metadata_log.close)
+        bootstrap = await self.runtime.pool.run(read_bootstrap, self.runtime.disk, metadata_dir)
+        self.controller = await QuorumController.activate(
+            self.runtime,
+            metadata_log,
+            controller_settings(config, storage.cluster_id),
+            TableSchema(lambda: self.config),
+            bootstrap,
+        )
+        self._configure(self.controller.image)
+
+    async def _start_logs(self, storage: NodeStorage) -> None:
+        config = self.config
+        self.logs = LogManager(
+            config.log_dirs,
+            disk=self.runtime.disk,
+            clock=self.runtime.clock,
+            random=self.runtime.random,
+            pool=self.runtime.pool,
+            producer_config=producer_config(config),
+            on_directory_failure=self._directory_failed_anywhere,
+            lock=False,
+        )
+        await self.logs.start(self.topic_config)
+        self._undo(self._close_logs)
+        self._cleaner = LogCleaner(
+            self.runtime.clock,
+            self.runtime.random,
+            self.runtime.pool,
+            self.logs.logs,
+            cleaner_config(config),
+        )
+        self.replicas = ReplicaManager(
+            config.node_id,
+            self.logs,
+            self.topic_config,
+            replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
+        )
+        self.replicas.start(self.controller.image, self.now_ms())
+        self.controller.subscribe(self._follow)
+
+    async def _start_serving(self, storage: NodeStorage) -> None:
+        config = self.config
+        try:
+            self.endpoints = await self.server.listen(config.listeners)
+        except OSError as error:
+            raise NodeFailed(f"{error.strerror or error}; is another node running there?") from None
+        self._undo(self._stop_serving)
+        self._registration = BrokerRegistration(
+            self.controller,
+            broker_id=config.node_id,
+            cluster_id=storage.cluster_id,
+            incarnation_id=self.runtime.random.uuid(),
+            directories=[storage.directories[path] for path in config.log_dirs],
+        )
+        previous = self.logs.clean_shutdown_epoch
+        await self._registration.register(
+            self._advertised(), config.rack, -1 if previous is None else previous
+        )
+        await self._registration.heartbeat()
+        self._start_chores()
+        self._undo(self._chores.stop)
+        self.ready.set()
+
+    def _advertised(self) -> list[Endpoint]:
+        """The addresses to register: as advertised, with the ports that are really open."""
+        host_name = self.runtime.network.host_name()
+        return [
+            Endpoint(
+                endpoint.name,
+                endpoint.protocol,
+                host_name if endpoint.wildcard else endpoint.host,
+                endpoint.port or self.endpoints[endpoint.name].port,
+            )
+            for endpoint in self.config.advertised_listeners
+        ]
+
+    def _dispatcher(self, endpoint: Endpoint) -> Dispatcher:
+        kind = (
+            Listener.CONTROLLER if endpoint.name in self.config.controller_listener_names else Listener.BROKER
+        )
+        return Dispatcher(self, endpoint, kind)
+
+    def _start_chores(self) -> None:
+        config, every = self.config, self._chores.every
+        number = config.number
+        first_ms = number("log.initial.task.delay.ms")
+        every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick", first_ms=_CONTROLLER_TICK_MS)
+        every(
+            lambda: number("log.retention.check.interval.ms"), self._retention, "retention", first_ms=first_ms
+        )
+        every(lambda: number("log.flush.scheduler.interval.ms"), self._flush, "flush", first_ms=first_ms)
+        every(
+            lambda: number("log.flush.offset.checkpoint.interval.ms"),
+            self.logs.checkpoint_recovery_points,
+            "checkpoint of recovery points",
+            first_ms=first_ms,
+        )
+        every(
+            lambda: number("log.flush.start.offset.checkpoint.interval.ms"),
+            self.logs.checkpoint_log_starts,
+            "checkpoint of log starts",
+            first_ms=first_ms,
+        )
+        every(
+            lambda: number("replica.high.watermark.checkpoint.interval.ms"),
+            self.logs.checkpoint_high_watermarks,
+            "checkpoint of high watermarks",
+        )
+        every(
+            lambda: number("producer.id.expiration.check.interval.ms"),
+            self._expire_producers,
+            "expiry of producers",
+        )
+        every(lambda: _DELETION_TICK_MS, self._remove_deleted, "removal of deleted files")
+        every(lambda: number("replica.lag.time.max.ms") // 2, self._shrink_isrs, "shrinking of in-sync sets")
+        if config.flag("auto.leader.rebalance.enable"):
+            every(
+                lambda: number("leader.imbalance.check.interval.seconds") * 1000,
+                self.controller.balance_leaders,
+                "balancing of leaders",
+            )
+        if config.flag("log.cleaner.enable") and number("log.cleaner.threads") > 0:
+            self._chores.run(self._cleaner.run(), "log cleaner")
+
+    async def _tick(self) -> None:
+        assert self._registration is not None
+        if self.controller.log.failure is not None:
+            self._fail(f"the metadata log failed: {self.controller.log.failure}")
+            return
+        # First the sign of life: a node that was stopped for a while must not find itself dead.
+        await self._registration.heartbeat()
+        await self.controller.tick()
+
+    async def _retention(self) -> None:
+        await self.logs.delete_expired(self.now_ms())
+
+    async def _flush(self) -> None:
+        await self.logs.flush_dirty(self.now_ms())
+
+    async def _expire_producers(self) -> None:
+        await self.logs.expire_producers(self.now_ms())
+
+    async def _remove_deleted(self) -> None:
+        await self.logs.remove_deleted(self.now_ms())
+
+    async def _shrink_isrs(self) -> None:
+        self.replicas.shrink_isrs(self.now_ms())
+
+    # Following the metadata
+
+    def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
+            self._configure(image)
+        self.replicas.apply(delta, image, self.now_ms())
+
+    def _configure(self, image: MetadataImage) -> None:
+        """Put the cluster's settings for brokers in force."""
+        own = ConfigResource(ConfigResourceType.BROKER, str(self.config.node_id))
+        self.config, problems = self.config.with_dynamic(
+            default=image.config(CLUSTER_DEFAULT), broker=image.config(own)
+        )
+        for problem in problems:
+            log.warning("%s", problem)
+        self.server.configure(self.config)
+        if hasattr(self, "_cleaner"):
+            self._cleaner.reconfigure(cleaner_config(self.config))
+
+    def _directory_failed_anywhere(self, directory: LogDirectory) -> None:
+        """Told in any thread."""
+        loop = self._loop
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._directory_failed, directory)
+
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        if not hasattr(self, "replicas"):
+            return
+        self.replicas.directory_failed(directory)
+        if self._registration is not None and directory.directory_id is not None:
+            self._registration.offline_directories.add(directory.directory_id)
+        if not self.logs.live_directories:
+            self._fail(f"no log directory is left: {directory.path}: {directory.failure}")
+
+    def _fail(self, reason: str) -> None:
+        assert self._failure is not None
+        if not self._failure.done():
+            self._failure.set_result(reason)
+
+    async def failed(self) -> str:
+        """Return why the node has to give up, if that ever happens."""
+        assert self._failure is not None
+        return await asyncio.shield(self._failure)
+
+    # Stopping
+
+    def _undo(self, action: Callable[[], Awaitable[None]]) -> None:
+        self._started.append(action)
+
+    async def stop(self) -> None:
+        """Hand over, close everything and leave the marks of a clean shutdown. Stopping twice is harmless."""
+        while self._started:
+            action = self._started.pop()
+            try:
+                await action()
+            except Exception:
+                log.exception("a part of the node did not stop cleanly")
+
+    async def _stop_serving(self) -> None:
+        registration = self._registration
+        if registration is not None and registration.epoch >= 0:
+            hand_over = self.config.flag("controlled.shutdown.enable")
+            if not (hand_over and await registration.leave(_LEAVE_SECONDS)):
+                log.info("leaving without having handed over all leaderships")
+        await self.server.stop_listening()
+        self.server.close_connections()
+
+    async def _close_logs(self) -> None:
+        if self._flushes:
+            await asyncio.gather(*self._flushes, return_exceptions=True)
+        await self.logs.shutdown(self.broker_epoch)
+
+    async def _release_storage(self) -> None:
+        assert self._storage is not None
+        self._storage.release()

@@ -1,0 +1,48 @@
+"""Running a node as a process: its event loop, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ottla.node.config import NodeConfig
+from ottla.node.node import Node
+from ottla.node.storage import NodeFailed
+from ottla.runtime import process
+from ottla.runtime.loop import run
+from ottla.runtime.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+__all__ = ["NodeFailed", "run_node"]
+
+
+def run_node(config: NodeConfig, *, ready: Callable[[str], None]) -> None:
+    """Run a node until SIGTERM or SIGINT. `ready` is called once, with the addresses it serves.
+
+    NodeFailed where it cannot start or has to give up.
+    """
+    run(_main(config, ready))
+
+
+async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
+    process.raise_open_file_limit()
+    runtime = Runtime.real(pool_workers=config.number("background.threads"))
+    node = Node(runtime, config)
+    stop = asyncio.Event()
+    undo = process.on_termination(lambda _signal: stop.set())
+    try:
+        await node.start()
+        ready(", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in node.client_endpoints()))
+        stopped = asyncio.ensure_future(stop.wait())
+        failed = asyncio.ensure_future(node.failed())
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        for future in (stopped, failed):
+            future.cancel()
+        if failed.done() and not failed.cancelled():
+            raise NodeFailed(failed.result())
+    finally:
+        await node.stop()
+        undo()
+        runtime.close()

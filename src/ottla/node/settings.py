@@ -1,0 +1,64 @@
+"""The node's configuration in the words of the parts it configures."""
+
+from __future__ import annotations
+
+import math
+
+from ottla.log.cleaner import CleanerConfig
+from ottla.log.log_producers import ProducerConfig
+from ottla.metadata.control import ControllerSettings
+from ottla.metadata.metadata_log import MetadataLogConfig
+from ottla.node.config import NodeConfig
+from ottla.node.config_types import MAX_DOUBLE
+from ottla.raft.voters import VoterSet
+
+
+def metadata_log_config(config: NodeConfig) -> MetadataLogConfig:
+    internal = config["internal.metadata.log.segment.bytes"]
+    segment_bytes = internal if isinstance(internal, int) else config.number("metadata.log.segment.bytes")
+    return MetadataLogConfig(
+        segment_bytes=segment_bytes,
+        segment_ms=config.number("metadata.log.segment.ms"),
+        max_retention_bytes=config.number("metadata.max.retention.bytes"),
+        max_retention_ms=config.number("metadata.max.retention.ms"),
+        max_record_bytes_between_snapshots=config.number("metadata.log.max.record.bytes.between.snapshots"),
+        max_snapshot_interval_ms=config.number("metadata.log.max.snapshot.interval.ms"),
+    )
+
+
+def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettings:
+    return ControllerSettings(
+        node_id=config.node_id,
+        cluster_id=cluster_id,
+        num_partitions=config.number("num.partitions"),
+        default_replication_factor=config.number("default.replication.factor"),
+        session_timeout_ms=config.number("broker.session.timeout.ms"),
+        min_insync_replicas=config.number("min.insync.replicas"),
+        delete_topic_enable=config.flag("delete.topic.enable"),
+    )
+
+
+def producer_config(config: NodeConfig) -> ProducerConfig:
+    return ProducerConfig(
+        producer_id_expiration_ms=config.number("producer.id.expiration.ms"),
+        max_transaction_timeout_ms=config.number("transaction.max.timeout.ms"),
+        transaction_verification=config.flag("transaction.partition.verification.enable"),
+    )
+
+
+def cleaner_config(config: NodeConfig) -> CleanerConfig:
+    rate = config.real("log.cleaner.io.max.bytes.per.second")
+    return CleanerConfig(
+        threads=max(1, config.number("log.cleaner.threads")),
+        dedupe_buffer_size=config.number("log.cleaner.dedupe.buffer.size"),
+        io_buffer_size=config.number("log.cleaner.io.buffer.size"),
+        io_buffer_load_factor=config.real("log.cleaner.io.buffer.load.factor"),
+        io_max_bytes_per_second=math.inf if rate >= MAX_DOUBLE else rate,
+        backoff_ms=config.number("log.cleaner.backoff.ms"),
+    )
+
+
+def static_voters(config: NodeConfig) -> VoterSet | None:
+    """What `controller.quorum.voters` says; None if it says nothing."""
+    voters = config.names("controller.quorum.voters")
+    return VoterSet.parse(",".join(voters), config.controller_listener_names[0]) if voters else None

@@ -1,0 +1,302 @@
+"""The rules of the house as functions over source text, so that each can be shown to fail.
+
+A checker takes modules by name and returns one line for each breach, with file and line where there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+# From the ground up. A room may import its own floor and those before it.
+FLOORS = (
+    "runtime",
+    "protocol",
+    "records",
+    "log",
+    "raft",
+    "metadata",
+    "replication",
+    "coordinator",
+    "security",
+    "node",
+    "client",
+    "spark",
+    "console",
+    "cli",
+    "testing",
+    "sim",
+)
+# Downwards, and still not allowed: a client speaks to any broker, so it knows none from the inside.
+FORBIDDEN_PAIRS = frozenset(
+    (upper, lower)
+    for upper in ("client", "spark")
+    for lower in ("node", "coordinator", "replication", "metadata", "raft", "log")
+)
+
+# Rooms that may touch the world without asking `runtime`: it itself, and those that no broker needs.
+OPEN_ROOMS = frozenset(("runtime", "cli", "testing", "sim", "spark", "console"))
+DOORS = frozenset(
+    (
+        *("_thread", "concurrent", "multiprocessing", "queue", "threading"),
+        *("random", "secrets", "time", "uuid"),
+        *("fcntl", "fileinput", "glob", "mmap", "os", "pathlib", "posix", "shutil", "tempfile"),
+        *("http", "select", "selectors", "socket", "socketserver", "ssl", "urllib.request"),
+        *("atexit", "platform", "pwd", "resource", "signal", "subprocess", "uvloop"),
+    )
+)
+# TLS contexts are the business of one room above the ground floor.
+ROOM_DOORS = {"security": frozenset(("ssl",))}
+# Names from those modules that touch nothing.
+PURE_NAMES = frozenset(("pathlib.PurePath", "pathlib.PurePosixPath", "uuid.UUID"))
+# Calls that open a door of something that is otherwise allowed: builtins, asyncio, its loops, datetime.
+DOOR_BUILTINS = frozenset(("open", "input", "breakpoint"))
+ASYNCIO_DOORS = frozenset(
+    (
+        *("open_connection", "open_unix_connection", "start_server", "start_unix_server", "to_thread"),
+        *("create_subprocess_exec", "create_subprocess_shell"),
+    )
+)
+LOOP_DOORS = frozenset(
+    (
+        *("create_connection", "create_datagram_endpoint", "create_server", "connect_accepted_socket"),
+        *("create_unix_connection", "create_unix_server", "getaddrinfo", "getnameinfo", "run_in_executor"),
+        *("sendfile", "sock_accept", "sock_connect", "sock_recv", "sock_sendall", "sock_sendfile"),
+        *("add_reader", "add_signal_handler", "add_writer", "subprocess_exec", "subprocess_shell"),
+    )
+)
+CLOCK_METHODS = frozenset(("now", "today", "utcnow"))
+
+
+class Module(NamedTuple):
+    """A module's source; `name` is dotted, `path` is what a breach is reported under."""
+
+    name: str
+    path: str
+    source: str
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.endswith("__init__.py")
+
+    @property
+    def room(self) -> str | None:
+        """None for the package itself; `python -m ottla` is the command line."""
+        parts = self.name.split(".")
+        if parts[1:] == ["__main__"]:
+            return "cli"
+        return parts[1] if len(parts) > 1 else None
+
+
+class Import(NamedTuple):
+    """`target` is the most that is known: `from a.b import c` is `a.b.c`, whether `c` is a module or not."""
+
+    target: str
+    line: int
+    # Runs when the module is imported, not inside a function or for type checkers only.
+    eager: bool
+
+
+def load(root: Path) -> list[Module]:
+    """All modules of the package whose directory is `root`."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root.parent)
+        parts = relative.with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Module(name, relative.as_posix(), path.read_text()))
+    return found
+
+
+def imports(module: Module) -> list[Import]:
+    """Every import, wherever it stands: at the top, in a function, under TYPE_CHECKING, or by name."""
+    found: list[Import] = []
+    _collect(_parse(module.source), module, True, found)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _parse(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def _collect(node: ast.AST, module: Module, eager: bool, found: list[Import]) -> None:
+    if isinstance(node, ast.Import):
+        found += [Import(alias.name, node.lineno, eager) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute(module, node)
+        found += [Import(f"{base}.{alias.name}", node.lineno, eager) for alias in node.names]
+    elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+        name = node.args[0]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            found.append(Import(name.value, node.lineno, eager))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        eager = False
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        for branch, runs in ((node.body, False), (node.orelse, eager)):
+            for statement in branch:
+                _collect(statement, module, runs, found)
+        return
+    for child in ast.iter_child_nodes(node):
+        _collect(child, module, eager, found)
+
+
+def _absolute(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.name.split(".")
+    package = parts[: len(parts) - node.level + (1 if module.is_package else 0)]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def _called(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def floor_breaches(modules: Iterable[Module]) -> Iterator[str]:
+    """Imports of a higher floor, of a forbidden pair, and rooms that have no floor.
+
+    What `ottla/__init__.py` imports when a name is first asked for is the public face of the package and may
+    come from any floor; what it imports at once would be imported by all.
+    """
+    for module in modules:
+        if module.room is not None and module.room not in FLOORS:
+            yield f"{module.path}: the room {module.room!r} has no floor: add it to FLOORS or move the module"
+            continue
+        for imported in imports(module):
+            parts = imported.target.split(".")
+            room = parts[1] if len(parts) > 1 and parts[0] == "ottla" else None
+            if room not in FLOORS:
+                continue
+            where = f"{module.path}:{imported.line}"
+            if module.room is None:
+                if imported.eager:
+                    yield f"{where}: the package itself imports {imported.target} at once: make it lazy"
+            elif FLOORS.index(room) > FLOORS.index(module.room):
+                yield f"{where}: {module.room} imports {imported.target}, which is on a higher floor"
+            elif (module.room, room) in FORBIDDEN_PAIRS:
+                yield f"{where}: {module.room} must not know {room}, and imports {imported.target}"
+
+
+def cycle_breaches(modules: Iterable[Module]) -> Iterator[str]:
+    """Modules that import each other when they are imported."""
+    by_name = {module.name: module for module in modules}
+    graph: dict[str, set[str]] = {}
+    for module in by_name.values():
+        targets = {_module_of(imported.target, by_name) for imported in imports(module) if imported.eager}
+        graph[module.name] = {target for target in targets if target is not None and target != module.name}
+    for component in _components(graph):
+        if len(component) > 1:
+            yield f"import cycle between {', '.join(sorted(component))}"
+
+
+def _module_of(target: str, by_name: Mapping[str, Module]) -> str | None:
+    if target in by_name:
+        return target
+    parent = target.rpartition(".")[0]
+    return parent if parent in by_name else None
+
+
+def _components(graph: Mapping[str, set[str]]) -> Iterator[set[str]]:
+    """Strongly connected components, by Tarjan, without recursion."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    for root in sorted(graph):
+        work = [(root, iter(sorted(graph[root])))] if root not in index else []
+        if work:
+            index[root] = low[root] = len(index)
+            stack.append(root)
+        while work:
+            name, targets = work[-1]
+            for target in targets:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    stack.append(target)
+                    work.append((target, iter(sorted(graph[target]))))
+                    break
+                if target in stack:
+                    low[name] = min(low[name], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
+                if low[name] == index[name]:
+                    cut = stack.index(name)
+                    yield set(stack[cut:])
+                    del stack[cut:]
+
+
+def door_breaches(modules: Iterable[Module]) -> Iterator[str]:
+    """Ways around `runtime` to time, chance, files, threads, other processes and the network."""
+    for module in modules:
+        if module.room in OPEN_ROOMS:
+            continue
+        allowed = ROOM_DOORS.get(module.room or "", frozenset())
+        for imported in imports(module):
+            door = _door(imported.target)
+            if door is not None and door not in allowed:
+                yield f"{module.path}:{imported.line}: imports {imported.target}: take it from ottla.runtime"
+        for node in ast.walk(_parse(module.source)):
+            if isinstance(node, ast.Call) and (call := _door_call(node)) is not None:
+                yield f"{module.path}:{node.lineno}: calls {call}: take it from ottla.runtime"
+
+
+def _door(target: str) -> str | None:
+    if target in PURE_NAMES:
+        return None
+    module, _, name = target.rpartition(".")
+    if module == "asyncio" and name in ASYNCIO_DOORS:
+        return target
+    parts = target.split(".")
+    prefixes = (".".join(parts[: length + 1]) for length in range(len(parts)))
+    return next((prefix for prefix in prefixes if prefix in DOORS), None)
+
+
+def _door_call(node: ast.Call) -> str | None:
+    if isinstance(node.func, ast.Name):
+        return f"{node.func.id}()" if node.func.id in DOOR_BUILTINS else None
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    owner, name = ast.unparse(node.func.value), node.func.attr
+    if (owner == "asyncio" and name in ASYNCIO_DOORS) or (_is_loop(owner) and name in LOOP_DOORS):
+        return f"{owner}.{name}()"
+    if name in CLOCK_METHODS and owner.split(".")[-1] in ("datetime", "date"):
+        return f"{owner}.{name}()"
+    if name == "open" and owner in ("io", "gzip", "codecs", "builtins"):
+        return f"{owner}.{name}()"
+    return None
+
+
+def _is_loop(owner: str) -> bool:
+    return owner.removesuffix("()").endswith("loop")
+
+
+_COMPILED_IMPORT = re.compile(r"^\s*(?:from|import|cimport)\s+([\w.]+)", re.MULTILINE)
+
+
+def compiled_door_breaches(path: str, source: str) -> Iterator[str]:
+    """The same for Cython, which has no parser here: by its import lines."""
+    for match in _COMPILED_IMPORT.finditer(source):
+        name = match.group(1)
+        if _door(name) is not None or name.startswith(("libc.stdio", "posix", "libc.time")):
+            line = source.count("\n", 0, match.start(1)) + 1
+            yield f"{path}:{line}: imports {name}: take it from ottla.runtime"
+
+
+def size_breaches(
+    lines_by_path: Mapping[str, int], allowed: Mapping[str, str], limit: int = 600
+) -> Iterator[str]:
+    """Modules of more than one idea, by the only sign a program can see; and exceptions without need."""
+    for path, lines in sorted(lines_by_path.items()):
+        if lines > limit and path not in allowed:
+            yield f"{path}: {lines} lines, the limit is {limit}: split it by its ideas"
+    for path in sorted(allowed):
+        if lines_by_path.get(path, 0) <= limit:
+            yield f"{path}: is allowed to be long, and is not: take it off the list"

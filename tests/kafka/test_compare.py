@@ -80,13 +80,18 @@ def test_a_transcript_that_is_shorter_differs() -> None:
     assert len(differences(transcript(CLOSED, CLOSED), transcript(CLOSED))) == 1
 
 
-@pytest.mark.parametrize(("other", "equal"), [("another text", True), (None, False)])
-def test_messages_count_by_being_there(other: str | None, equal: bool) -> None:
+@pytest.mark.parametrize(
+    ("expected", "actual", "equal"),
+    [("a text", "another text", True), ("a text", None, False), (None, "more than was asked", True)],
+)
+def test_an_error_is_explained_where_kafka_explains_it(
+    expected: str | None, actual: str | None, equal: bool
+) -> None:
     def refused(message: str | None) -> ProduceResponse:
         result = PartitionProduceResponse(index=0, error_code=2, error_message=message)
         return ProduceResponse(responses=[TopicProduceResponse(name="t", partition_responses=[result])])
 
-    assert (differences(transcript(refused("a text")), transcript(refused(other))) == []) is equal
+    assert (differences(transcript(refused(expected)), transcript(refused(actual))) == []) is equal
 
 
 def fetched(records: bytes) -> FetchResponse:

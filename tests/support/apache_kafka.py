@@ -45,8 +45,9 @@ appender.stdout.layout.type = PatternLayout
 appender.stdout.layout.pattern = [%d] %p %m (%c)%n
 """
 
-# One node can hold only one replica, and a test should not wait for what a cluster would gain.
-_SINGLE_NODE = {
+# Settings that whoever is compared with this node should have too. One node can hold only one replica, and a
+# test should not wait for what a cluster would gain.
+SINGLE_NODE = {
     "process.roles": "broker,controller",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -194,7 +195,7 @@ class ApacheKafka:
 
     def _write_configuration(self) -> None:
         values = {
-            **_SINGLE_NODE,
+            **SINGLE_NODE,
             "node.id": str(self.node_id),
             "controller.quorum.voters": f"{self.node_id}@127.0.0.1:{self.controller_port}",
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",

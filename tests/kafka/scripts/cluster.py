@@ -114,9 +114,6 @@ def elect_leaders(session: Session) -> None:
             ask("unknown topic", version, kind, [TopicPartitions(topic="elect-none", partitions=[0])])
             ask("all", version, kind, None)
             ask("none", version, kind, [])
-    session.ask(
-        "unknown type", ElectLeadersRequest(election_type=5, topic_partitions=[], timeout_ms=TIMEOUT_MS)
-    )
 
 
 @script

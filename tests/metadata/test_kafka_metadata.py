@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,54 @@ async def test_kafka_starts_on_a_directory_that_ottla_formatted(tmp_path: Path, 
         assert "PartitionCount: 2" in described
         assert "retention.ms=5000" in described
         assert f"Leader: {kafka.node_id}" in described
+
+
+async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
+    port, controller_port = free_ports()
+    kafka = ApacheKafka(
+        tmp_path,
+        cluster_id="MkU3OEVBNTcwNTJENDM2Qg",
+        properties={
+            "controller.quorum.voters": "",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
+        },
+    )
+    kafka.port, kafka.controller_port = port, controller_port
+    runtime = Runtime.real()
+    try:
+        directory_id = runtime.random.uuid()
+        voter = Voter(
+            ReplicaKey(kafka.node_id, directory_id), {"CONTROLLER": Address("127.0.0.1", controller_port)}
+        )
+        format_directory(
+            runtime.disk,
+            runtime.random,
+            runtime.clock,
+            str(kafka.data_dir),
+            cluster_id=kafka.cluster_id,
+            node_id=kafka.node_id,
+            directory_id=directory_id,
+            dynamic_voters=VoterSet.of(voter),
+        )
+        qc = await open_log(runtime, kafka.data_dir)
+        await join(qc, runtime, kafka.data_dir)
+        await create(qc, "letters", kafka.node_id)
+        await beat(qc, kafka.node_id, leave=True)
+        await qc.close()
+        with kafka:
+            assert "letters" in kafka.tool(TOPICS, "--list").out.split()
+            kafka.tool(TOPICS, "--create", "--topic", "from-kafka")
+        qc = await open_log(runtime, kafka.data_dir)
+        assert qc.log.kraft_version == 1
+        assert qc.log.quorum.voters.voters[kafka.node_id].key == voter.key
+        assert {"letters", "from-kafka"} <= set(qc.image.topics.by_name)
+        await qc.close()
+    finally:
+        runtime.close()
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]

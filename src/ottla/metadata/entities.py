@@ -101,15 +101,18 @@ class PartitionRegistration:
 
     def merge(self, change: PartitionChangeRecord) -> PartitionRegistration:
         """The partition after a change record: fields that the record leaves null stay as they are."""
-        replicas = self.replicas if change.replicas is None else tuple(change.replicas)
-        directories = self.directories if change.directories is None else change.directories
+        replicas, directories = self.replicas, self.directories
+        if change.replicas is not None or change.directories is not None:
+            replicas = replicas if change.replicas is None else tuple(change.replicas)
+            given = directories if change.directories is None else change.directories
+            directories = _directories(given, len(replicas))
         leader_changes = change.leader != NO_LEADER_CHANGE
         recovery = self.leader_recovery_state
         if change.leader_recovery_state >= 0:
             recovery = LeaderRecoveryState(change.leader_recovery_state)
         return PartitionRegistration(
             replicas=replicas,
-            directories=_directories(directories, len(replicas)),
+            directories=directories,
             isr=_changed(self.isr, change.isr),
             leader=change.leader if leader_changes else self.leader,
             leader_epoch=self.leader_epoch + 1 if leader_changes else self.leader_epoch,

@@ -102,7 +102,7 @@ class CleanerStats:
 
 
 class CleanedGroup(NamedTuple):
-    """A complete segment under `.cleaned`, durable but for its name, and those that it is to replace."""
+    """A complete and durable segment under `.cleaned`, and those that it is to replace."""
 
     new: LogSegment
     old: tuple[LogSegment, ...]
@@ -242,8 +242,10 @@ class Compaction:
                     self.stats.bytes_written += len(data)
                 yield None
         new.seal()
-        new.sync()
         new.set_mtime_ms(old[-1].mtime_ms)
+        new.sync()
+        # The names too, so that a swap that is cut short shows by the names it has not changed.
+        self._handles.disk.sync_dir(plan.dir)
         yield cleaned
 
     def _filter(

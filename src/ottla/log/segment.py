@@ -479,6 +479,9 @@ class LogSegment:
         for position, header in self.headers():
             self.rebuild_from(position, header)
         self.end_rebuild()
+        # The segment may lie below the recovery point, where no flush comes by any more.
+        self.offset_index.sync()
+        self.time_index.sync()
 
     def start_rebuild(self) -> None:
         """Empty both indexes; the batches are to follow, one by one."""

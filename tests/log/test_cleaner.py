@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from tests.support.compaction_lab import CONFIG, PARTITION, PATH, Lab
 
 from ottla.log.checkpoints import read_offsets
 from ottla.log.cleaner import CleanerConfig, LogCleaner
@@ -23,6 +22,7 @@ from ottla.protocol.errors import KafkaError
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
+from tests.support.compaction_lab import CONFIG, PARTITION, PATH, Lab
 
 T = TypeVar("T")
 

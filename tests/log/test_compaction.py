@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.support.compaction_lab import CONFIG, Lab
 
 from ottla.log.cleaner import CleanerConfig
 from ottla.records.batch import read_records
 from ottla.records.builder import build_batch
 from ottla.records.types import Codec
+from tests.support.compaction_lab import CONFIG, Lab
 
 
 @pytest.fixture

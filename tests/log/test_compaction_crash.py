@@ -14,11 +14,11 @@ import asyncio
 import random
 
 import pytest
-from tests.support.compaction_lab import PARTITION, Lab
 
 from ottla.log.files import LOG
 from ottla.sim.disk import Op, Operation, SimCrash, SimDisk
 from ottla.sim.disk_faults import READ_ONLY
+from tests.support.compaction_lab import PARTITION, Lab
 
 
 def lived(seed: int) -> Lab:

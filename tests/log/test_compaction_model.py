@@ -8,10 +8,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.support.compaction_lab import PARTITION, Lab
 
 from ottla.log.cleaner import CleanerConfig
 from ottla.records.types import Codec
+from tests.support.compaction_lab import PARTITION, Lab
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 VALUES = st.none() | st.integers(0, 99).map(lambda n: b"%d" % n)

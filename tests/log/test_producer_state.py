@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
 
 from ottla.log.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateManager
 from ottla.log.producer_state_entry import SENTINEL_GUARD, LastRecord
@@ -15,6 +14,7 @@ from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
+from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
 
 DAY_MS = 86_400_000
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
 
 from ottla.log.producer_state import ProducerAppend, ProducerStateManager
 from ottla.log.producer_state_snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
@@ -21,6 +20,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
+from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
 
 EXPIRATION_MS = 100
 PRODUCERS = st.integers(1, 3)

@@ -66,7 +66,9 @@ class BrokerRegistration:
                 rack=rack,
                 log_dirs=self._directories,
                 previous_broker_epoch=previous_epoch,
-            )
+            ),
+            # This process holds the lock of the directories, so there is no former one left to wait for.
+            supersede=True,
         )
 
     async def heartbeat(self, *, leaving: bool = False) -> HeartbeatReply:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from ottla.client.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
 from ottla.protocol.api import API, API_VERSIONS, Api, api_name
@@ -195,8 +195,7 @@ class Connection(asyncio.BufferedProtocol):
     # The asyncio protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else ""

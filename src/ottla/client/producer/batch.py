@@ -1,0 +1,207 @@
+"""A batch on its way to a partition, and the handle that a sender of one record holds on it.
+
+A record costs no future of its own: what is awaited is the batch, and a handle only remembers which record
+of it was meant. The invariant: a batch is settled exactly once, with offsets or with an error, and every
+handle then agrees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import KafkaError
+from ottla.records.batch import read_records
+from ottla.records.builder import BatchBuilder, record_size_bound
+from ottla.records.types import Codec
+
+__all__ = ["Delivery", "ProducerBatch", "RecordMetadata"]
+
+NO_OFFSET = -1
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record went. With acks=0 nobody tells the offset: it is -1."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class ProducerBatch:
+    """Records of one partition in the order they were sent; open until the sender takes it."""
+
+    __slots__ = (
+        "_done",
+        "_timestamps",
+        "append_time_ms",
+        "attempts",
+        "base_offset",
+        "base_sequence",
+        "builder",
+        "callbacks",
+        "created_at",
+        "error",
+        "is_settled",
+        "not_before",
+        "parent",
+        "partition",
+        "parts",
+        "producer_epoch",
+        "producer_id",
+        "size",
+    )
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        *,
+        limit_bytes: int,
+        codec: Codec,
+        level: int | None,
+        ratio: float,
+        created_at: float,
+    ) -> None:
+        self.partition = partition
+        self.builder = BatchBuilder(limit_bytes=limit_bytes, codec=codec, level=level, ratio=ratio)
+        self.created_at = created_at
+        self.not_before = 0.0  # loop time before which a failed batch is not tried again
+        self.attempts = 0
+        self.size = 0  # what its records count against buffer.memory
+        # Set when the batch is first sent, and kept for every retry, so that the broker can tell it is one.
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = -1
+        self.is_settled = False
+        self.error: KafkaError | None = None
+        self.base_offset = NO_OFFSET
+        self.append_time_ms = -1
+        self._timestamps: list[int] = []
+        self._done: asyncio.Future[None] | None = None
+        self.callbacks: list[tuple[Callable[[Delivery], object], Delivery]] | None = None
+        # Where a batch was too large for the broker: the smaller ones that carry its records now.
+        self.parts: list[ProducerBatch] = []
+        self.parent: ProducerBatch | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self._timestamps)
+
+    def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Any) -> Delivery:
+        self.size += self.builder.append(timestamp, key, value, headers)
+        self._timestamps.append(timestamp)
+        return Delivery(self, len(self._timestamps) - 1)
+
+    def settle(self, base_offset: int, append_time_ms: int) -> None:
+        self.base_offset = base_offset
+        self.append_time_ms = append_time_ms
+        self._settled()
+
+    def fail(self, error: KafkaError) -> None:
+        self.error = error
+        self._settled()
+
+    def _settled(self) -> None:
+        assert not self.is_settled, f"a batch of {self.partition} was settled twice"
+        self.is_settled = True
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+        for callback, delivery in self.callbacks or ():
+            callback(delivery)
+        self.callbacks = None
+        if self.parent is not None and all(part.is_settled for part in self.parent.parts):
+            self.parent._settled()
+
+    def split(self, limit_bytes: int) -> list[ProducerBatch]:
+        """The same records in batches of at most `limit_bytes`, numbered as they were. The handles on this
+        batch stay good: it is settled when all its parts are.
+        """
+        part: ProducerBatch | None = None
+        sequence = self.base_sequence
+        for record in read_records(self.builder.build()):
+            bound = record_size_bound(record.key, record.value, record.headers)
+            if part is None or not part.builder.has_room_for(bound):
+                part = ProducerBatch(
+                    self.partition,
+                    limit_bytes=limit_bytes,
+                    codec=self.builder.codec,
+                    level=self.builder.level,
+                    ratio=1.0,
+                    created_at=self.created_at,
+                )
+                part.parent, part.attempts = self, self.attempts
+                part.producer_id, part.producer_epoch = self.producer_id, self.producer_epoch
+                part.base_sequence = sequence
+                self.parts.append(part)
+            part.append(record.timestamp, record.key, record.value, record.headers)
+            if sequence >= 0:
+                sequence = (sequence + 1) & 0x7FFFFFFF
+        return self.parts
+
+    def done(self) -> asyncio.Future[None]:
+        """Done when the batch is settled; it never fails, the handles do."""
+        if self._done is None:
+            self._done = asyncio.get_running_loop().create_future()
+            if self.is_settled:
+                self._done.set_result(None)
+        return self._done
+
+    def failure(self, index: int) -> KafkaError | None:
+        for part in self.parts:
+            if index < part.count:
+                return part.failure(index)
+            index -= part.count
+        return self.error
+
+    def metadata(self, index: int) -> RecordMetadata:
+        for part in self.parts:
+            if index < part.count:
+                return part.metadata(index)
+            index -= part.count
+        if self.error is not None:
+            raise self.error
+        timestamp = self._timestamps[index] if self.append_time_ms < 0 else self.append_time_ms
+        offset = self.base_offset + index if self.base_offset >= 0 else NO_OFFSET
+        return RecordMetadata(self.partition.topic, self.partition.partition, offset, timestamp)
+
+
+class Delivery:
+    """What `send_nowait` returns: await it for the record's metadata, or leave it and `flush` later."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: ProducerBatch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        if not self._batch.is_settled:
+            # Shielded: whoever stops waiting for one record must not disturb those who wait for the others.
+            yield from asyncio.shield(self._batch.done()).__await__()
+        return self._batch.metadata(self._index)
+
+    def done(self) -> bool:
+        return self._batch.is_settled
+
+    def result(self) -> RecordMetadata:
+        """The metadata, or the error raised; InvalidStateError before the record was delivered or failed."""
+        if not self._batch.is_settled:
+            raise asyncio.InvalidStateError("the record is still on its way")
+        return self._batch.metadata(self._index)
+
+    def exception(self) -> KafkaError | None:
+        if not self._batch.is_settled:
+            raise asyncio.InvalidStateError("the record is still on its way")
+        return self._batch.failure(self._index)
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Calls `callback(self)` on the event loop once the record was delivered or failed."""
+        if self._batch.is_settled:
+            asyncio.get_running_loop().call_soon(callback, self)
+        elif self._batch.callbacks is None:
+            self._batch.callbacks = [(callback, self)]
+        else:
+            self._batch.callbacks.append((callback, self))

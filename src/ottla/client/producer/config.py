@@ -1,0 +1,93 @@
+"""A producer's settings, with Kafka's names, meanings and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ottla.records.types import Codec
+
+__all__ = ["ProducerConfig"]
+
+MAX_IN_FLIGHT_WITH_IDEMPOTENCE = 5
+ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1, -1: -1, 0: 0, 1: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """`acks` is "all", 1 or 0. Idempotence, on by default, keeps order and doubles nothing across retries;
+    it needs acks=all and at most five requests in flight for each broker.
+    """
+
+    bootstrap_servers: str | Iterable[str] = "localhost:9092"
+    client_id: str | None = "ottla-producer"
+    acks: str | int = "all"
+    batch_size: int = 16_384
+    linger_ms: float = 5
+    buffer_memory: int = 32 * 1024 * 1024
+    compression_type: str = "none"
+    compression_level: int | None = None
+    delivery_timeout_ms: int = 120_000
+    enable_idempotence: bool | None = None
+    max_block_ms: int = 60_000
+    max_in_flight_requests_per_connection: int = 5
+    max_request_size: int = 1_048_576
+    request_timeout_ms: int = 30_000
+    retries: int = 2**31 - 1
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    metadata_max_age_ms: int = 300_000
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        if self.acks not in ACKS:
+            raise ValueError(f'acks={self.acks!r}: allowed are "all", 1 and 0')
+        if self.compression_type.upper() not in Codec.__members__:
+            names = ", ".join(name.lower() for name in Codec.__members__)
+            raise ValueError(f"compression.type={self.compression_type!r}: allowed are {names}")
+        for name in (
+            "batch_size",
+            "buffer_memory",
+            "max_in_flight_requests_per_connection",
+            "max_request_size",
+        ):
+            if getattr(self, name) < (0 if name == "batch_size" else 1):
+                raise ValueError(f"{name.replace('_', '.')}={getattr(self, name)} is too small")
+        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+            raise ValueError(
+                f"delivery.timeout.ms={self.delivery_timeout_ms} must be at least "
+                f"linger.ms + request.timeout.ms = {self.linger_ms + self.request_timeout_ms:.0f}"
+            )
+        if self.enable_idempotence or self.transactional_id is not None:
+            wrong = self._against_idempotence()
+            if wrong is not None:
+                asked = "transactional.id" if self.transactional_id is not None else "enable.idempotence"
+                raise ValueError(f"{asked} cannot be kept with {wrong}")
+
+    def _against_idempotence(self) -> str | None:
+        if ACKS[self.acks] != -1:
+            return f"acks={self.acks}: it needs acks=all"
+        if self.max_in_flight_requests_per_connection > MAX_IN_FLIGHT_WITH_IDEMPOTENCE:
+            asked = self.max_in_flight_requests_per_connection
+            return f"max.in.flight.requests.per.connection={asked}: {MAX_IN_FLIGHT_WITH_IDEMPOTENCE} at most"
+        if self.retries == 0:
+            return "retries=0"
+        if self.enable_idempotence is False:
+            return "enable.idempotence=false"
+        return None
+
+    @property
+    def required_acks(self) -> int:
+        return ACKS[self.acks]
+
+    @property
+    def idempotent(self) -> bool:
+        """Asked for, or not ruled out by the other settings."""
+        if self.enable_idempotence is not None:
+            return self.enable_idempotence
+        return self._against_idempotence() is None
+
+    @property
+    def codec(self) -> Codec:
+        return Codec[self.compression_type.upper()]

@@ -1,0 +1,48 @@
+"""Who a producer is to the brokers: its id and epoch, by which they recognise retries and fence off the
+past.
+"""
+
+from __future__ import annotations
+
+from ottla.client.cluster import Cluster
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+__all__ = ["ProducerIdentity"]
+
+MAX_EPOCH = 32_767
+NO_TRANSACTION_TIMEOUT = 2**31 - 1
+
+
+class ProducerIdentity:
+    """Of an idempotent producer without transactions: an id from any broker, and epochs that it counts
+    itself.
+    """
+
+    __slots__ = ("_cluster", "epoch", "producer_id")
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.producer_id = -1
+        self.epoch = -1
+
+    @property
+    def is_known(self) -> bool:
+        return self.producer_id >= 0
+
+    async def obtain(self) -> None:
+        """Asks for an id if there is none."""
+        if self.is_known:
+            return
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=NO_TRANSACTION_TIMEOUT)
+        answer = await self._cluster.request_any(request, InitProducerIdResponse)
+        if answer.error_code:
+            raise KafkaError(ErrorCode.of(answer.error_code), "cannot get a producer id")
+        self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+
+    def begin_new_epoch(self) -> None:
+        """After a hole in a partition's sequence: the next epoch, or a new id when there is none left."""
+        if self.epoch < MAX_EPOCH:
+            self.epoch += 1
+        else:
+            self.producer_id = self.epoch = -1

@@ -117,6 +117,7 @@ def test_validate_only(world: World) -> None:
         (ConfigResource(ConfigResourceType.BROKER, "seven"), ErrorCode.INVALID_REQUEST),
         (ConfigResource(ConfigResourceType.BROKER, "-1"), ErrorCode.INVALID_REQUEST),
         (ConfigResource(ConfigResourceType.GROUP, ""), ErrorCode.INVALID_REQUEST),
+        (ConfigResource(ConfigResourceType.CLIENT_METRICS, ""), ErrorCode.INVALID_REQUEST),
         (ConfigResource(99, "x"), ErrorCode.INVALID_REQUEST),
     ],
 )

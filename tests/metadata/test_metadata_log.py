@@ -308,6 +308,17 @@ async def test_a_failed_sync_ends_the_controller() -> None:
         await node.create("refused")
 
 
+async def test_a_snapshot_for_which_there_is_no_room_leaves_nothing_behind() -> None:
+    node = await started()
+    await node.fill(3)
+    node.disk.fail(errno.ENOSPC, prefix=PARTITION, ops=["write"])
+    with pytest.raises(OSError, match="No space"):
+        await node.log.write_snapshot(node.qc.image)
+    assert node.snapshot_files() == []
+    await node.log.write_snapshot(node.qc.image)
+    assert len(node.snapshot_files()) == 1
+
+
 async def test_dynamic_voters_are_kept_in_the_log_and_in_snapshots() -> None:
     local = Voter(ReplicaKey(0, b"the-directory-id"), {"CONTROLLER": Address("localhost", 9093)})
     node = await started(

@@ -201,6 +201,21 @@ async def test_a_log_that_the_cluster_does_not_know_is_set_aside() -> None:
     assert any(path.endswith("-stray") for path in again.logs.strays)
 
 
+async def test_a_partition_for_which_there_was_no_room_is_tried_again() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    broker.disk.fail(errno.ENOSPC, prefix="/data/orders-0", times=None)
+    world.create("orders", partitions=1, replicas=1)
+    broker.catch_up()
+    assert broker.refusal("orders") is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not broker.replicas.retry_offline(0).leaders
+    broker.disk.heal()
+    changes = broker.replicas.retry_offline(0)
+    assert [str(partition.topic_partition) for partition in changes.leaders] == ["orders-0"]
+    assert broker.replicas.offline == {}
+
+
 async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_others() -> None:
     world = World()
     broker = Broker(world, dirs=("/a", "/b"))

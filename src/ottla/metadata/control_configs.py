@@ -352,6 +352,8 @@ def _check_resource_name(resource: ConfigResource) -> None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Invalid negative broker ID.")
     elif resource.type == ConfigResourceType.GROUP and not resource.name:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+    elif resource.type == ConfigResourceType.CLIENT_METRICS and not resource.name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
 
 
 def _check_existence(state: ControlState, resource: ConfigResource) -> None:

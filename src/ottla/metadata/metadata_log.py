@@ -370,7 +370,8 @@ class MetadataLog:
                 future.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        _log.error("the metadata log failed: %s", error)
+        expected = isinstance(error, OSError | KafkaError)
+        _log.error("the metadata log failed: %s", error, exc_info=None if expected else error)
         self._failure = error
         failure = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}")
         waiters, self._waiters = self._waiters, []

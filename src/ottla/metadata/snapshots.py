@@ -8,8 +8,10 @@ or below the oldest snapshot kept, so every snapshot is followed by the records 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import posixpath
+from collections.abc import Iterable
 from typing import Final
 
 from ottla.metadata.image import MetadataImage
@@ -106,7 +108,18 @@ class Snapshots:
             voters=voters,
         )
         part = self._path(id.file_name.removesuffix(".checkpoint") + PART_SUFFIX)
-        file = self._disk.open(part, create=True)
+        try:
+            self._write_part(part, batches)
+            self._disk.rename(part, self._path(id.file_name))
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(part)  # give back the room; the first error is the one to report
+            raise
+        self._disk.sync_dir(self._dir)
+        return id
+
+    def _write_part(self, path: str, batches: Iterable[bytes]) -> None:
+        file = self._disk.open(path, create=True)
         try:
             file.truncate(0)
             position = 0
@@ -116,9 +129,6 @@ class Snapshots:
             file.sync()
         finally:
             file.close()
-        self._disk.rename(part, self._path(id.file_name))
-        self._disk.sync_dir(self._dir)
-        return id
 
     def add(self, id: SnapshotId) -> None:
         if id not in self.ids:

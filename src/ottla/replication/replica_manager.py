@@ -151,6 +151,17 @@ class ReplicaManager:
         self._follow_configs(delta)
         return changes
 
+    def retry_offline(self, now_ms: int) -> ReplicaChanges:
+        """Try again to host what could not be hosted, as after a lack of room; for every now and then."""
+        changes = ReplicaChanges()
+        for tp in list(self._offline):
+            topic = self._image.topics.by_name.get(tp.topic)
+            registration = None if topic is None else topic.partitions.get(tp.partition)
+            if topic is not None and registration is not None:
+                replica = LocalReplica(topic.id, registration)
+                self._follow_registration(tp, replica, now_ms, changes, is_new=False)
+        return changes
+
     def _follow_registration(
         self, tp: TopicPartition, replica: LocalReplica, now_ms: int, changes: ReplicaChanges, *, is_new: bool
     ) -> None:

@@ -268,17 +268,11 @@ class Engine(Generic[M]):
             except Exception:
                 self._diverged(shard)
                 return
+        self._answer(shard, effects, now)
         if effects.applied is not None:
-            effects.applied(now)
-        if not effects.replies and not effects.sends:
-            return
-        if not shard.pending and shard.partition.log.high_watermark >= shard.written_end:
-            self._give(shard, effects.replies, effects.sends)
-            return
-        shard.pending.append(
-            Pending(shard.written_end, self._commit_deadline(now), effects.replies, effects.sends)
-        )
-        self._deliver(shard)
+            then = effects.applied(now)
+            if then is not None:
+                self._carry_out(shard, then, now)
 
     def _append(self, shard: Shard[M], effects: Effects, now: Now, guard: VerificationGuard) -> None:
         """Append and replay. A KafkaError means that nothing was appended that was not replayed."""
@@ -324,6 +318,18 @@ class Engine(Generic[M]):
             self.elected(shard.partition)
 
     # Answers
+
+    def _answer(self, shard: Shard[M], effects: Effects, now: Now) -> None:
+        """Answer now if all that the state holds is committed, and otherwise when it is."""
+        if not effects.replies and not effects.sends:
+            return
+        if not shard.pending and shard.partition.log.high_watermark >= shard.written_end:
+            self._give(shard, effects.replies, effects.sends)
+            return
+        shard.pending.append(
+            Pending(shard.written_end, self._commit_deadline(now), effects.replies, effects.sends)
+        )
+        self._deliver(shard)
 
     def _commit_deadline(self, now: Now) -> int:
         return now.tick_ms + self._commit_timeout_ms
@@ -416,12 +422,10 @@ class Engine(Generic[M]):
                 entry.replies.clear()
 
 
-def _earliest(shard: Shard[Any]) -> int | None:
-    deadline = shard.machine.next_deadline_ms()
+def _earliest(shard: Shard[M]) -> int | None:
+    deadline: int | None = shard.machine.next_deadline_ms()
     late = next((entry.deadline_ms for entry in shard.pending if not entry.timed_out), None)
-    if deadline is None or late is None:
-        return late if deadline is None else deadline
-    return min(deadline, late)
+    return min((moment for moment in (deadline, late) if moment is not None), default=None)
 
 
 def coordinator_error(error: KafkaError) -> KafkaError:

@@ -66,8 +66,9 @@ class Effects:
     """Work for others, handed out when the records are committed."""
     producer: Producer | None = None
     """The transaction that the records belong to."""
-    applied: Callable[[Now], None] | None = None
-    """Called once the records are appended and replayed: for state that is not durable."""
+    applied: Callable[[Now], Effects | None] | None = None
+    """Called once the records are appended and replayed: for state that is not durable, and for what comes
+    next, which is carried out as an event of its own."""
     failed: Callable[[KafkaError, Now], Effects] | None = None
     """Called if they could not be appended; what it gives back must not hold records."""
     atomic: bool = True
@@ -90,25 +91,19 @@ class Effects:
         self.sends += other.sends
         self.producer = self.producer or other.producer
         self.applied = _both(self.applied, other.applied)
-        if other.failed is not None:
-            first, second = self.failed, other.failed
-            if first is None:
-                self.failed = second
-            else:
-                earlier = first
-                self.failed = lambda error, now: earlier(error, now).extend(second(error, now))
+        self.failed = _both(self.failed, other.failed)
         return self
 
 
 def _both(
-    first: Callable[[Now], None] | None, second: Callable[[Now], None] | None
-) -> Callable[[Now], None] | None:
+    first: Callable[..., Effects | None] | None, second: Callable[..., Effects | None] | None
+) -> Callable[..., Any] | None:
     if first is None or second is None:
         return first or second
 
-    def run(now: Now) -> None:
-        first(now)
-        second(now)
+    def run(*args: Any) -> Effects:
+        effects = first(*args) or Effects()
+        return effects.extend(second(*args) or Effects())
 
     return run
 

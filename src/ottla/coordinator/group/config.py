@@ -1,0 +1,75 @@
+"""The settings of the group coordinator, by Kafka's names and with Kafka's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+MAX_INT = 2**31 - 1
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
+"""How long a member that has just joined may wait for its first rebalance to end."""
+
+
+class MigrationPolicy(Enum):
+    """Which conversions between classic and consumer groups happen while members are online."""
+
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+    @property
+    def upgrades(self) -> bool:
+        return self in (MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.UPGRADE)
+
+    @property
+    def downgrades(self) -> bool:
+        return self in (MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.DOWNGRADE)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = MAX_INT
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 5_000
+    consumer_max_size: int = MAX_INT
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    consumer_migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
+    consumer_assignment_interval_ms: int = 1_000
+    consumer_regex_refresh_interval_ms: int = 600_000
+    offset_metadata_max_bytes: int = 4_096
+    offsets_retention_ms: int = 7 * 24 * 3600 * 1000
+    offsets_retention_check_interval_ms: int = 600_000
+    consumer_protocol_enabled: bool = True
+
+
+class GroupSettings:
+    """The settings of the node, and what an operator has set for single groups."""
+
+    __slots__ = ("node", "overrides")
+
+    def __init__(self, node: GroupConfig, overrides: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self.node = node
+        # By group: dynamic settings such as `consumer.session.timeout.ms`, validated when they were set.
+        self.overrides: Mapping[str, Mapping[str, str]] = overrides or {}
+
+    def _number(self, group_id: str, name: str, default: int) -> int:
+        value = self.overrides.get(group_id, {}).get(name)
+        return default if value is None else int(value)
+
+    def session_timeout_ms(self, group_id: str) -> int:
+        return self._number(group_id, "consumer.session.timeout.ms", self.node.consumer_session_timeout_ms)
+
+    def heartbeat_interval_ms(self, group_id: str) -> int:
+        return self._number(
+            group_id, "consumer.heartbeat.interval.ms", self.node.consumer_heartbeat_interval_ms
+        )
+
+    def assignment_interval_ms(self, group_id: str) -> int:
+        return self._number(
+            group_id, "consumer.assignment.interval.ms", self.node.consumer_assignment_interval_ms
+        )

@@ -1,0 +1,288 @@
+"""A consumer group: what its members subscribe to, what they shall have, and what they have.
+
+Everything here is durable and changes only by replay. Members are immutable; a heartbeat computes the next
+member and writes the records that make it so. Three epochs drive the protocol: the group's grows when the
+subscriptions or the topics change, the target's follows it when an assignment has been computed, and each
+member's follows the target's when the member has given up what it must.
+
+Invariant: a partition is owned, assigned or still to be revoked, by one member at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from ottla.protocol.consumer_offsets_records import (
+    ClassicMemberMetadata,
+    ConsumerGroupCurrentMemberAssignmentTopicPartitions,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataValue,
+)
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+Partitions = Mapping[bytes, frozenset[int]]
+"""Partitions by topic id."""
+Owned = Mapping[int, int]
+"""Partitions of a topic, with the epoch in which each was assigned."""
+
+JOIN_EPOCH: Final = 0
+LEAVE_EPOCH: Final = -1
+STATIC_LEAVE_EPOCH: Final = -2
+
+
+class MemberState(Enum):
+    """How a member stands to its target, with the numbers of the records."""
+
+    STABLE = 0
+    UNREVOKED_PARTITIONS = 1
+    """It has to give up partitions before it can have others."""
+    UNRELEASED_PARTITIONS = 2
+    """It waits for partitions that others still have."""
+    UNKNOWN = 127
+
+    @classmethod
+    def of(cls, number: int) -> MemberState:
+        return _STATES.get(number, cls.UNKNOWN)
+
+
+_STATES: Final = {state.value: state for state in MemberState}
+
+
+class ConsumerState(Enum):
+    """The states of the group by the names that clients see."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    member_id: str
+    epoch: int = 0
+    previous_epoch: int = -1
+    state: MemberState = MemberState.STABLE
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topics: frozenset[str] = frozenset()
+    regex: str | None = None
+    rebalance_timeout_ms: int = -1
+    server_assignor: str | None = None
+    classic: ClassicMemberMetadata | None = None
+    """What a member that speaks the classic protocol told in its JoinGroup."""
+    assigned: Mapping[bytes, Owned] = field(default_factory=dict)
+    revoking: Mapping[bytes, Owned] = field(default_factory=dict)
+
+    @property
+    def is_classic(self) -> bool:
+        return self.classic is not None
+
+    @property
+    def has_left(self) -> bool:
+        """A static member that is away for a while; its partitions wait for it."""
+        return self.epoch == STATIC_LEAVE_EPOCH
+
+    def is_reconciled_to(self, target_epoch: int) -> bool:
+        return self.state is MemberState.STABLE and self.epoch == target_epoch
+
+    def with_epoch(self, epoch: int) -> ConsumerMember:
+        return replace(self, previous_epoch=self.epoch, epoch=epoch)
+
+    def with_subscription(self, value: ConsumerGroupMemberMetadataValue) -> ConsumerMember:
+        return replace(
+            self,
+            instance_id=value.instance_id,
+            rack_id=value.rack_id,
+            client_id=value.client_id,
+            client_host=value.client_host,
+            topics=frozenset(value.subscribed_topic_names),
+            regex=value.subscribed_topic_regex,
+            rebalance_timeout_ms=value.rebalance_timeout_ms,
+            server_assignor=value.server_assignor,
+            classic=value.classic_member_metadata,
+        )
+
+    def with_assignment(self, value: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerMember:
+        return replace(
+            self,
+            epoch=value.member_epoch,
+            previous_epoch=value.previous_member_epoch,
+            state=MemberState.of(value.state),
+            assigned=_owned(value.assigned_partitions, value.member_epoch),
+            revoking=_owned(value.partitions_pending_revocation, value.member_epoch),
+        )
+
+
+def _owned(
+    topics: list[ConsumerGroupCurrentMemberAssignmentTopicPartitions], member_epoch: int
+) -> dict[bytes, dict[int, int]]:
+    """Records of before Kafka 4.3 have no epochs of partitions; the member's own is the safe answer."""
+    owned = {}
+    for topic in topics:
+        epochs = topic.assignment_epochs
+        if epochs is None or len(epochs) != len(topic.partitions):
+            epochs = [member_epoch] * len(topic.partitions)
+        owned[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
+    return owned
+
+
+def partitions_of(owned: Mapping[bytes, Owned]) -> dict[bytes, frozenset[int]]:
+    return {topic_id: frozenset(partitions) for topic_id, partitions in owned.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRegex:
+    topics: frozenset[str]
+    version: int
+    timestamp_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerGroup:
+    group_id: str
+    epoch: int = 0
+    metadata_hash: int = 0
+    target_epoch: int = 0
+    target_timestamp_ms: int = -1
+    members: dict[str, ConsumerMember] = field(default_factory=dict)
+    static: dict[str, str] = field(default_factory=dict)
+    target: dict[str, Partitions] = field(default_factory=dict)
+    regexes: dict[str, ResolvedRegex] = field(default_factory=dict)
+    owners: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    seen_topics: object = None
+    """The topics of the image for which the metadata hash was last compared; not durable."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    @property
+    def state(self) -> ConsumerState:
+        if not self.members:
+            return ConsumerState.EMPTY
+        if self.epoch > self.target_epoch:
+            return ConsumerState.ASSIGNING
+        if all(member.is_reconciled_to(self.target_epoch) for member in self.members.values()):
+            return ConsumerState.STABLE
+        return ConsumerState.RECONCILING
+
+    def draft(self) -> ConsumerGroup:
+        """A copy to work out changes on before they are written."""
+        return ConsumerGroup(
+            self.group_id,
+            self.epoch,
+            self.metadata_hash,
+            self.target_epoch,
+            self.target_timestamp_ms,
+            dict(self.members),
+            dict(self.static),
+            dict(self.target),
+            dict(self.regexes),
+            dict(self.owners),
+            self.seen_topics,
+        )
+
+    # Members
+
+    def member(self, member_id: str) -> ConsumerMember:
+        member = self.members.get(member_id)
+        if member is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"group {self.group_id} has no member {member_id!r}; join with epoch 0",
+            )
+        return member
+
+    def static_member(self, instance_id: str | None) -> ConsumerMember | None:
+        member_id = self.static.get(instance_id) if instance_id is not None else None
+        return None if member_id is None else self.members.get(member_id)
+
+    def update(self, member: ConsumerMember) -> None:
+        old = self.members.get(member.member_id)
+        if old is not None:
+            self._disown(old)
+            if old.instance_id is not None and old.instance_id != member.instance_id:
+                self._forget_static(old)
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member.member_id
+        for owned in (member.assigned, member.revoking):
+            for topic_id, partitions in owned.items():
+                for partition in partitions:
+                    self.owners[topic_id, partition] = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._disown(member)
+            self._forget_static(member)
+
+    def _forget_static(self, member: ConsumerMember) -> None:
+        if member.instance_id is not None and self.static.get(member.instance_id) == member.member_id:
+            del self.static[member.instance_id]
+
+    def _disown(self, member: ConsumerMember) -> None:
+        for owned in (member.assigned, member.revoking):
+            for topic_id, partitions in owned.items():
+                for partition in partitions:
+                    if self.owners.get((topic_id, partition)) == member.member_id:
+                        del self.owners[topic_id, partition]
+
+    # Subscriptions
+
+    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
+        """The topics a member subscribes to, by name and by what its regular expression matched."""
+        resolved = self.regexes.get(member.regex) if member.regex else None
+        return member.topics if resolved is None else member.topics | resolved.topics
+
+    @property
+    def subscribed_topics(self) -> frozenset[str]:
+        return frozenset().union(*(self.topics_of(member) for member in self.members.values()))
+
+    @property
+    def subscribed_regexes(self) -> Counter[str]:
+        return Counter(member.regex for member in self.members.values() if member.regex)
+
+    @property
+    def preferred_assignor(self) -> str | None:
+        """What most members ask for; ties by name."""
+        votes = Counter(
+            member.server_assignor for member in self.members.values() if member.server_assignor is not None
+        )
+        return min(votes, key=lambda name: (-votes[name], name), default=None)
+
+    # The classic protocol
+
+    @property
+    def has_classic_members(self) -> bool:
+        return any(member.is_classic for member in self.members.values())
+
+    def is_classic_without(self, leaving: frozenset[str]) -> bool:
+        """Whether, without these, there are members and all speak the classic protocol."""
+        rest = [member for id, member in self.members.items() if id not in leaving]
+        return bool(rest) and all(member.is_classic for member in rest)
+
+    def supports_classic(self, protocol_type: str, names: set[str], besides: str) -> bool:
+        """Whether a classic member with these protocols fits to the other classic ones."""
+        if protocol_type != "consumer" or not names:
+            return False
+        common = names
+        for member in self.members.values():
+            if member.classic is not None and member.member_id != besides:
+                common = common & {protocol.name for protocol in member.classic.supported_protocols}
+        return bool(common)
+
+    def waits_for_unreleased(self, member: ConsumerMember) -> bool:
+        """Whether something of the member's target is still with others."""
+        return any(
+            self.owners.get((topic_id, partition), member.member_id) != member.member_id
+            for topic_id, partitions in self.target.get(member.member_id, {}).items()
+            for partition in partitions
+        )

@@ -26,6 +26,7 @@ Options:
   --log-level LEVEL    debug, info, warning (default) or error
   --help               this text
               """
+DEFAULT_DATA_DIR: Final = "ottla-data"
 _LOG_LEVELS: Final = ("debug", "info", "warning", "warn", "error")
 
 
@@ -105,6 +106,13 @@ def settings_of(options: Options) -> dict[str, str]:
         settings["listeners"] = _with_listener(settings, options.listen)
         settings.pop("advertised.listeners", None)
     settings.update(options.settings)
+    if "log.dirs" not in settings and "log.dir" not in settings:
+        settings["log.dirs"] = DEFAULT_DATA_DIR
+    # From here on nobody has to know where the process was started.
+    for name in ("log.dirs", "log.dir", "metadata.log.dir"):
+        if name in settings:
+            paths = [path.strip() for path in settings[name].split(",") if path.strip()]
+            settings[name] = ",".join(map(os.path.abspath, paths))
     return settings
 
 
@@ -157,7 +165,7 @@ def _ready(config: object, addresses: str, began_ns: int) -> None:
 
     assert isinstance(config, NodeConfig)
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
-    dirs = ", ".join(os.path.abspath(directory) for directory in config.log_dirs)
+    dirs = ", ".join(config.log_dirs)
     print(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms", flush=True)
 
 

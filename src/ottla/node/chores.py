@@ -35,7 +35,7 @@ class Chores:
         """Do the work each time the interval has passed; `first_ms` is the pause before the first time."""
         self._tasks.append(asyncio.create_task(_repeat(interval_ms, work, name, first_ms), name=name))
 
-    def run(self, work: Awaitable[None], name: str) -> None:
+    def run(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Run something that goes on by itself until it is cancelled."""
         self._tasks.append(asyncio.create_task(_guarded(work, name), name=name))
 
@@ -60,8 +60,8 @@ async def _repeat(
         pause = interval_ms()
 
 
-async def _guarded(work: Awaitable[None], name: str) -> None:
+async def _guarded(work: Callable[[], Awaitable[None]], name: str) -> None:
     try:
-        await work
+        await work()
     except Exception:
         log.exception("%s has ended", name)

@@ -26,6 +26,9 @@ DYNAMIC_ONLY: Final = frozenset(
     )
 )
 
+# Settings that Apache Kafka has no default for; that Ottla has one is not shown as if it were Kafka's.
+_WITHOUT_DEFAULT: Final = frozenset(("controller.listener.names", "node.id", "process.roles"))
+
 
 class ConfigSource(IntEnum):
     UNKNOWN = 0
@@ -164,7 +167,7 @@ class ConfigView:
                     found.append(DescribeConfigsSynonym(name=synonym, value=value, source=source))
         for synonym in broker_synonyms(name):
             key = BROKER.get(synonym)
-            if key is not None and key.default is not None:
+            if key is not None and key.default is not None and synonym not in _WITHOUT_DEFAULT:
                 found.append(_synonym(key, synonym, key.show(key.default), ConfigSource.DEFAULT))
         while found and found[0].name != name:
             del found[0]

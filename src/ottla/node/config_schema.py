@@ -47,6 +47,16 @@ _GROUP_BOUNDS: Final = (
     "streams.heartbeat.interval.ms",
     "streams.assignment.interval.ms",
 )
+_THREADS: Final = frozenset(
+    (
+        "background.threads",
+        "log.cleaner.threads",
+        "num.io.threads",
+        "num.network.threads",
+        "num.recovery.threads.per.data.dir",
+        "num.replica.fetchers",
+    )
+)
 MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
 MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
 _CLIENT_MATCHES: Final = frozenset(
@@ -275,7 +285,7 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
         for name, text in settings.items():
             key = broker_key(name)
             if key is not None:
-                key.parse(text)
+                _check_change(config, name, key.parse(text))
         default, broker = config.dynamic_default, config.dynamic_broker
         if per_broker:
             NodeConfig(config.given, dynamic_default=default, dynamic_broker=settings)
@@ -283,6 +293,18 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
             NodeConfig(config.given, dynamic_default=settings, dynamic_broker=broker)
     except ConfigError as error:
         raise _invalid(str(error)) from None
+
+
+def _check_change(config: NodeConfig, name: str, value: Value) -> None:
+    """Numbers of threads may at most double, or halve, in one step."""
+    if name not in _THREADS or config[name] == value:
+        return
+    current = config.number(name)
+    assert isinstance(value, int)
+    if value < 1:
+        raise _invalid(f"{name} is {value} and must be at least 1")
+    if not current / 2 <= value <= current * 2:
+        raise _invalid(f"{name} may at most double or halve at a time: it is {current}, not {value} yet")
 
 
 def _invalid(message: str) -> KafkaError:

@@ -30,6 +30,7 @@ from ottla.metadata.storage import StorageError, read_bootstrap
 from ottla.node.chores import Chores
 from ottla.node.config import NodeConfig
 from ottla.node.config_schema import TableSchema, log_config
+from ottla.node.directory_moves import DirectoryMoves
 from ottla.node.dispatch import Dispatcher
 from ottla.node.fetch_session import FetchSessionCache
 from ottla.node.listeners import Endpoint
@@ -76,6 +77,7 @@ class Node:
             config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
         )
         self.producer_ids: Final = ProducerIds(self)
+        self.moves: Final = DirectoryMoves(self)
         self.endpoints: dict[str, Endpoint] = {}
         self.ready: Final = asyncio.Event()
         self.controller: QuorumController
@@ -226,6 +228,8 @@ class Node:
         )
         self.replicas.start(self.controller.image, self.now_ms())
         self.controller.subscribe(self._follow)
+        self.moves.resume()
+        self._undo(self.moves.stop)
 
     async def _start_serving(self, storage: NodeStorage) -> None:
         config = self.config
@@ -309,7 +313,7 @@ class Node:
                 "balancing of leaders",
             )
         if config.flag("log.cleaner.enable") and number("log.cleaner.threads") > 0:
-            self._chores.run(self._cleaner.run(), "log cleaner")
+            self._chores.run(self._cleaner.run, "log cleaner")
 
     async def _tick(self) -> None:
         assert self._registration is not None

@@ -19,4 +19,13 @@ async def handle(
 ) -> AlterPartitionReassignmentsResponse:
     if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await context.node.control(lambda controller: controller.alter_partition_reassignments(request))
+    response = await context.node.control(
+        lambda controller: controller.alter_partition_reassignments(request)
+    )
+    if request.topics:
+        response.error_message = response.error_message or None
+    for topic in response.responses:
+        for partition in topic.partitions:
+            if partition.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS:
+                partition.error_message = None
+    return response

@@ -5,9 +5,8 @@ Version 2 is flexible; 3 may be throttled with THROTTLING_QUOTA_EXCEEDED.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from ottla.node.context import RequestContext
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -15,8 +14,14 @@ from ottla.protocol.messages.create_partitions import (
 )
 
 
-def handle(context: RequestContext, request: CreatePartitionsRequest) -> Awaitable[CreatePartitionsResponse]:
-    return context.node.control(lambda controller: controller.create_partitions(request, context.control()))
+async def handle(context: RequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    response = await context.node.control(
+        lambda controller: controller.create_partitions(request, context.control())
+    )
+    for topic in response.results:
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            topic.error_message = None
+    return response
 
 
 def failed(request: CreatePartitionsRequest, code: int, message: str | None) -> CreatePartitionsResponse:

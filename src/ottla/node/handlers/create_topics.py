@@ -9,8 +9,6 @@ settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from ottla.node.context import RequestContext
 from ottla.protocol.messages.create_topics import (
     CreatableTopicResult,
@@ -19,8 +17,13 @@ from ottla.protocol.messages.create_topics import (
 )
 
 
-def handle(context: RequestContext, request: CreateTopicsRequest) -> Awaitable[CreateTopicsResponse]:
-    return context.node.control(lambda controller: controller.create_topics(request, context.control()))
+async def handle(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    response = await context.node.control(
+        lambda controller: controller.create_topics(request, context.control())
+    )
+    for topic in response.topics:
+        topic.error_message = topic.error_message or None
+    return response
 
 
 def failed(request: CreateTopicsRequest, code: int, message: str | None) -> CreateTopicsResponse:

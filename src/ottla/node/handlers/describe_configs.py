@@ -56,7 +56,7 @@ def _configs(
             if reason is not None:
                 raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
             if name not in node.image.topics.by_name:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
             return view.topic(overrides)
         case ConfigResourceType.BROKER:
             if not name:

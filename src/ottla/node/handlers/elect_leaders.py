@@ -19,6 +19,8 @@ from ottla.protocol.messages.elect_leaders import (
 async def handle(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
     if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    if request.topic_partitions == []:
+        return ElectLeadersResponse()
     return await context.node.control(lambda controller: controller.elect_leaders(request))
 
 

@@ -55,7 +55,7 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
         return _later(context, fetch, reader, request.max_wait_ms)
     results = reader.read()
     if request.max_wait_ms <= 0 or reader.satisfied:
-        return _response(context, fetch, results)
+        return _response(context, fetch, results, with_addresses=not reader.follower)
     return _later(context, fetch, reader, request.max_wait_ms, results)
 
 
@@ -104,7 +104,7 @@ async def _later(
             await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
         await context.exchange.turn()
         results = reader.read()
-    return _response(context, fetch, results)
+    return _response(context, fetch, results, with_addresses=not reader.follower)
 
 
 class _Reader:
@@ -114,7 +114,6 @@ class _Reader:
         "_committed",
         "_context",
         "_fetch",
-        "_follower",
         "_marks",
         "_max_bytes",
         "_min_bytes",
@@ -122,6 +121,7 @@ class _Reader:
         "_read_bytes",
         "_replica_epoch",
         "_replica_id",
+        "follower",
         "keys",
         "satisfied",
     )
@@ -131,14 +131,14 @@ class _Reader:
         self._fetch = fetch
         self._replica_id = _replica_id(context, request)
         self._replica_epoch = request.replica_state.replica_epoch if context.version >= 15 else -1
-        self._follower = self._replica_id >= 0
-        if self._follower and not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        self.follower = self._replica_id >= 0
+        if self.follower and not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-        self._committed = request.isolation_level == _READ_COMMITTED and not self._follower
-        self._only_leader = self._follower or context.version < 11
+        self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
+        self._only_leader = self.follower or context.version < 11
         limit = (
             request.max_bytes
-            if self._follower
+            if self.follower
             else min(request.max_bytes, context.node.config.number("fetch.max.bytes"))
         )
         self._max_bytes = limit
@@ -184,7 +184,7 @@ class _Reader:
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
                 follower=FetchFrom(self._replica_id, asked.log_start_offset, self._replica_epoch)
-                if self._follower
+                if self.follower
                 else None,
                 only_leader=self._only_leader,
                 min_one_batch=min_one_batch,
@@ -194,23 +194,23 @@ class _Reader:
                 partition_index=index,
                 error_code=int(error.code),
                 high_watermark=-1,
-                aborted_transactions=[] if self._committed or error.code in _UNKNOWN else None,
+                aborted_transactions=[] if error.code in _UNKNOWN else None,
                 records=b"",
             )
         self._mark(partition)
-        records = fetched.records
+        records, aborted = fetched.records, fetched.aborted
         if records and not min_one_batch and _is_cut(records):
-            records = b""
+            records, aborted = b"", None
         data = PartitionData(
             partition_index=index,
             high_watermark=fetched.high_watermark,
             last_stable_offset=fetched.last_stable_offset,
             log_start_offset=fetched.log_start_offset,
             aborted_transactions=None
-            if fetched.aborted is None
+            if aborted is None or fetched.diverging_epoch is not None
             else [
                 AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
-                for txn in fetched.aborted
+                for txn in aborted
             ],
             records=records,
         )
@@ -229,12 +229,12 @@ class _Reader:
             name = found.name
         else:
             name = topic
-        if not self._follower and not self._context.allowed(Operation.READ, Resource.TOPIC, name):
+        if not self.follower and not self._context.allowed(Operation.READ, Resource.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return node.replicas.partition(TopicPartition(name, index))
 
     def _isolation(self) -> Isolation:
-        if self._follower:
+        if self.follower:
             return Isolation.LOG_END
         return Isolation.COMMITTED if self._committed else Isolation.HIGH_WATERMARK
 
@@ -255,7 +255,7 @@ class _Reader:
 
     def _readable_end(self, partition: Partition) -> int:
         log = partition.log
-        if self._follower:
+        if self.follower:
             return log.log_end_offset
         return log.last_stable_offset if self._committed else log.high_watermark
 
@@ -283,7 +283,9 @@ def _is_cut(records: bytes) -> bool:
     return len(records) < LOG_OVERHEAD + int.from_bytes(records[8:12], "big")
 
 
-def _response(context: RequestContext, fetch: Fetch, results: Results) -> FetchResponse:
+def _response(
+    context: RequestContext, fetch: Fetch, results: Results, *, with_addresses: bool = True
+) -> FetchResponse:
     error, session_id, included = fetch.respond(results)
     response = FetchResponse(error_code=int(error), session_id=session_id)
     by_id = context.version >= 13
@@ -298,11 +300,13 @@ def _response(context: RequestContext, fetch: Fetch, results: Results) -> FetchR
             response.responses.append(topic)
         topic.partitions.append(data)
     if context.version >= 16:
-        _name_leaders(context, response, included)
+        _name_leaders(context, response, included, with_addresses=with_addresses)
     return response
 
 
-def _name_leaders(context: RequestContext, response: FetchResponse, included: Results) -> None:
+def _name_leaders(
+    context: RequestContext, response: FetchResponse, included: Results, *, with_addresses: bool
+) -> None:
     hints: LeaderHints | None = None
     for (topic, index), data in included.items():
         if data.error_code in MOVED:
@@ -310,7 +314,8 @@ def _name_leaders(context: RequestContext, response: FetchResponse, included: Re
             leader = hints.leader(topic, index)
             if leader is not None:
                 data.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
-    if hints is not None:
+    # Brokers know each other's addresses.
+    if hints is not None and with_addresses:
         response.node_endpoints = [
             NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
             for at in hints.addresses.values()

@@ -103,5 +103,5 @@ def _partition(
         partition_index=part.partition_index,
         timestamp=found.timestamp,
         offset=found.offset,
-        leader_epoch=found.leader_epoch,
+        leader_epoch=found.leader_epoch if context.version >= 4 else -1,
     )

@@ -17,6 +17,8 @@ async def handle(
 ) -> ListPartitionReassignmentsResponse:
     if not context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await context.node.control(
+    response = await context.node.control(
         lambda controller: Result([], controller.list_partition_reassignments(request))
     )
+    response.error_message = response.error_message or None
+    return response

@@ -34,9 +34,13 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from ottla.records.batch import MAGIC, BatchHeader
 from ottla.records.validation import RecordErrors, check_produce_records
 from ottla.replication.partition import Partition
+from ottla.runtime.disk import Buffer
 
+_LENGTH_AT: Final = 8
+_MAGIC_AT: Final = 16
 _ADMIN_CLIENT: Final = "__admin_client"
 # Errors that Kafka finds before it looks at the log, so it does not know where the log starts.
 _BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
@@ -78,6 +82,27 @@ def failed(request: ProduceRequest, code: int, _message: str | None) -> ProduceR
     )
 
 
+def _one_batch(records: Buffer | None, version: int) -> BatchHeader:
+    try:
+        return check_produce_records(records, version)
+    except KafkaError as error:
+        magic = records[_MAGIC_AT] if records is not None and len(records) > _MAGIC_AT else MAGIC
+        if error.code is ErrorCode.CORRUPT_MESSAGE and 0 <= magic < MAGIC:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD, f"Produce requests carry batches of magic {MAGIC}, not {magic}"
+            ) from None
+        raise
+
+
+def _is_no_batch(records: Buffer | None) -> bool:
+    """Whether the bytes are not even a batch that was damaged: a negative length, or an unknown magic."""
+    return (
+        records is not None
+        and len(records) > _MAGIC_AT
+        and (records[_LENGTH_AT] >= 0x80 or records[_MAGIC_AT] > MAGIC)
+    )
+
+
 class _Appends:
     """The appends of one request, and what is still to be waited for."""
 
@@ -115,12 +140,14 @@ class _Appends:
         partition: Partition | None = None
         try:
             partition = self._find(topic, data.index)
-            header = check_produce_records(data.records, self._context.version)
+            header = _one_batch(data.records, self._context.version)
             assert data.records is not None
             if header.is_transactional:
                 self._check_transaction()
         except KafkaError as error:
             self._refuse(topic, response, error)
+            if error.code is ErrorCode.CORRUPT_MESSAGE and _is_no_batch(data.records):
+                response.error_message = error.message
             return response
         try:
             info = partition.append(

@@ -14,6 +14,11 @@ from ottla.protocol.messages.update_features import UpdateFeaturesRequest, Updat
 async def handle(context: RequestContext, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
     if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await context.node.control(
+    response = await context.node.control(
         lambda controller: controller.update_features(request, version=context.version)
     )
+    if not response.error_code:
+        response.error_message = None
+        for result in response.results:
+            result.error_message = ErrorCode.NONE.text
+    return response

@@ -1,0 +1,71 @@
+"""DescribeProducers: the idempotent and transactional producers that a partition's leader knows."""
+
+from __future__ import annotations
+
+from ottla.log.files import TopicPartition
+from ottla.metadata.topic_names import invalid_topic_name
+from ottla.node.authorization import Operation, Resource
+from ottla.node.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicRequest,
+    TopicResponse,
+)
+
+
+def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    return DescribeProducersResponse(topics=[_topic(context, topic) for topic in request.topics])
+
+
+def _topic(context: RequestContext, topic: TopicRequest) -> TopicResponse:
+    error = _problem(context, topic.name)
+    partitions = []
+    for index in topic.partition_indexes:
+        if error is not None:
+            partitions.append(
+                PartitionResponse(
+                    partition_index=index, error_code=int(error.code), error_message=error.message
+                )
+            )
+        else:
+            partitions.append(_partition(context, topic.name, index))
+    return TopicResponse(name=topic.name, partitions=partitions)
+
+
+def _problem(context: RequestContext, topic: str) -> KafkaError | None:
+    reason = invalid_topic_name(topic)
+    if reason is not None:
+        return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    if not context.allowed(Operation.READ, Resource.TOPIC, topic):
+        return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if topic not in context.node.image.topics.by_name:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return None
+
+
+def _partition(context: RequestContext, topic: str, index: int) -> PartitionResponse:
+    try:
+        partition = context.node.replicas.partition(TopicPartition(topic, index))
+        partition.check_leader()
+    except KafkaError as error:
+        return PartitionResponse(partition_index=index, error_code=int(error.code))
+    return PartitionResponse(
+        partition_index=index,
+        active_producers=[
+            ProducerState(
+                producer_id=entry.producer_id,
+                producer_epoch=entry.producer_epoch,
+                last_sequence=entry.last_sequence,
+                last_timestamp=entry.last_timestamp,
+                coordinator_epoch=entry.coordinator_epoch,
+                current_txn_start_offset=-1
+                if entry.current_txn_first_offset is None
+                else entry.current_txn_first_offset,
+            )
+            for entry in partition.log.producers.active_producers.values()
+        ],
+    )

@@ -1,0 +1,548 @@
+"""A group machine on a workbench: a virtual clock, a log in memory, and clients in one line each.
+
+`Lab` does what the engine does, without asyncio: an event's records are encoded, kept as the log, decoded
+and replayed, and its answers are collected. With `fail_writes` a write is refused as a full disk would.
+`reload` builds another machine from the log alone, as after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ottla.coordinator.engine_effects import Effects, Now, Producer, ReplayedRecord
+from ottla.coordinator.group.classic_group import ClassicGroup
+from ottla.coordinator.group.config import GroupConfig, GroupSettings
+from ottla.coordinator.group.consumer_group import ConsumerGroup
+from ottla.coordinator.group.machine import GroupMachine
+from ottla.coordinator.group.requests import FetchOffsets, GroupRequest, NewImage
+from ottla.metadata.image import MetadataImage
+from ottla.protocol.consumer_offsets_records import RECORDS
+from ottla.protocol.coordinator_records import encode_key, encode_value
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+from ottla.protocol.messages.heartbeat import HeartbeatRequest
+from ottla.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from ottla.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from ottla.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from ottla.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from ottla.protocol.metadata_records import (
+    FeatureLevelRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from ottla.protocol.subscription import ConsumerProtocolSubscription, TopicPartition, encode_subscription
+
+GROUP = "readers"
+
+
+class Answer:
+    """The answer to a request that may still come."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    @property
+    def done(self) -> bool:
+        return self.value is not None
+
+    @property
+    def error(self) -> ErrorCode:
+        assert self.done, "no answer yet"
+        if isinstance(self.value, KafkaError):
+            return self.value.code
+        return ErrorCode.of(getattr(self.value, "error_code", 0))
+
+    def ok(self) -> Any:
+        assert self.error is ErrorCode.NONE, self.value
+        return self.value
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record of the log, or the end of a transaction."""
+
+    key: bytes
+    value: bytes | None
+    producer: Producer | None = None
+    marker: bool | None = None
+
+
+def topic_id(name: str) -> bytes:
+    return name.encode().ljust(16, b"\x01")
+
+
+class Lab:
+    def __init__(self, topics: dict[str, int] | None = None, **config: Any) -> None:
+        self.settings = GroupSettings(GroupConfig(**config))
+        self.now = Now(1_700_000_000_000, 1_000)
+        self.log: list[Entry] = []
+        self.fail_writes = False
+        self.ids = 0
+        self.image = MetadataImage.EMPTY.apply(
+            [FeatureLevelRecord(name="metadata.version", feature_level=30)]
+        )
+        for name, partitions in (topics or {}).items():
+            self.image = _with_topic(self.image, name, partitions)
+        self.machine = self._machine()
+        self._carry_out(self.machine.on_loaded(self.now))
+
+    def _machine(self) -> GroupMachine:
+        return GroupMachine(self.settings, self.image, self._new_id)
+
+    def _new_id(self) -> str:
+        self.ids += 1
+        return f"id{self.ids}"
+
+    # The engine's part
+
+    def send(self, body: Any, version: int = 9, client: str = "client") -> Answer:
+        answer = Answer()
+        request = (
+            body if isinstance(body, FetchOffsets) else GroupRequest(body, version, client, "/127.0.0.1")
+        )
+        return self.submit(request, answer)
+
+    def submit(self, request: Any, answer: Answer | None = None) -> Answer:
+        answer = answer or Answer()
+        try:
+            effects = self.machine.handle(answer, request, self.now)
+        except KafkaError as error:
+            effects = Effects().reply(answer, error)
+        self._carry_out(effects)
+        return answer
+
+    def _carry_out(self, effects: Effects) -> None:
+        if effects.records and self.fail_writes:
+            error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the disk is full")
+            for token, _ in effects.replies:
+                token.value = error
+            if effects.failed is not None:
+                then = effects.failed(error, self.now)
+                assert not then.records
+                self._carry_out(then)
+            return
+        for record in effects.records:
+            value = None if record.value is None else encode_value(record.value, record.version)
+            self._append(Entry(encode_key(record.key), value, effects.producer))
+        for token, response in effects.replies:
+            assert token.value is None, "a request was answered twice"
+            token.value = response
+        if effects.applied is not None:
+            then_or_none = effects.applied(self.now)
+            if then_or_none is not None:
+                self._carry_out(then_or_none)
+
+    def _append(self, entry: Entry) -> None:
+        self.log.append(entry)
+        _replay(self.machine, len(self.log) - 1, entry, self.now)
+
+    def end_transaction(self, producer: Producer, commit: bool) -> None:
+        self._append(Entry(b"", None, producer, commit))
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, with everything that falls due on the way."""
+        end = self.now.tick_ms + ms
+        while True:
+            deadline = self.machine.next_deadline_ms()
+            if deadline is None or deadline > end:
+                break
+            self._tick(max(deadline, self.now.tick_ms))
+            self._carry_out(self.machine.on_timer(self.now))
+        self._tick(end)
+
+    def _tick(self, tick_ms: int) -> None:
+        self.now = Now(self.now.wall_ms + tick_ms - self.now.tick_ms, tick_ms)
+
+    def replayed(self, entries: list[Entry] | None = None) -> GroupMachine:
+        """What a restart would find."""
+        machine = self._machine()
+        for offset, entry in enumerate(self.log if entries is None else entries):
+            _replay(machine, offset, entry, self.now)
+        return machine
+
+    def reload(self) -> None:
+        self.machine = self.replayed()
+        self._carry_out(self.machine.on_loaded(self.now))
+
+    def compacted(self) -> list[Entry]:
+        """The log as compaction leaves it: of each key the last. Only for logs without transactions."""
+        last = {entry.key: index for index, entry in enumerate(self.log)}
+        return [entry for index, entry in enumerate(self.log) if last[entry.key] == index]
+
+    # The topics
+
+    def set_topic(self, name: str, partitions: int) -> None:
+        self._new_image(_with_topic(self.image, name, partitions))
+
+    def delete_topic(self, name: str) -> None:
+        self._new_image(
+            self.image.apply([RemoveTopicRecord(topic_id=self.image.topics.by_name[name].id)]),
+            frozenset({name}),
+        )
+
+    def _new_image(self, image: MetadataImage, deleted: frozenset[str] = frozenset()) -> None:
+        self.image = image
+        self._carry_out(self.machine.handle(None, NewImage(image, deleted), self.now))
+
+    # Looking
+
+    @property
+    def classic(self) -> ClassicGroup:
+        group = self.machine.state.groups[GROUP]
+        assert isinstance(group, ClassicGroup)
+        return group
+
+    @property
+    def consumers(self) -> ConsumerGroup:
+        group = self.machine.state.groups[GROUP]
+        assert isinstance(group, ConsumerGroup)
+        return group
+
+    # Classic members
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        topics: tuple[str, ...] = ("logs",),
+        protocols: tuple[str, ...] = ("range",),
+        instance: str | None = None,
+        session_ms: int = 10_000,
+        rebalance_ms: int = 60_000,
+        protocol_type: str = "consumer",
+        version: int = 9,
+        client: str = "client",
+        group: str = GROUP,
+        metadata: bytes | None = None,
+        owned: dict[str, list[int]] | None = None,
+    ) -> Answer:
+        data = metadata if metadata is not None else subscription(topics, owned)
+        return self.send(
+            JoinGroupRequest(
+                group_id=group,
+                member_id=member_id,
+                group_instance_id=instance,
+                session_timeout_ms=session_ms,
+                rebalance_timeout_ms=rebalance_ms,
+                protocol_type=protocol_type,
+                protocols=[JoinGroupRequestProtocol(name=name, metadata=data) for name in protocols],
+            ),
+            version,
+            client,
+        )
+
+    def member_id(self, **options: Any) -> str:
+        """The id that a new dynamic member is told to come back with."""
+        answer = self.join(**options)
+        assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
+        assert isinstance(answer.value, JoinGroupResponse)
+        return answer.value.member_id
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        instance: str | None = None,
+        protocol_type: str | None = None,
+        protocol: str | None = None,
+        group: str = GROUP,
+    ) -> Answer:
+        return self.send(
+            SyncGroupRequest(
+                group_id=group,
+                member_id=member_id,
+                generation_id=generation,
+                group_instance_id=instance,
+                protocol_type=protocol_type,
+                protocol_name=protocol,
+                assignments=[
+                    SyncGroupRequestAssignment(member_id=id, assignment=data)
+                    for id, data in (assignments or {}).items()
+                ],
+            ),
+            5,
+        )
+
+    def heartbeat(
+        self, member_id: str, generation: int, *, instance: str | None = None, group: str = GROUP
+    ) -> Answer:
+        return self.send(
+            HeartbeatRequest(
+                group_id=group, member_id=member_id, generation_id=generation, group_instance_id=instance
+            ),
+            4,
+        )
+
+    def leave(self, *members: tuple[str, str | None] | str, group: str = GROUP) -> list[ErrorCode]:
+        identities = [
+            MemberIdentity(member_id=member)
+            if isinstance(member, str)
+            else MemberIdentity(member_id=member[0], group_instance_id=member[1])
+            for member in members
+        ]
+        answer = self.send(LeaveGroupRequest(group_id=group, members=identities), 5)
+        return [ErrorCode.of(member.error_code) for member in answer.ok().members]
+
+    def stable(self, count: int = 1, **options: Any) -> list[str]:
+        """A stable group of new members; the leader comes first."""
+        ids = [self.member_id(**options) for _ in range(count)]
+        joins = [self.join(id, **options) for id in ids]
+        self.advance(self.settings.node.group_initial_rebalance_delay_ms * (count + 1))
+        first = joins[0].ok()
+        syncs = [
+            self.sync(
+                id, first.generation_id, {id: f"of {id}".encode() for id in ids} if id == first.leader else {}
+            )
+            for id in ids
+        ]
+        assert [sync.ok().assignment for sync in syncs] == [f"of {id}".encode() for id in ids]
+        return [first.leader, *(id for id in ids if id != first.leader)]
+
+    # Members of consumer groups
+
+    def beat(
+        self,
+        member_id: str,
+        epoch: int,
+        *,
+        topics: tuple[str, ...] | None = None,
+        regex: str | None = None,
+        owned: dict[str, list[int]] | None = None,
+        instance: str | None = None,
+        assignor: str | None = None,
+        rebalance_ms: int | None = None,
+        version: int = 1,
+        group: str = GROUP,
+        sees_topic: Callable[[str], bool] | None = None,
+    ) -> Answer:
+        if epoch == 0:
+            rebalance_ms = 30_000 if rebalance_ms is None else rebalance_ms
+            owned = {} if owned is None else owned
+            topics = ("logs",) if topics is None and regex is None else topics
+        body = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id=member_id,
+            member_epoch=epoch,
+            instance_id=instance,
+            rebalance_timeout_ms=-1 if rebalance_ms is None else rebalance_ms,
+            subscribed_topic_names=None if topics is None else list(topics),
+            subscribed_topic_regex=regex,
+            server_assignor=assignor,
+            topic_partitions=None
+            if owned is None
+            else [
+                TopicPartitions(topic_id=topic_id(name), partitions=partitions)
+                for name, partitions in owned.items()
+            ],
+        )
+        return self.submit(GroupRequest(body, version, "client", "/127.0.0.1", sees_topic))
+
+    # Offsets
+
+    def commit(
+        self,
+        offsets: dict[tuple[str, int], int],
+        *,
+        member_id: str = "",
+        epoch: int = -1,
+        instance: str | None = None,
+        metadata: str = "",
+        version: int = 9,
+        retention_ms: int = -1,
+        by_id: bool = False,
+        group: str = GROUP,
+    ) -> Answer:
+        return self.send(
+            OffsetCommitRequest(
+                group_id=group,
+                generation_id_or_member_epoch=epoch,
+                member_id=member_id,
+                group_instance_id=instance,
+                retention_time_ms=retention_ms,
+                topics=[
+                    OffsetCommitRequestTopic(
+                        name=topic,
+                        topic_id=topic_id(topic) if by_id else bytes(16),
+                        partitions=[
+                            OffsetCommitRequestPartition(
+                                partition_index=partition,
+                                committed_offset=offset,
+                                committed_metadata=metadata,
+                            )
+                        ],
+                    )
+                    for (topic, partition), offset in offsets.items()
+                ],
+            ),
+            version,
+        )
+
+    def commit_codes(self, answer: Answer) -> list[ErrorCode]:
+        return [
+            ErrorCode.of(partition.error_code)
+            for topic in answer.ok().topics
+            for partition in topic.partitions
+        ]
+
+    def txn_commit(
+        self,
+        producer: Producer,
+        offsets: dict[tuple[str, int], int],
+        *,
+        member_id: str = "",
+        epoch: int = -1,
+        instance: str | None = None,
+        group: str = GROUP,
+    ) -> Answer:
+        return self.send(
+            TxnOffsetCommitRequest(
+                transactional_id="txn",
+                group_id=group,
+                producer_id=producer.id,
+                producer_epoch=producer.epoch,
+                generation_id=epoch,
+                member_id=member_id,
+                group_instance_id=instance,
+                topics=[
+                    TxnOffsetCommitRequestTopic(
+                        name=topic,
+                        partitions=[
+                            TxnOffsetCommitRequestPartition(
+                                partition_index=partition, committed_offset=offset, committed_metadata=""
+                            )
+                        ],
+                    )
+                    for (topic, partition), offset in offsets.items()
+                ],
+            ),
+            5,
+        )
+
+    def fetch(
+        self,
+        *where: tuple[str, int],
+        stable: bool = False,
+        member_id: str | None = None,
+        epoch: int = -1,
+        group: str = GROUP,
+        by_id: bytes | None = None,
+    ) -> Answer:
+        topics = [
+            OffsetFetchRequestTopics(name=topic, topic_id=by_id or bytes(16), partition_indexes=[partition])
+            for topic, partition in where
+        ]
+        return self.send(
+            FetchOffsets(
+                OffsetFetchRequestGroup(
+                    group_id=group, member_id=member_id, member_epoch=epoch, topics=topics if where else None
+                ),
+                stable,
+            )
+        )
+
+    def offsets(self, *where: tuple[str, int], **options: Any) -> dict[tuple[str, int], int]:
+        return {
+            (topic.name, partition.partition_index): partition.committed_offset
+            for topic in self.fetch(*where, **options).ok().topics
+            for partition in topic.partitions
+        }
+
+
+def subscription(topics: tuple[str, ...], owned: dict[str, list[int]] | None = None) -> bytes:
+    return encode_subscription(
+        ConsumerProtocolSubscription(
+            topics=list(topics),
+            owned_partitions=[
+                TopicPartition(topic=name, partitions=partitions)
+                for name, partitions in (owned or {}).items()
+            ],
+        )
+    )
+
+
+def assigned(response: ConsumerGroupHeartbeatResponse) -> dict[str, list[int]]:
+    """What a heartbeat's answer assigns, by topic; fails if it assigns nothing at all."""
+    assert response.assignment is not None
+    return {
+        bytes(topic.topic_id).rstrip(b"\x01").decode(): topic.partitions
+        for topic in response.assignment.topic_partitions
+    }
+
+
+def _replay(machine: GroupMachine, offset: int, entry: Entry, now: Now) -> None:
+    if entry.marker is not None:
+        assert entry.producer is not None
+        machine.replay_end_transaction(entry.producer, entry.marker)
+        return
+    key, value = RECORDS.decode(entry.key, entry.value)
+    machine.replay(ReplayedRecord(key, value, offset, now.wall_ms, entry.producer))
+
+
+def _with_topic(image: MetadataImage, name: str, partitions: int) -> MetadataImage:
+    known = image.topics.by_name.get(name)
+    id = topic_id(name) if known is None else known.id
+    records: list[Any] = [] if known is not None else [TopicRecord(name=name, topic_id=id)]
+    first = 0 if known is None else len(known.partitions)
+    records += [
+        PartitionRecord(
+            partition_id=partition,
+            topic_id=id,
+            replicas=[1],
+            isr=[1],
+            leader=1,
+            leader_epoch=0,
+            partition_epoch=0,
+            directories=[bytes(15) + b"\x02"],
+        )
+        for partition in range(first, partitions)
+    ]
+    return image.apply(records)
+
+
+def durable(machine: GroupMachine) -> dict[str, Any]:
+    """All durable state of a machine, to compare."""
+    groups: dict[str, Any] = {}
+    for group_id, group in machine.state.groups.items():
+        if isinstance(group, ConsumerGroup):
+            groups[group_id] = (
+                "consumer",
+                group.epoch,
+                group.metadata_hash,
+                group.target_epoch,
+                dict(group.members),
+                dict(group.static),
+                dict(group.target),
+                dict(group.regexes),
+                dict(group.owners),
+            )
+        else:
+            groups[group_id] = ("classic",)
+    offsets = {
+        (group_id, key): value.offset
+        for group_id in machine.offsets.groups()
+        for key, value in machine.offsets.of_group(group_id)
+    }
+    return {"groups": groups, "offsets": offsets, "pending": machine.offsets.pending_producers()}

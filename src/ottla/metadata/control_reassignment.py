@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ottla.metadata.assignment import check_assignment
 from ottla.metadata.control import NO_ERROR, ApiError, ControlState, Result, check_record_count
-from ottla.metadata.control_topics import check_assignment
 from ottla.metadata.entities import PartitionRegistration, TopicImage
 from ottla.metadata.partition_change import Election, Reassignment, Revert
 from ottla.metadata.records import MetadataRecord

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from ottla.metadata.assignment import assigned_partition, placed_partition
 from ottla.metadata.control import (
     CLUSTER_NAME,
     MAX_PARTITIONS_PER_REQUEST,
@@ -183,7 +184,7 @@ def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[Parti
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Found multiple manual partition assignments for partition {assignment.partition_index}",
             )
-        partitions[assignment.partition_index] = _assigned(
+        partitions[assignment.partition_index] = assigned_partition(
             state, assignment.partition_index, assignment.broker_ids, replication_factor
         )
         replication_factor = len(assignment.broker_ids)
@@ -193,46 +194,6 @@ def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[Parti
             "partitions should be a consecutive 0-based integer sequence",
         )
     return [partitions[index] for index in range(len(partitions))]
-
-
-def _assigned(
-    state: ControlState, index: int, replicas: Sequence[int], replication_factor: int | None
-) -> PartitionRegistration:
-    check_assignment(state, replicas, replication_factor)
-    if not any(state.is_active(replica) for replica in replicas):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"All brokers specified in the manual partition assignment for partition {index} "
-            "are fenced or in controlled shutdown.",
-        )
-    return _new_partition(state, replicas)
-
-
-def check_assignment(state: ControlState, replicas: Sequence[int], replication_factor: int | None) -> None:
-    """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as they
-    should be.
-    """
-    prefix = "The manual partition assignment includes"
-    if not replicas:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} an empty replica list.")
-    previous: int | None = None
-    for replica in sorted(replicas):
-        if replica not in state.image.cluster.brokers:
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{prefix} broker {replica}, but no such broker is registered.",
-            )
-        if replica == previous:
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} the broker {replica} more than once."
-            )
-        previous = replica
-    if replication_factor is not None and len(replicas) != replication_factor:
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent with previous "
-            f"partitions, which have {replication_factor} replica(s).",
-        )
 
 
 def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistration]:
@@ -256,27 +217,7 @@ def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistr
         raise KafkaError(
             error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
         ) from None
-    return [_placed_partition(state, replicas, factor) for replicas in placement]
-
-
-def _placed_partition(state: ControlState, replicas: Sequence[int], factor: int) -> PartitionRegistration:
-    if not any(state.is_active(replica) for replica in replicas):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): "
-            "All brokers are currently fenced or in controlled shutdown.",
-        )
-    return _new_partition(state, replicas)
-
-
-def _new_partition(state: ControlState, replicas: Sequence[int]) -> PartitionRegistration:
-    isr = tuple(replica for replica in replicas if state.is_active(replica))
-    return PartitionRegistration(
-        replicas=tuple(replicas),
-        directories=tuple(state.default_directory(replica) for replica in replicas),
-        isr=isr,
-        leader=isr[0],
-    )
+    return [placed_partition(state, replicas, factor) for replicas in placement]
 
 
 def delete_topics(
@@ -428,12 +369,12 @@ def _grow_topic(
     factor = len(topic.partitions[0].replicas)
     if request.assignments is not None:
         partitions = [
-            _assigned(state, existing + i, assignment.broker_ids, factor)
+            assigned_partition(state, existing + i, assignment.broker_ids, factor)
             for i, assignment in enumerate(request.assignments)
         ]
     else:
         placement = place_replicas(state.usable_brokers(), additional, factor, state.random)
-        partitions = [_placed_partition(state, replicas, factor) for replicas in placement]
+        partitions = [placed_partition(state, replicas, factor) for replicas in placement]
     return [
         registration.to_record(topic.id, existing + i, state.version, elr_enabled=state.elr_enabled)
         for i, registration in enumerate(partitions)

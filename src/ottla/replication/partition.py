@@ -25,6 +25,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader, iter_batches
 from ottla.records.validation import AppendOrigin
 from ottla.replication.follower import FollowerState
+from ottla.replication.isr import InSyncSet
 from ottla.replication.types import (
     NO_EPOCH,
     EpochEndOffset,
@@ -45,11 +46,9 @@ DEFAULT_REPLICA_LAG_MS: Final = 30_000
 class Partition:
     __slots__ = (
         "_followers",
+        "_in_sync",
         "_listener",
-        "_maximal_isr",
-        "_pending",
         "broker_id",
-        "isr",
         "leader_epoch",
         "leader_epoch_start_offset",
         "leader_id",
@@ -77,7 +76,6 @@ class Partition:
         self.broker_id: Final = broker_id
         self.replica_lag_max_ms = replica_lag_max_ms
         self.replicas: tuple[int, ...] = ()
-        self.isr: frozenset[int] = frozenset()  # as the controller last confirmed it; empty on a follower
         self.leader_id: int | None = None
         self.leader_epoch = NO_EPOCH
         self.partition_epoch = -1
@@ -86,9 +84,7 @@ class Partition:
         self.leader_epoch_start_offset: int | None = None
         self._listener: Final = listener
         self._followers: dict[int, FollowerState] = {}
-        self._pending: IsrProposal | None = None  # asked of the controller, not answered
-        # What the high watermark waits for: the confirmed set, and a set that is being enlarged.
-        self._maximal_isr: frozenset[int] = frozenset()
+        self._in_sync: Final = InSyncSet()
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
@@ -99,12 +95,17 @@ class Partition:
         return self.leader_id == self.broker_id
 
     @property
+    def isr(self) -> frozenset[int]:
+        """The in-sync set as the controller confirmed it; empty on a follower."""
+        return self._in_sync.confirmed
+
+    @property
     def followers(self) -> Collection[FollowerState]:
         return self._followers.values()
 
     @property
     def pending_proposal(self) -> IsrProposal | None:
-        return self._pending
+        return self._in_sync.pending
 
     @property
     def min_isr(self) -> int:
@@ -163,9 +164,7 @@ class Partition:
 
     def _assign(self, replicas: Iterable[int], isr: Iterable[int], *, leader: bool) -> None:
         self.replicas = tuple(replicas)
-        self.isr = frozenset(isr)
-        self._maximal_isr = self.isr
-        self._pending = None
+        self._in_sync.reset(isr)
         if leader:
             known = self._followers
             self._followers = {
@@ -256,7 +255,7 @@ class Partition:
         if self.log.high_watermark < required_offset:
             return None
         # The records are committed; but the in-sync set may have shrunk since they were appended.
-        if len(self._maximal_isr) < self.min_isr:
+        if len(self._in_sync.maximal) < self.min_isr:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 
@@ -368,18 +367,16 @@ class Partition:
             self._listener.partition_progressed(self)
 
     def _maybe_expand_isr(self, follower: FollowerState) -> None:
-        if self._pending is not None or follower.broker_id in self.isr:
+        if self._in_sync.pending is not None or follower.broker_id in self.isr:
             return
         start = self.leader_epoch_start_offset
         in_sync = start is not None and follower.log_end_offset >= max(self.log.high_watermark, start)
         if in_sync and self._listener.may_join_isr(follower.broker_id, follower.broker_epoch):
-            # If the controller agrees, the newcomer counts from now on; if not, waiting for it did no harm.
-            self._maximal_isr = self.isr | {follower.broker_id}
-            self._propose(self._maximal_isr)
+            self._propose(self.isr | {follower.broker_id})
 
     def shrink_isr(self, now_ms: int) -> None:
         """Propose to drop the followers that have not been caught up for ``replica.lag.time.max.ms``."""
-        if not self.is_leader or self._pending is not None:
+        if not self.is_leader or self._in_sync.pending is not None:
             return
         end = self.log.log_end_offset
         lagging = {
@@ -389,9 +386,6 @@ class Partition:
             and not self._followers[id].is_caught_up(end, self.replica_lag_max_ms, now_ms)
         }
         if lagging:
-            # They count until the controller agrees: it may refuse, and then records acknowledged without
-            # them would
-            # have been committed by too few.
             self._propose(self.isr - lagging)
 
     def _propose(self, isr: frozenset[int]) -> None:
@@ -401,7 +395,7 @@ class Partition:
             follower = self._followers.get(id)
             known = None if follower is None else follower.broker_epoch
             epochs.append(-1 if known is None else known)
-        self._pending = IsrProposal(
+        proposal = IsrProposal(
             self.topic_partition,
             self.topic_id,
             self.leader_epoch,
@@ -409,19 +403,18 @@ class Partition:
             members,
             tuple(epochs),
         )
-        self._listener.isr_proposed(self, self._pending)
+        self._in_sync.propose(proposal)
+        self._listener.isr_proposed(self, proposal)
 
     def isr_altered(
         self, proposal: IsrProposal, isr: Iterable[int], leader_epoch: int, partition_epoch: int, now_ms: int
     ) -> None:
         """The controller's answer to a proposal; one that is out of date is ignored."""
-        if self._pending is not proposal or leader_epoch != self.leader_epoch:
+        if self._in_sync.pending is not proposal or leader_epoch != self.leader_epoch:
             return
         if partition_epoch < self.partition_epoch:
             return
-        self.isr = frozenset(isr)
-        self._maximal_isr = self.isr
-        self._pending = None
+        self._in_sync.reset(isr)
         self.partition_epoch = partition_epoch
         if self._advance_high_watermark(now_ms):
             self._listener.partition_progressed(self)
@@ -432,13 +425,7 @@ class Partition:
         Where the refusal says that this broker is behind, the proposal stays pending until the metadata log
         tells more.
         """
-        if self._pending is not proposal:
-            return False
-        if error in (ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA):
-            self._maximal_isr = self.isr
-            self._pending = None
-            return False
-        return error not in _WAIT_FOR_METADATA
+        return self._in_sync.refused(proposal, error)
 
     def _advance_high_watermark(self, now_ms: int) -> bool:
         """Raise the high watermark to what all that count have; True if it moved."""
@@ -449,7 +436,7 @@ class Partition:
                 return False
             for id, follower in self._followers.items():
                 if follower.log_end_offset < target and (
-                    id in self._maximal_isr
+                    id in self._in_sync.maximal
                     or (
                         # It is about to join: committing without it now could mean committing it away.
                         follower.is_caught_up(end, self.replica_lag_max_ms, now_ms)
@@ -500,15 +487,3 @@ class Partition:
             if self._listener.may_join_isr(follower.broker_id, -1)
         ]
         return min(starts)
-
-
-_WAIT_FOR_METADATA: Final = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.INVALID_UPDATE_VERSION,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.NEW_LEADER_ELECTED,
-    }
-)

@@ -17,9 +17,10 @@ from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
 from ottla.log.files import TopicPartition
 from ottla.log.manager import LogManager
-from ottla.metadata.delta import LocalReplica, MetadataDelta
+from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
 from ottla.metadata.image import MetadataImage
+from ottla.metadata.local_changes import LocalReplica
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition
 from ottla.replication.purgatory import Purgatory

@@ -296,6 +296,27 @@ async def test_a_log_whose_beginning_is_gone_without_a_snapshot_is_refused() -> 
         await node.start()
 
 
+async def test_a_log_that_contradicts_itself_is_refused_in_one_line() -> None:
+    node = await started()
+    version = node.qc.image.metadata_version
+    node.log.append(
+        [TopicRecord(name="twin", topic_id=b"a" * 16), TopicRecord(name="twin", topic_id=b"b" * 16)], version
+    )
+    await node.log.committed(node.log.next_offset)
+    await node.qc.close()
+    with pytest.raises(
+        StorageError, match=r"__cluster_metadata-0: the metadata log cannot be replayed: .*twin"
+    ):
+        await node.start()
+
+
+async def test_a_directory_whose_voters_are_others_is_refused() -> None:
+    other = Voter(ReplicaKey(9, b"another-director"), {})
+    node = Node(voters=VoterSet.of(other))
+    with pytest.raises(StorageError, match=r"node 0 is not among the voters \(9,\)"):
+        await node.start()
+
+
 async def test_a_failed_sync_ends_the_controller() -> None:
     node = await started()
     node.disk.fail(errno.EIO, prefix=PARTITION, ops=["sync"])

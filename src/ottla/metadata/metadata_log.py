@@ -13,84 +13,36 @@ import heapq
 import logging
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
-from ottla.log.files import TopicPartition
-from ottla.log.handles import FileHandles
-from ottla.log.log import Log
-from ottla.log.recovery import LoadOptions, create_log, load_log
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage, Provenance
+from ottla.metadata.loader import (
+    DEFAULT_CONFIG,
+    MAX_BATCH_BYTES,
+    METADATA_PARTITION,
+    LoadedMetadata,
+    MetadataLogConfig,
+    load_metadata,
+)
 from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.metadata.replay import Replayer
-from ottla.metadata.snapshots import Snapshots
-from ottla.metadata.storage import METADATA_PARTITION_DIR, StorageError
-from ottla.protocol.control_records import KRaftVersionRecord, VotersRecord
+from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.metadata_records import decode_metadata_record
 from ottla.raft.election_state import FILE_NAME as QUORUM_STATE
 from ottla.raft.election_state import BadQuorumState, ElectionState
 from ottla.raft.quorum import Quorum
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
-from ottla.records.batch import BatchHeader, iter_batches, read_records
 from ottla.records.builder import build_batch
-from ottla.records.control import build_quorum_batch, parse_control_records
+from ottla.records.control import build_quorum_batch
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import read_file, write_file
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
-METADATA_PARTITION: Final = TopicPartition("__cluster_metadata", 0)
-METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"
-MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
-_DAY_MS: Final = 24 * 60 * 60 * 1000
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataLogConfig:
-    """The settings whose names begin with ``metadata.log`` and ``metadata.max``."""
-
-    segment_bytes: int = 1024 * 1024 * 1024
-    segment_ms: int = 7 * _DAY_MS
-    max_retention_bytes: int = 100 * 1024 * 1024
-    max_retention_ms: int = 7 * _DAY_MS
-    max_record_bytes_between_snapshots: int = 20 * 1024 * 1024
-    max_snapshot_interval_ms: int = 60 * 60 * 1000
-
-    def log_config(self) -> LogConfig:
-        return LogConfig(
-            segment_bytes=self.segment_bytes,
-            segment_ms=self.segment_ms,
-            retention_bytes=-1,
-            retention_ms=-1,
-            max_message_bytes=MAX_BATCH_BYTES,
-            file_delete_delay_ms=0,
-        )
-
-
-DEFAULT_CONFIG: Final = MetadataLogConfig()
-
-
-class _MetadataDirectory(LogDirectory):
-    """The directory as the metadata log sees it: its start and recovery points are not in the broker's
-    checkpoints.
-
-    The start follows from the snapshots, and recovery looks at the whole log, as Kafka's does.
-    """
-
-    __slots__ = ()
-
-    def write_recovery_points(self, offsets: object) -> None:
-        pass
-
-    def write_log_starts(self, offsets: object) -> None:
-        pass
+__all__ = ["DEFAULT_CONFIG", "METADATA_PARTITION", "MetadataLog", "MetadataLogConfig"]
 
 
 class MetadataLog:
@@ -98,32 +50,22 @@ class MetadataLog:
     woken.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        directory: LogDirectory,
-        log: Log,
-        snapshots: Snapshots,
-        config: MetadataLogConfig,
-    ) -> None:
+    def __init__(self, runtime: Runtime, loaded: LoadedMetadata, config: MetadataLogConfig) -> None:
         self._runtime: Final = runtime
-        self._directory: Final = directory
-        self._log: Final = log
-        self.snapshots: Final = snapshots
+        self._directory: Final = loaded.directory
+        self._log: Final = loaded.log
+        self._loaded = loaded
+        self.snapshots: Final = loaded.snapshots
         self.config: Final = config
+        self.kraft_version: Final = loaded.kraft_version
         self.quorum: Quorum
         self.on_commit: Callable[[int], None] | None = None
-        self._replayer = Replayer()
-        self._kraft_version = 0
-        self._log_voters: VoterSet | None = None  # from control records in the log or the snapshot
-        self._voters_offset: int | None = None
         self._failure: BaseException | None = None
-        self._waiters: list[
-            tuple[int, int, asyncio.Future[None]]
-        ] = []  # heap of (end offset, number, future)
+        # A heap of (end offset, number, future).
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_count = 0
         self._flusher: asyncio.Task[None] | None = None
-        self._bytes_since_snapshot = 0
+        self._bytes_since_snapshot = loaded.bytes_since_snapshot
         self._last_snapshot_ms = runtime.clock.wall_ms()
 
     @classmethod
@@ -143,7 +85,7 @@ class MetadataLog:
         ``static_voters`` is what ``controller.quorum.voters`` says, if anything; ``endpoints`` are this
         node's controller listeners, for a quorum whose voters are in the log.
         """
-        self = await runtime.pool.run(cls._load, runtime, dir, config)
+        self = cls(runtime, await runtime.pool.run(load_metadata, runtime, dir, config), config)
         try:
             await self._lead(node_id, directory_id, static_voters, endpoints or {})
         except BaseException:
@@ -151,82 +93,9 @@ class MetadataLog:
             raise
         return self
 
-    # Loading
-
-    @classmethod
-    def _load(cls, runtime: Runtime, dir: str, config: MetadataLogConfig) -> MetadataLog:
-        disk = runtime.disk
-        directory = _MetadataDirectory(dir, FileHandles(disk), runtime.clock, runtime.random)
-        path = posixpath.join(dir, METADATA_PARTITION_DIR)
-        disk.make_dirs(path)
-        snapshots = Snapshots(disk, path)
-        snapshots.load()
-        has_segments = any(name.endswith(".log") for name in disk.list_dir(path))
-        if has_segments:
-            log = load_log(
-                directory,
-                METADATA_PARTITION_DIR,
-                METADATA_PARTITION,
-                config.log_config(),
-                LoadOptions(clean=False),
-            )
-        else:
-            log = create_log(directory, METADATA_PARTITION_DIR, METADATA_PARTITION, config.log_config())
-        log.assign_topic_id(METADATA_TOPIC_ID)
-        self = cls(runtime, directory, log, snapshots, config)
-        self._replay_everything()
-        return self
-
-    def _replay_everything(self) -> None:
-        found = self.snapshots.read_newest()
-        start = 0
-        if found is not None:
-            id, content = found
-            if id.offset > self._log.log_end_offset or id.epoch > (self._log.latest_epoch or 0):
-                # The log ends before the snapshot: it is from a leader that was ahead, and the log starts
-                # over.
-                self._log.truncate_fully_and_start_at(id.offset)
-            self._kraft_version = content.kraft_version
-            self._log_voters = content.voters
-            self._voters_offset = id.offset - 1 if content.voters is not None else None
-            provenance = Provenance(id.offset - 1, id.epoch, content.last_contained_log_timestamp)
-            if content.values:
-                self._replayer.replay([decode_metadata_record(v)[0] for v in content.values], provenance)
-            start = id.offset
-        if start < self._log.log_start_offset:
-            raise StorageError(
-                f"{self._log.dir}: the metadata log begins at offset {self._log.log_start_offset}, and there "
-                "is no usable snapshot of what was before; restore one, or the directory, from a copy"
-            )
-        offset = start
-        end = self._log.log_end_offset
-        while offset < end:
-            data = self._log.read(offset, _READ_BYTES).records
-            for position, header in iter_batches(data):
-                if header.last_offset >= offset:
-                    self._replay_batch(data, position, header)
-                    offset = header.next_offset
-
-    def _replay_batch(self, data: bytes, position: int, header: BatchHeader) -> None:
-        records = read_records(data, position)
-        if not header.is_control:
-            provenance = Provenance(header.last_offset, header.leader_epoch, header.max_timestamp)
-            self._replayer.replay(
-                [decode_metadata_record(record.value or b"")[0] for record in records], provenance
-            )
-            self._bytes_since_snapshot += header.size
-            return
-        for control in parse_control_records(records):
-            if isinstance(control.value, KRaftVersionRecord):
-                self._kraft_version = control.value.kraft_version
-            elif isinstance(control.value, VotersRecord):
-                self._log_voters = VoterSet.from_record(control.value)
-                self._voters_offset = control.offset
-        self._replayer.replay([], Provenance(header.last_offset, header.leader_epoch, header.max_timestamp))
-
     def take_replayer(self) -> Replayer:
         """What was loaded, to go on from: its image, and whether a metadata transaction is open."""
-        return self._replayer
+        return self._loaded.replayer
 
     # Leading
 
@@ -238,27 +107,30 @@ class MetadataLog:
         endpoints: dict[str, Address],
     ) -> None:
         local = ReplicaKey(node_id, directory_id)
-        if self._kraft_version >= 1 and self._log_voters is not None:
-            voters = self._log_voters
+        if self.kraft_version >= 1 and self._loaded.voters is not None:
+            voters = self._loaded.voters
         else:
             voters = static_voters or VoterSet.of(Voter(ReplicaKey(node_id), endpoints))
         newest = self.snapshots.newest
         log_epoch = max(self._log.latest_epoch or 0, 0 if newest is None else newest.epoch)
-        self.quorum = Quorum(
-            local,
-            voters,
-            kraft_version=self._kraft_version,
-            election=self._read_election_state(),
-            log_epoch=log_epoch,
-        )
+        try:
+            self.quorum = Quorum(
+                local,
+                voters,
+                kraft_version=self.kraft_version,
+                election=self._read_election_state(),
+                log_epoch=log_epoch,
+            )
+        except ValueError as error:
+            raise StorageError(f"{self._log.dir}: {error}") from error
         await self._write_election_state(self.quorum.campaign())
         await self._write_election_state(self.quorum.elected(self._log.log_end_offset))
-        records = self.quorum.start_of_epoch_records(Voter(local, endpoints), self._voters_offset)
+        records = self.quorum.start_of_epoch_records(Voter(local, endpoints), self._loaded.voters_offset)
         now_ms = self._runtime.clock.wall_ms()
         start = self._log.log_end_offset
         batch = build_quorum_batch(records, timestamp=now_ms, leader_epoch=self.epoch, base_offset=start)
         self._append(batch, now_ms)
-        self._replayer.replay([], Provenance(self.next_offset - 1, self.epoch, now_ms))
+        self._loaded.replayer.replay([], Provenance(self.next_offset - 1, self.epoch, now_ms))
         await self.committed(self.next_offset)
 
     def _read_election_state(self) -> ElectionState | None:
@@ -272,16 +144,12 @@ class MetadataLog:
 
     async def _write_election_state(self, state: ElectionState) -> None:
         path = posixpath.join(self._log.dir, QUORUM_STATE)
-        version = 1 if self._kraft_version >= 1 else 0
+        version = 1 if self.kraft_version >= 1 else 0
         await self._runtime.pool.run(write_file, self._runtime.disk, path, state.encode(version))
 
     @property
     def epoch(self) -> int:
         return self.quorum.epoch
-
-    @property
-    def kraft_version(self) -> int:
-        return self._kraft_version
 
     @property
     def next_offset(self) -> int:
@@ -408,7 +276,7 @@ class MetadataLog:
         )
         self._bytes_since_snapshot = 0
         self._last_snapshot_ms = self._runtime.clock.wall_ms()
-        voters = self.quorum.voters if self._kraft_version >= 1 else None
+        voters = self.quorum.voters if self.kraft_version >= 1 else None
         id = await self._runtime.pool.run(self._write_snapshot, image, voters)
         self.snapshots.add(id)
         self._log.roll(self._runtime.clock.wall_ms())
@@ -417,7 +285,7 @@ class MetadataLog:
 
     def _write_snapshot(self, image: MetadataImage, voters: VoterSet | None) -> SnapshotId:
         return self.snapshots.write(
-            image, kraft_version=self._kraft_version, voters=voters, now_ms=self._runtime.clock.wall_ms()
+            image, kraft_version=self.kraft_version, voters=voters, now_ms=self._runtime.clock.wall_ms()
         )
 
     def trim(self) -> None:

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, TypeAlias, final
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer
 
@@ -220,6 +220,53 @@ class BatchReader:
     def read(self, buf: Buffer) -> list[Record]: ...
     def read_columns(self, buf: Buffer, columns: Columns) -> None: ...
 
+_K = TypeVar("_K", covariant=True)
+_V = TypeVar("_V", covariant=True)
+
+@final
+class ConsumerRecord(Generic[_K, _V]):
+    __match_args__: ClassVar[tuple[str, ...]]
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int = -1,
+        key: Any = None,
+        value: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp_type: int = 0,
+        leader_epoch: int = -1,
+    ) -> None: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def timestamp_type(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def key(self) -> _K | None: ...
+    @property
+    def value(self) -> _V | None: ...
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]: ...
+
+def consumer_records(
+    records: list[Record],
+    topic: str,
+    partition: int,
+    *,
+    leader_epoch: int = -1,
+    timestamp_type: int = 0,
+    key_deserializer: Callable[[bytes], Any] | None = None,
+    value_deserializer: Callable[[bytes], Any] | None = None,
+) -> tuple[list[ConsumerRecord[Any, Any]], int, Exception | None]: ...
 def murmur2(key: Buffer) -> int: ...
 def partition_for(key: Buffer, partitions: int) -> int: ...
 

@@ -12,5 +12,15 @@ from tests.kafka.scripts.kit import SCRIPTS
 
 __all__ = ["SCRIPTS"]
 
-for _family in ("connection", "metadata", "topics", "configs", "produce", "fetch", "offsets", "cluster"):
+for _family in (
+    "connection",
+    "metadata",
+    "topics",
+    "configs",
+    "produce",
+    "fetch",
+    "offsets",
+    "cluster",
+    "random_walk",
+):
     import_module(f"tests.kafka.scripts.{_family}")

@@ -35,6 +35,7 @@ OWN_SETTINGS = frozenset(
         "metadata.log.dir",
         "num.io.threads",
         "num.network.threads",
+        "process.roles",
     }
 )
 

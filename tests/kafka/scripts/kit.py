@@ -63,6 +63,7 @@ def make_topic(
     created = session.get(CreateTopicsRequest(topics=[topic], timeout_ms=TIMEOUT_MS), CreateTopicsResponse)
     assert created.topics[0].error_code == 0, created
     await_leaders(session, name, partitions)
+    session.know("topic_id", created.topics[0].topic_id)
     return created.topics[0].topic_id
 
 
@@ -79,6 +80,7 @@ def new_producer(session: Session) -> int:
     """An id for an idempotent producer; a broker that has just begun may have to fetch its first ones."""
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     made = session.until(request, InitProducerIdResponse, lambda answer: answer.error_code == 0)
+    session.know("producer_id", made.producer_id)
     return made.producer_id
 
 

@@ -123,6 +123,11 @@ class LeaderEpochCache:
             self._entries[:at] = [EpochEntry(self._entries[at - 1].epoch, start_offset)]
             self.dirty = True
 
+    def fit(self, log_start_offset: int, log_end_offset: int) -> None:
+        """Keep what lies in the log; of an empty log the epoch of its last records, which are gone."""
+        self.truncate_from_end(max(log_end_offset, log_start_offset + 1))
+        self.truncate_from_start(log_start_offset)
+
     def clear(self) -> None:
         if self._entries:
             self._entries.clear()

@@ -162,6 +162,9 @@ class LocalLog:
         if base_offset > self.log_end_offset > self.recovery_point:
             raise ValueError(f"{self.dir}: a segment may leave a gap only behind what is durable")
         active.seal()
+        if self.recovery_point >= base_offset:
+            # No flush will come back to this segment: it lies below the recovery point from now on.
+            active.sync()
         segment = self.new_segment(base_offset, now_ms)
         active.release()
         self._set_segments([*self._segments, segment])
@@ -254,7 +257,6 @@ class LocalLog:
         `offset` must not be below the first segment, and the durable recovery point not above the new end.
         """
         self.generation += 1
-        self.cut_offset = offset if self.cut_offset is None else min(self.cut_offset, offset)
         gone = []
         while len(self._segments) > 1 and self.active.base_offset > offset:
             segment = self.active
@@ -265,6 +267,8 @@ class LocalLog:
         self.active.truncate_to(offset)
         self.log_end_offset = self.active.next_offset()
         self.recovery_point = min(self.recovery_point, self.log_end_offset)
+        cut = self.log_end_offset
+        self.cut_offset = cut if self.cut_offset is None else min(self.cut_offset, cut)
         return gone
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> list[LogSegment]:

@@ -242,8 +242,7 @@ class Log:
         if self._epochs is None:
             with self._guard("reading the leader epochs"):
                 epochs = read_epochs(self._disk, self.dir, self.segments)
-            epochs.truncate_from_end(self.log_end_offset)
-            epochs.truncate_from_start(self._log_start_offset)
+            epochs.fit(self._log_start_offset, self.log_end_offset)
             self._epochs = epochs
         return self._epochs
 
@@ -402,6 +401,7 @@ class Log:
         try:
             for txn in self.producers.apply(change):
                 index.append(txn)
+                self._local.names_changed()  # the first entry makes the file
         except OSError as error:
             self._producers.forget()
             with self._guard("undoing an append", fatal=True):
@@ -512,6 +512,7 @@ class Log:
         if plan is None:
             return None
         if epochs is not None and epochs.dirty:
+            self._keep_log_start()
             plan.epochs = epochs.entries
             path = self._file(LEADER_EPOCH_CHECKPOINT)
             plan.writes.append(partial(checkpoints.write_epochs, self._disk, path, plan.epochs))
@@ -519,6 +520,15 @@ class Log:
         if snapshots:
             plan.writes.append(partial(self._producers.sync_snapshots, snapshots))
         return plan
+
+    def _keep_log_start(self) -> None:
+        """The leader epochs begin at the log start; in a file they must not begin above the durable one."""
+        durable = self.directory.log_start(self.topic_partition) or 0
+        if self._local.names_synced:
+            durable = max(durable, self.segments[0].base_offset)
+        if self._log_start_offset > durable:
+            with self._guard("noting the start of a log"):
+                self.directory.set_log_starts({self.topic_partition: self._log_start_offset})
 
     def run_flush(self, plan: FlushPlan) -> None:
         """Do what the plan says, in any thread. A failed sync takes the directory offline: nobody knows what

@@ -26,7 +26,9 @@ def first_at_or_after(
     segments: Sequence[LogSegment], timestamp: int, start_offset: int
 ) -> TimestampAndOffset | None:
     """The first record from `start_offset` on that is not older than `timestamp`."""
-    for segment in segments:
+    for number, segment in enumerate(segments):
+        if number + 1 < len(segments) and segments[number + 1].base_offset <= start_offset:
+            continue
         if segment.max_timestamp.timestamp < timestamp:
             continue
         begin = max(segment.time_index.lookup(timestamp).offset, start_offset)
@@ -43,9 +45,9 @@ def greatest(segments: Sequence[LogSegment], start_offset: int) -> TimestampAndO
     """The first record from `start_offset` on with the greatest timestamp of them; None if none has one."""
     best: TimestampAndOffset | None = None
     for number, segment in enumerate(segments):
-        if best is not None and segment.max_timestamp.timestamp <= best.timestamp:
-            continue
         if number + 1 < len(segments) and segments[number + 1].base_offset <= start_offset:
+            continue
+        if best is not None and segment.max_timestamp.timestamp <= best.timestamp:
             continue
         if segment.base_offset >= start_offset:
             found = _first_with(segment, segment.max_timestamp.timestamp)

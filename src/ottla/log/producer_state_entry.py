@@ -253,7 +253,7 @@ class ProducerAppendInfo:
             self._check_sequence(batch)
             self._verification = None  # it was about the first batch of the transaction
         if self.current_txn_first_offset is not None and not batch.is_transactional:
-            raise KafkaError(
+            self._refuse(
                 ErrorCode.INVALID_TXN_STATE,
                 f"{self._where(batch)} is not transactional, but the producer has had a transaction open "
                 f"since offset {self.current_txn_first_offset}: end it first",

@@ -55,6 +55,8 @@ _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 1024 * 1024
 _TEMPORARY = ".tmp"
+_MIN_PREALLOCATED_BYTES = 4096
+"""Smaller indexes are not told from our own after a crash, which may leave zeros in them too."""
 
 
 class CorruptionPolicy(Enum):
@@ -103,6 +105,8 @@ def create_log(
             directory.forget([partition])
         directory.disk.make_dirs(dir)
         segment = LogSegment.create(directory.handles, dir, 0, config, created_ms=directory.clock.wall_ms())
+        # From now on a log that does not begin with this segment has lost it on purpose.
+        directory.disk.sync_dir(dir)
     except OSError as error:
         raise directory.io_error(f"creating {dir}", error) from error
     local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
@@ -137,6 +141,7 @@ class _Loader:
         self.partition = partition
         self.config = config
         self.options = options
+        self.start_is_known = directory.log_start(partition) is not None
         self.log_start = directory.log_start(partition) or 0
         checkpointed = directory.recovery_point(partition)
         self.end_is_known = options.clean and checkpointed is not None
@@ -240,7 +245,7 @@ class _Loader:
             if swap.kind != LOG:
                 continue
             segment = LogSegment(self.directory.handles, self.dir, swap.offset, self.config, suffix=SWAP)
-            end = swap.offset
+            end = swap.offset + 1  # also an empty segment replaces the one of its base offset
             for _, header in segment.headers():
                 end = header.next_offset
             segment.release()
@@ -260,11 +265,25 @@ class _Loader:
     # After a crash
 
     def _recover(self, segments: list[LogSegment]) -> Log:
+        while len(segments) > 1 and segments[1].base_offset <= self.log_start:
+            # Below the log start nobody reads, so nobody has seen to it that it is sound.
+            self._remove(segments.pop(0))
+        made_by_kafka = bool(segments) and self._has_preallocated_indexes(segments[-1])
+        if (
+            segments
+            and self.start_is_known
+            and segments[0].base_offset > self.log_start
+            and not made_by_kafka
+        ):
+            # The log start is durable before the segments below it go, so what lies above it was lost.
+            self._check_loss(
+                segments[0].path(LOG), 0, self.log_start, "the records before this segment are missing"
+            )
+            self._discard(segments, 0, self.log_start)
         epochs = read_epochs(self.disk, self.dir, segments)
         snapshots = ProducerSnapshots(self.disk, self.dir)
         snapshots.remove_stray(segment.base_offset for segment in segments)
         producers = new_producers(self.partition, self.options.producer_config)
-        made_by_kafka = bool(segments) and self._has_preallocated_index(segments[-1])
         first = self._first_to_scan(segments)
         if segments:
             self._reload(producers, snapshots, segments, segments[first].base_offset)
@@ -297,8 +316,8 @@ class _Loader:
             )
         if not segments or end_offset < self.log_start:
             end_offset = self._start_anew(segments, snapshots, producers)
-        epochs.truncate_from_end(end_offset)
-        epochs.truncate_from_start(max(self.log_start, segments[0].base_offset))
+            epochs.clear()
+        epochs.fit(max(self.log_start, segments[0].base_offset), end_offset)
         snapshots.delete_outside(self.log_start, end_offset)
         producers.map_end_offset = end_offset
         self.disk.sync_dir(self.dir)
@@ -391,7 +410,7 @@ class _Loader:
         )
 
     def _check_loss(self, path: str, position: int, end_offset: int, reason: str) -> None:
-        if end_offset >= self.recovery_point:
+        if max(end_offset, self.log_start) >= self.recovery_point:
             return
         message = (
             f"{path} is damaged at position {position}, after offset {end_offset - 1}: {reason}. Everything "
@@ -419,20 +438,23 @@ class _Loader:
         overflow = segment.base_offset - before.base_offset > MAX_RELATIVE_OFFSET + 1
         return overflow or made_by_kafka or segment.base_offset <= self.recovery_point
 
-    def _has_preallocated_index(self, segment: LogSegment) -> bool:
-        """True if the newest index has its full size and zeros at its end, as only Apache Kafka leaves it."""
+    def _has_preallocated_indexes(self, segment: LogSegment) -> bool:
+        """True if both indexes of the active segment have the full size and zeros at the end, as only Apache
+        Kafka leaves them.
+        """
+        full = max(self.config.segment_index_bytes, _MIN_PREALLOCATED_BYTES)
         for kind, width in ((INDEX, 8), (TIME_INDEX, 12)):
             path = posixpath.join(self.dir, segment_file_name(segment.base_offset, kind))
             if not self.disk.exists(path):
-                continue
+                return False
             file = self.disk.open(path, writable=False)
             try:
                 size = file.size()
-                if size >= 2 * width and file.pread(width, size - width) == bytes(width):
-                    return True
+                if size != full - full % width or any(file.pread(width, size - width)):
+                    return False
             finally:
                 file.close()
-        return False
+        return True
 
     def _discard(self, segments: list[LogSegment], start: int, end_offset: int) -> None:
         """Remove the segments from `start` on, the last one first."""
@@ -447,11 +469,14 @@ class _Loader:
                     end_offset,
                     *found,
                 )
-            segment.release()
-            for kind in SEGMENT_KINDS:
-                if self.disk.exists(segment.path(kind)):
-                    self.disk.unlink(segment.path(kind))
+            self._remove(segment)
             self.disk.sync_dir(self.dir)
+
+    def _remove(self, segment: LogSegment) -> None:
+        segment.release()
+        for kind in SEGMENT_KINDS:
+            if self.disk.exists(segment.path(kind)):
+                self.disk.unlink(segment.path(kind))
 
     def _start_anew(
         self, segments: list[LogSegment], snapshots: ProducerSnapshots, producers: ProducerStateManager

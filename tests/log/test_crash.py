@@ -1,0 +1,40 @@
+"""Whatever happens to a log, and wherever the power fails, what is left is right: see
+`tests.support.log_life`.
+
+A few hundred random lives run with every test run. For more:
+
+    OTTLA_CRASH_SEEDS=20000 python -m pytest tests/log/test_crash.py
+
+and for one of them, with the log of what it did:
+
+    OTTLA_CRASH_SEED=4711 python -m pytest tests/log/test_crash.py
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.log_life import live
+
+SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "400"))
+ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
+PER_TEST = max(100, SEEDS // 200)
+
+
+def chunks() -> list[range]:
+    if ONE_SEED is not None:
+        return [range(int(ONE_SEED), int(ONE_SEED) + 1)]
+    return [range(start, min(start + PER_TEST, SEEDS)) for start in range(0, SEEDS, PER_TEST)]
+
+
+@pytest.mark.parametrize("seeds", chunks(), ids=str)
+def test_a_log_survives_a_crash_at_any_point_of_its_life(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            live(seed)
+        except AssertionError as error:
+            pytest.fail(
+                f"replay with: OTTLA_CRASH_SEED={seed} python -m pytest tests/log/test_crash.py\n{error}"
+            )

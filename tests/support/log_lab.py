@@ -1,0 +1,272 @@
+"""A partition on a disk, simulated or real, and plain scans of it to compare the log with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.files import TopicPartition
+from ottla.log.handles import FileHandles
+from ottla.log.leader_epochs import LeaderEpochCache
+from ottla.log.log import Log
+from ottla.log.log_producers import ProducerConfig, new_producers
+from ottla.log.lookup import TimestampAndOffset
+from ottla.log.producer_state import ProducerStateManager
+from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log, load_log
+from ottla.log.replay import end_txn_marker
+from ottla.log.segment import LogSegment
+from ottla.log.txn_index import AbortedTxn
+from ottla.records.batch import BatchHeader, iter_batches, read_records, verify_crc
+from ottla.records.builder import build_batch
+from ottla.runtime.clock import Clock
+from ottla.runtime.disk import Disk
+from ottla.runtime.random import SeededRandom
+from ottla.sim.clock import SimClock
+from ottla.sim.disk import SimDisk
+
+PARTITION = TopicPartition("orders", 3)
+PATH = "/data"
+PRODUCERS = ProducerConfig(transaction_verification=False)
+TOPIC_ID = bytes(range(16))
+
+
+class LogLab:
+    """One log with its directory; `reload` opens what is on the disk as a new process would."""
+
+    def __init__(
+        self,
+        config: LogConfig | None = None,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        path: str = PATH,
+        seed: int | str = 0,
+        open_files: int = 64,
+    ) -> None:
+        self.clock = clock if clock is not None else SimClock()
+        self.disk: Disk = disk if disk is not None else SimDisk(seed, clock=self.clock)
+        self.config = config or LogConfig()
+        self.path = path
+        self.open_files = open_files
+        self.disk.make_dirs(path)
+        self.directory = self._open_directory()
+        self.log = create_log(
+            self.directory,
+            str(PARTITION),
+            PARTITION,
+            self.config,
+            topic_id=TOPIC_ID,
+            producer_config=PRODUCERS,
+        )
+
+    @property
+    def sim_disk(self) -> SimDisk:
+        assert isinstance(self.disk, SimDisk)
+        return self.disk
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.wall_ms()
+
+    def _open_directory(self) -> LogDirectory:
+        directory = LogDirectory(
+            self.path, FileHandles(self.disk, self.open_files), self.clock, SeededRandom(1)
+        )
+        directory.load_checkpoints()
+        return directory
+
+    def configure(self, **settings: object) -> None:
+        self.config = replace(self.config, **settings)  # type: ignore[arg-type]
+        self.log.update_config(self.config)
+
+    def put(self, *values: bytes, epoch: int = 0, timestamp: int | None = None) -> int:
+        """Append one batch of records without keys; its base offset."""
+        at = self.now_ms if timestamp is None else timestamp
+        batch = build_batch([(at, None, value) for value in values])
+        return self.log.append_as_leader(bytearray(batch), epoch, now_ms=self.now_ms).first_offset
+
+    def fill(self, batches: int, *, size: int = 100, epoch: int = 0) -> None:
+        for number in range(batches):
+            self.put(b"%d" % number + b"x" * size, epoch=epoch)
+
+    def checkpoint(self) -> None:
+        self.directory.write_recovery_points({PARTITION: self.log.recovery_point})
+
+    def close(self) -> None:
+        """A clean shutdown."""
+        self.log.close()
+        self.checkpoint()
+        self.directory.write_log_starts({PARTITION: self.log.log_start_offset})
+
+    def reload(self, *, clean: bool = False, policy: CorruptionPolicy = CorruptionPolicy.REFUSE) -> Log:
+        self.directory = self._open_directory()
+        options = LoadOptions(clean, PRODUCERS, policy)
+        self.log = load_log(self.directory, str(PARTITION), PARTITION, self.config, options)
+        self.log.high_watermark = self.log.log_end_offset
+        return self.log
+
+    def crash(self) -> Log:
+        """Lose what was not synced, and recover."""
+        self.sim_disk.crash()
+        return self.reload()
+
+
+Batch = tuple[BatchHeader, bytes]
+
+
+def segment_batches(segment: LogSegment) -> list[tuple[int, BatchHeader, bytes]]:
+    """Position, header and bytes of every batch, by nothing but the file."""
+    data = segment.read(0, segment.size)
+    found = []
+    end = 0
+    for at, header in iter_batches(data):
+        verify_crc(data, at, header)
+        found.append((at, header, bytes(data[at : at + header.size])))
+        end = at + header.size
+    assert end == len(data), f"{segment} has {len(data) - end} bytes behind its last batch"
+    return found
+
+
+def all_batches(log: Log) -> list[Batch]:
+    return [(header, data) for segment in log.segments for _, header, data in segment_batches(segment)]
+
+
+def scan_for_timestamp(batches: Sequence[Batch], timestamp: int, start: int) -> TimestampAndOffset | None:
+    for header, data in batches:
+        for record in read_records(data):
+            if record.offset >= start and record.timestamp >= timestamp:
+                return TimestampAndOffset(record.timestamp, record.offset, header.leader_epoch)
+    return None
+
+
+def scan_for_greatest(batches: Sequence[Batch], start: int) -> TimestampAndOffset | None:
+    best: TimestampAndOffset | None = None
+    for header, data in batches:
+        for record in read_records(data):
+            known = -1 if best is None else best.timestamp
+            if record.offset >= start and record.timestamp > known:
+                best = TimestampAndOffset(record.timestamp, record.offset, header.leader_epoch)
+    return best
+
+
+def replayed(batches: Sequence[Batch]) -> tuple[ProducerStateManager, list[AbortedTxn]]:
+    """The producer state and the aborted transactions that the batches make."""
+    state = new_producers(PARTITION, PRODUCERS)
+    aborted = []
+    for header, data in batches:
+        aborted += state.replay([(header, end_txn_marker(data, 0, header))])
+    return state, aborted
+
+
+def check_indexes(log: Log) -> None:
+    """Every index of every segment agrees with a scan of its file."""
+    for segment in log.segments:
+        batches = segment_batches(segment)
+        at = {position: header for position, header, _ in batches}
+        index = segment.offset_index
+        entries = [index.entry(n) for n in range(index.entries)]
+        assert entries == sorted(set(entries))
+        for entry in entries:
+            assert at[entry.position].last_offset == entry.offset
+        greatest: list[tuple[int, int]] = []  # (timestamp, last offset) of each batch that set a new maximum
+        for _, header, _ in batches:
+            if header.max_timestamp > (greatest[-1][0] if greatest else -1):
+                greatest.append((header.max_timestamp, header.last_offset))
+        time_index = segment.time_index
+        times = [time_index.entry(n) for n in range(time_index.entries)]
+        indexed = [each for each in greatest if each in set(times)]
+        assert [tuple(each) for each in times] == indexed, f"{segment}: {times}, not of {greatest}"
+        assert tuple(segment.max_timestamp) == (greatest[-1] if greatest else (-1, segment.base_offset))
+        for _, header, _ in batches:
+            for offset in {header.base_offset, header.last_offset}:
+                found = segment.find(offset)
+                assert found is not None
+                assert (found.base_offset, found.last_offset) == (header.base_offset, header.last_offset)
+        end = batches[-1][1].next_offset if batches else segment.base_offset
+        assert segment.find(end) is None
+        assert segment.next_offset() == end
+
+
+def check_epochs(log: Log, *, exact: bool = True) -> None:
+    """The leader epochs are those of the batches; not `exact` where compaction may have taken some."""
+    expected = LeaderEpochCache()
+    start = log.log_start_offset
+    for header, _ in all_batches(log):
+        if header.last_offset >= start:
+            epoch = log.epochs.epoch_for_offset(max(header.base_offset, start))
+            assert epoch == header.leader_epoch, f"{header.base_offset}: {epoch} {log.epochs.entries}"
+            expected.assign(header.leader_epoch, max(header.base_offset, start))
+    if start == log.log_end_offset:
+        # The epoch of records that are gone may still be known.
+        assert [entry.start_offset for entry in log.epochs.entries] in ([], [start])
+    elif exact:
+        # Where the log starts in a gap, the first epoch may be that of records that are gone, or start there.
+        first, *rest = expected.entries
+        known = [entry for entry in log.epochs.entries if entry.start_offset > first.start_offset]
+        assert known == rest, f"{log.epochs.entries}, not {expected.entries}"
+
+
+def check_lookups(log: Log, timestamps: Sequence[int]) -> None:
+    batches = all_batches(log)
+    start = log.log_start_offset
+    for timestamp in timestamps:
+        assert log.offset_for_timestamp(timestamp) == scan_for_timestamp(batches, timestamp, start)
+    assert log.offset_for_max_timestamp() == scan_for_greatest(batches, start)
+
+
+def check_producers(log: Log, *, whole: bool) -> None:
+    """The producer state is what a replay of the log makes of it; not `whole` if the log has lost its
+    beginning, of which a snapshot may still tell.
+    """
+    start = log.log_start_offset
+    batches = [batch for batch in all_batches(log) if batch[0].last_offset >= start]
+    expected, aborted = replayed(batches)
+    known = log.producers.active_producers
+    if whole:
+        assert known.keys() == expected.active_producers.keys()
+    for producer_id, want in expected.active_producers.items():
+        have = known[producer_id]
+        assert have.producer_epoch == want.producer_epoch
+        if whole or want.batches:
+            assert have.last_sequence == want.last_sequence
+            assert have.last_data_offset == want.last_data_offset
+        assert have.last_timestamp == want.last_timestamp
+        assert have.coordinator_epoch == want.coordinator_epoch or (not whole and want.coordinator_epoch < 0)
+        # A snapshot has one timestamp for the producer and its last batch.
+        count = min(len(have.batches), len(want.batches))
+        remembered = [batch[:3] for batch in have.batches][len(have.batches) - count :]
+        recent = [batch[:3] for batch in want.batches][len(want.batches) - count :]
+        assert remembered == recent, f"{producer_id}: {have.batches}, not {want.batches}"
+        if whole:
+            assert have.current_txn_first_offset == want.current_txn_first_offset
+    if whole:
+        expected.on_high_watermark_updated(log.high_watermark)
+        assert log.first_unstable_offset == expected.first_unstable_offset()
+        indexed = [txn for segment in log.segments for txn in segment.txn_index.entries]
+        assert indexed == aborted
+        for segment in log.segments:
+            for txn in segment.txn_index.entries:
+                assert segment.base_offset <= txn.last_offset < segment.next_offset()
+
+
+def check_log(log: Log, *, whole: bool = True, exact_epochs: bool = True) -> None:
+    """Everything that must hold of a log at any time."""
+    batches = all_batches(log)
+    previous = -1
+    for header, _ in batches:
+        assert previous < header.base_offset <= header.last_offset
+        previous = header.last_offset
+    bases = [segment.base_offset for segment in log.segments]
+    assert bases == sorted(set(bases))
+    assert log.segments[-1].next_offset() == log.log_end_offset
+    assert bases[0] <= log.log_start_offset <= log.high_watermark <= log.log_end_offset
+    assert log.recovery_point <= log.log_end_offset
+    check_indexes(log)
+    check_epochs(log, exact=exact_epochs)
+    timestamps = sorted({record.timestamp for _, data in batches for record in read_records(data)})
+    check_lookups(
+        log, [0, *timestamps[:: max(1, len(timestamps) // 5)], timestamps[-1] + 1 if timestamps else 1]
+    )
+    check_producers(log, whole=whole)

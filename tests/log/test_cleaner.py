@@ -298,6 +298,17 @@ def test_a_new_log_of_the_same_name_is_not_taken_for_clean(lab: Lab) -> None:
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
 
 
+def test_a_partition_that_is_gone_is_gone_from_the_checkpoint(lab: Lab) -> None:
+    assert lab.clean()
+    deleted, lab.log = lab.log, create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
+    deleted.delete()
+    for value in "12":
+        lab.put("k", value)
+        lab.roll()
+    assert lab.clean()
+    assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {TopicPartition("other", 0): 2}
+
+
 def test_a_log_that_moves_takes_its_checkpoint_along(lab: Lab) -> None:
     assert lab.clean()
     lab.disk.make_dirs("/other")
@@ -337,6 +348,25 @@ def test_a_damaged_length_is_no_endless_loop(lab: Lab) -> None:
     file.pwrite(b"\x7f\xff\xff\xff", 8)
     assert lab.clean()
     assert "not a whole batch" in lab.cleaner.uncleanable[PARTITION]
+
+
+def test_damage_that_shows_before_the_cleaning_harms_no_other_log(lab: Lab) -> None:
+    lab.with_config(max_compaction_lag_ms=1)
+    damaged = lab.log
+    file = lab.disk.open(damaged.segments[0].path(LOG))
+    file.pwrite(b"\x09", 16)  # the magic byte
+    for segment in damaged.segments:
+        segment._first_timestamp = None
+    lab.log = create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
+    for value in "12":
+        lab.put("k", value)
+        lab.roll()
+    lab.settle()
+    cleaner = cleaner_of(lab, logs=[damaged, lab.log])
+    assert asyncio.run(cleaner.clean_dirtiest())
+    assert list(cleaner.uncleanable) == [PARTITION]
+    assert "magic 9" in cleaner.uncleanable[PARTITION]
+    assert len(lab.records()) == 1
 
 
 def test_without_room_the_log_stays_as_it_is_and_is_cleaned_later(

@@ -204,6 +204,8 @@ class LogCleaner:
         present = set(logs)
         self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
         self._group_share = {log: share for log, share in self._group_share.items() if log in present}
+        for directory, checkpoint in self._checkpoints.items():
+            checkpoint.retain(log.topic_partition for log in logs if log.directory.path == directory)
         candidates = []
         self.max_dirty_ratio, self.max_compaction_delay_ms = 0.0, 0
         for log in logs:
@@ -248,8 +250,8 @@ class LogCleaner:
             return assess(log, cleaning, now_ms)
         except OSError as error:
             _log.warning("%s", log.directory.io_error(f"looking at {partition} before cleaning", error))
-        except KafkaError as error:
-            self._give_up(log, error)
+        except Exception as error:
+            self._note_failure(log, error)
         return None
 
     async def _clean(self, log: Log, to_clean: LogToClean, now_ms: int) -> None:
@@ -270,14 +272,8 @@ class LogCleaner:
         except OSError as error:
             if not isinstance(error, FileNotFoundError) or log.directory.disk.is_dir(log.dir):
                 _log.warning("%s", log.directory.io_error(f"cleaning {log.topic_partition}", error))
-        except KafkaError as error:
-            if error.code != ErrorCode.KAFKA_STORAGE_ERROR:
-                self._give_up(log, error)
-            else:
-                _log.warning("the cleaning of %s has stopped: %s", log.topic_partition, error.message)
         except Exception as error:
-            # Also a programming error must cost no more than this one log.
-            self._give_up(log, error)
+            self._note_failure(log, error)
         finally:
             if work is not None:
                 await self._in_pool(self._discard, log, work)
@@ -354,6 +350,14 @@ class LogCleaner:
             return
         self._group_share[log] = self._group_share.get(log, 1.0) * _SMALLER_GROUPS
         _log.warning("%s; the next cleaning joins fewer of them", error)
+
+    def _note_failure(self, log: Log, error: Exception) -> None:
+        if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+            # Closed, offline or without room: not the fault of its records.
+            _log.warning("the cleaning of %s has stopped: %s", log.topic_partition, error.message)
+        else:
+            # Even a mistake in this program must cost no more than this one log.
+            self._give_up(log, error)
 
     def _give_up(self, log: Log, error: Exception) -> None:
         self._uncleanable[log] = str(error)

@@ -44,9 +44,9 @@ class CleanedTransactions:
 
     def is_aborted(self, header: BatchHeader) -> bool:
         """Take in a data batch; True if its transaction was aborted, so that its records go."""
-        self._begin_up_to(header.last_offset)
         if not header.is_transactional:
             return False
+        self._begin_up_to(header.last_offset)
         txn = self._ongoing.get(header.producer_id)
         if txn is not None and header.base_offset < txn.last_offset:
             self._observed.add(header.producer_id)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ottla.coordinator.group.service import GroupService
 from ottla.log.cleaner import LogCleaner
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
@@ -33,6 +34,7 @@ from ottla.node.config_schema import TableSchema, log_config
 from ottla.node.directory_moves import DirectoryMoves
 from ottla.node.dispatch import Dispatcher
 from ottla.node.fetch_session import FetchSessionCache
+from ottla.node.groups import group_config
 from ottla.node.listeners import Endpoint
 from ottla.node.producer_ids import ProducerIds
 from ottla.node.registration import BrokerRegistration
@@ -47,7 +49,8 @@ from ottla.node.settings import (
 from ottla.node.storage import NodeFailed, NodeStorage, open_storage
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
-from ottla.replication.replica_manager import ReplicaManager
+from ottla.records.types import Codec
+from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -73,6 +76,7 @@ class Node:
         self.authorizer: Authorizer | None = None
         # The coordinators, where the node has them.
         self.transactions: TransactionCoordinator | None = None
+        self.groups: GroupService
         self.fetch_sessions: Final = FetchSessionCache(
             config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
         )
@@ -226,10 +230,24 @@ class Node:
             self.topic_config,
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
         )
-        self.replicas.start(self.controller.image, self.now_ms())
+        changes = self.replicas.start(self.controller.image, self.now_ms())
+        self._start_coordinators(changes)
         self.controller.subscribe(self._follow)
         self.moves.resume()
         self._undo(self.moves.stop)
+
+    def _start_coordinators(self, changes: ReplicaChanges) -> None:
+        config = self.config
+        self.groups = GroupService(
+            self.runtime,
+            group_config(config),
+            codec=Codec(config.number("offsets.topic.compression.codec")),
+            commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
+            load_bytes=config.number("offsets.load.buffer.size"),
+        )
+        self._undo(self.groups.close)
+        self.replicas.on_progress(self.groups.progressed)
+        self.groups.follow(self.controller.image, leaders=changes.leaders)
 
     async def _start_serving(self, storage: NodeStorage) -> None:
         config = self.config
@@ -344,7 +362,13 @@ class Node:
     def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             self._configure(image)
-        self.replicas.apply(delta, image, self.now_ms())
+        changes = self.replicas.apply(delta, image, self.now_ms())
+        self.groups.follow(
+            image,
+            leaders=changes.leaders,
+            followers=changes.followers,
+            deleted_topics=[topic.name for topic in delta.deleted_topics.values()],
+        )
 
     def _configure(self, image: MetadataImage) -> None:
         """Put the cluster's settings for brokers in force."""
@@ -357,6 +381,8 @@ class Node:
         self.server.configure(self.config)
         if hasattr(self, "_cleaner"):
             self._cleaner.reconfigure(cleaner_config(self.config))
+        if hasattr(self, "groups"):
+            self.groups.configure(group_config(self.config))
 
     def _directory_failed_anywhere(self, directory: LogDirectory) -> None:
         """Told in any thread."""
@@ -367,7 +393,8 @@ class Node:
     def _directory_failed(self, directory: LogDirectory) -> None:
         if not hasattr(self, "replicas"):
             return
-        self.replicas.directory_failed(directory)
+        gone = self.replicas.directory_failed(directory)
+        self.groups.resigned(gone)
         if self._registration is not None and directory.directory_id is not None:
             self._registration.offline_directories.add(directory.directory_id)
         if not self.logs.live_directories:

@@ -59,6 +59,7 @@ class ReplicaManager:
         self._config_of: Final = config_of
         self._replica_lag_max_ms = replica_lag_max_ms
         self._alter_isr = alter_isr
+        self._progress: list[Callable[[Partition], None]] = []
         self._image = MetadataImage.EMPTY
         self._partitions: dict[TopicPartition, Partition] = {}
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
@@ -259,8 +260,14 @@ class ReplicaManager:
 
     # What partitions tell
 
+    def on_progress(self, listener: Callable[[Partition], None]) -> None:
+        """Have a coordinator told of every partition that moved on."""
+        self._progress.append(listener)
+
     def partition_progressed(self, partition: Partition) -> None:
         self.purgatory.moved(partition.topic_partition)
+        for listener in self._progress:
+            listener(partition)
 
     def isr_proposed(self, partition: Partition, proposal: IsrProposal) -> None:
         if self._alter_isr is not None:

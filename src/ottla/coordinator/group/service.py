@@ -1,0 +1,192 @@
+"""The groups of this node: which partition a group lives in, and the shards of those that it leads.
+
+A node tells it what it follows (`follow`, `resigned`) and gives it the requests of clients; an answer is
+there at once or can be awaited. A group lives in the partition of `__consumer_offsets` that the hash of its
+id names, as Java hashes strings, so that every broker and client looks in the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from ottla.coordinator.engine import Engine
+from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.engine_shard import Ticket
+from ottla.coordinator.group.config import GroupConfig, GroupSettings
+from ottla.coordinator.group.machine import GroupMachine
+from ottla.coordinator.group.requests import ListGroups, NewImage, NewSettings
+from ottla.log.files import TopicPartition
+from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.metadata.entities import ConfigResourceType
+from ottla.metadata.image import MetadataImage
+from ottla.protocol.consumer_offsets_records import RECORDS
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.list_groups import ListedGroup
+from ottla.records.types import Codec
+from ottla.replication.partition import Partition
+from ottla.runtime.runtime import Runtime
+
+CONSUMER_OFFSETS: Final = "__consumer_offsets"
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode`: over UTF-16 code units, in 32 bits."""
+    data = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for at in range(0, len(data), 2):
+        value = (31 * value + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
+    return value - 2**32 if value >= 2**31 else value
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """The partition of a coordinator's topic in which a key lives."""
+    value = java_hash(key)
+    return (0 if value == -(2**31) else abs(value)) % partitions
+
+
+class GroupService:
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: GroupConfig,
+        *,
+        codec: Codec = Codec.NONE,
+        commit_timeout_ms: int = 5_000,
+        load_bytes: int = 5 * 1024 * 1024,
+    ) -> None:
+        self._random: Final = runtime.random
+        self._settings = GroupSettings(config)
+        self._image = MetadataImage.EMPTY
+        self.engine: Final[Engine[GroupMachine]] = Engine(
+            RECORDS,
+            lambda _index, _epoch: GroupMachine(self._settings, self._image, self._new_id),
+            runtime.clock,
+            runtime.pool,
+            codec=codec,
+            commit_timeout_ms=commit_timeout_ms,
+            load_bytes=load_bytes,
+        )
+
+    @property
+    def config(self) -> GroupConfig:
+        return self._settings.node
+
+    def _new_id(self) -> str:
+        """A uuid in the usual form."""
+        text = self._random.uuid().hex()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    # The node's part
+
+    def follow(
+        self,
+        image: MetadataImage,
+        *,
+        leaders: Iterable[Partition] = (),
+        followers: Iterable[Partition] = (),
+        deleted_topics: Iterable[str] = (),
+    ) -> None:
+        """The metadata moved on: partitions that are now led and followed here, topics that are gone."""
+        before, self._image = self._image, image
+        for partition in followers:
+            if partition.topic_partition.topic == CONSUMER_OFFSETS:
+                self.engine.resigned(partition.topic_partition.partition)
+        if before.configs is not image.configs:
+            self.configure(self._settings.node)
+        gone = frozenset(deleted_topics)
+        if CONSUMER_OFFSETS in gone:
+            for index in self.engine.partitions:
+                self.engine.resigned(index)
+        if before.topics is not image.topics or gone:
+            self.engine.notify(NewImage(image, gone))
+        for partition in leaders:
+            if partition.topic_partition.topic == CONSUMER_OFFSETS:
+                self.engine.elected(partition)
+
+    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that this node can no longer serve."""
+        for partition in partitions:
+            if partition.topic == CONSUMER_OFFSETS:
+                self.engine.resigned(partition.partition)
+
+    def progressed(self, partition: Partition) -> None:
+        """For the listener of partitions: the high watermark may have moved."""
+        if partition.topic_partition.topic == CONSUMER_OFFSETS:
+            self.engine.progressed(partition.topic_partition.partition)
+
+    def configure(self, config: GroupConfig) -> None:
+        """Put settings in force: those of the node, and what the metadata has for single groups."""
+        overrides: Mapping[str, Mapping[str, str]] = {
+            resource.name: values
+            for resource, values in self._image.configs.items()
+            if resource.type == ConfigResourceType.GROUP
+        }
+        self._settings = GroupSettings(config, overrides)
+        self.engine.notify(NewSettings(self._settings))
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    # Requests
+
+    def partition_for(self, group_id: str) -> int:
+        """Where the group lives; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
+        topic = self._image.topics.by_name.get(CONSUMER_OFFSETS)
+        if topic is None:
+            raise KafkaError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS} does not exist yet; ask again"
+            )
+        return partition_of(group_id, len(topic.partitions))
+
+    def submit(self, group_id: str, request: Any, *, guard: VerificationGuard = SENTINEL_GUARD) -> Ticket:
+        try:
+            index = self.partition_for(group_id)
+        except KafkaError as error:
+            ticket = Ticket()
+            ticket.resolve(error)
+            return ticket
+        return self.engine.submit(index, request, guard=guard)
+
+    def list_groups(self, states: Iterable[str], types: Iterable[str]) -> Awaitable[list[ListedGroup]]:
+        """The groups of all partitions led here, once all of them are loaded."""
+        request = ListGroups(
+            frozenset(state.lower() for state in states), frozenset(name.lower() for name in types)
+        )
+        return _joined(self.engine.submit_all(request))
+
+    def end_transaction(
+        self,
+        index: int,
+        producer: Producer,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int | None = None,
+    ) -> Ticket:
+        """Write a transaction's marker to a partition of the topic, and let its offsets count or not."""
+        return self.engine.end_transaction(
+            index,
+            producer,
+            commit=commit,
+            coordinator_epoch=coordinator_epoch,
+            transaction_version=transaction_version,
+        )
+
+
+async def _joined(tickets: list[Ticket]) -> list[ListedGroup]:
+    found: list[ListedGroup] = []
+    for ticket in tickets:
+        found += await ticket
+    return found
+
+
+def answer(ticket: Ticket, convert: Callable[[Any], Any] = lambda response: response) -> Any:
+    """The response if it is there, or what can be awaited for it; an error is raised either way."""
+    if ticket.done:
+        return convert(ticket.result())
+    return _later(ticket, convert)
+
+
+async def _later(ticket: Ticket, convert: Callable[[Any], Any]) -> Any:
+    return convert(await ticket)

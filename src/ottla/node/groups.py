@@ -1,0 +1,67 @@
+"""The node's side of the group coordinator: its settings, and what its handlers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
+from ottla.coordinator.group.requests import GroupRequest
+from ottla.coordinator.group.service import answer
+from ottla.node.authorization import Operation, Resource
+from ottla.node.config import NodeConfig
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from ottla.node.context import RequestContext
+
+
+def group_config(config: NodeConfig) -> GroupConfig:
+    number = config.number
+    return GroupConfig(
+        group_min_session_timeout_ms=number("group.min.session.timeout.ms"),
+        group_max_session_timeout_ms=number("group.max.session.timeout.ms"),
+        group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),
+        group_max_size=number("group.max.size"),
+        consumer_session_timeout_ms=number("group.consumer.session.timeout.ms"),
+        consumer_heartbeat_interval_ms=number("group.consumer.heartbeat.interval.ms"),
+        consumer_max_size=number("group.consumer.max.size"),
+        consumer_assignors=config.names("group.consumer.assignors"),
+        consumer_migration_policy=MigrationPolicy(config.text("group.consumer.migration.policy").lower()),
+        consumer_assignment_interval_ms=number("group.consumer.assignment.interval.ms"),
+        consumer_regex_refresh_interval_ms=number("group.consumer.regex.refresh.interval.ms"),
+        offset_metadata_max_bytes=number("offset.metadata.max.bytes"),
+        offsets_retention_ms=number("offsets.retention.minutes") * 60_000,
+        offsets_retention_check_interval_ms=number("offsets.retention.check.interval.ms"),
+        consumer_protocol_enabled="consumer" in config.names("group.coordinator.rebalance.protocols"),
+    )
+
+
+def submit(
+    context: RequestContext,
+    group_id: str,
+    body: Any,
+    convert: Callable[[Any], Any] = lambda response: response,
+) -> Any | Awaitable[Any]:
+    """Give a client's request to the group it names."""
+    return answer(context.node.groups.submit(group_id, request_of(context, body)), convert)
+
+
+def request_of(context: RequestContext, body: Any) -> GroupRequest:
+    return GroupRequest(
+        body,
+        context.version,
+        context.client_id or "",
+        f"/{context.client_host}",
+        lambda topic: context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic),
+    )
+
+
+def check_group(context: RequestContext, group_id: str, operation: Operation = Operation.READ) -> None:
+    if not context.allowed(operation, Resource.GROUP, group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def check_group_id(group_id: str) -> None:
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")

@@ -1,0 +1,50 @@
+"""OffsetDelete: forget a group's offsets of topics that it does not read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.authorization import Operation, Resource
+from ottla.node.context import RequestContext
+from ottla.node.groups import check_group, check_group_id, submit
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+
+
+def handle(
+    context: RequestContext, request: OffsetDeleteRequest
+) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
+    check_group(context, request.group_id, Operation.DELETE)
+    check_group_id(request.group_id)
+    refused: list[OffsetDeleteResponseTopic] = []
+    accepted: list[OffsetDeleteRequestTopic] = []
+    for topic in request.topics:
+        if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
+            refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        elif topic.name not in context.node.image.topics.by_name:
+            refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        else:
+            accepted.append(topic)
+    request.topics = accepted
+    return submit(context, request.group_id, request, lambda response: _with(response, refused))
+
+
+def _with(response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]) -> OffsetDeleteResponse:
+    response.topics += refused
+    return response
+
+
+def _refusal(topic: OffsetDeleteRequestTopic, code: ErrorCode) -> OffsetDeleteResponseTopic:
+    return OffsetDeleteResponseTopic(
+        name=topic.name,
+        partitions=[
+            OffsetDeleteResponsePartition(partition_index=partition.partition_index, error_code=int(code))
+            for partition in topic.partitions
+        ],
+    )

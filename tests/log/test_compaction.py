@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ottla.log.cleaner import CleanerConfig
+from ottla.log.compaction import Compaction, CompactionPlan, MeasuredSegment
 from ottla.records.batch import read_records
-from ottla.records.builder import build_batch
+from ottla.records.compaction import OffsetMap
 from ottla.records.types import Codec
 from tests.support.compaction_lab import CONFIG, Lab
 
@@ -312,20 +313,31 @@ def test_a_batch_larger_than_the_buffer_is_read_whole() -> None:
     assert lab.records()[1][2] == b"y" * 5000
 
 
-def test_a_gap_at_the_end_of_a_segment_is_clean_too(lab: Lab) -> None:
+def test_a_gap_at_the_end_of_the_range_is_clean_too(lab: Lab) -> None:
     lab.put("a", "1")
-    lab.settle()
-    batch = build_batch([(lab.now_ms, b"a", b"2")], base_offset=5, leader_epoch=0)
-    lab.log.append_as_follower(batch, 0, now_ms=lab.now_ms)
-    lab.settle()
-    lab.log.increment_log_start_offset(0, "nothing")
-    batch = build_batch([(lab.now_ms, b"b", b"2")], base_offset=20, leader_epoch=0)
-    lab.log.roll(lab.now_ms)
-    lab.log.append_as_follower(batch, 0, now_ms=lab.now_ms)
-    lab.log.roll(lab.now_ms)
-    assert lab.clean()
-    assert offsets(lab) == [5, 20]
-    assert lab.clean_until == 21
+    lab.put("a", "2")
+    lab.roll()
+    segment = lab.log.segments[0]
+    plan = CompactionPlan(
+        dir=lab.log.dir,
+        config=lab.config,
+        segments=(MeasuredSegment(segment, segment.size, 0, 0),),
+        first_dirty_offset=0,
+        first_uncleanable_offset=10,
+        first_dirty_position=0,
+        aborted=(),
+        last_records={},
+        now_ms=lab.now_ms,
+        max_group_bytes=1000,
+    )
+    work = Compaction(plan, lab.directory.handles, OffsetMap(1000), io_buffer_bytes=1000)
+    progress = work.advance(10**6)
+    assert progress.cleaned is not None
+    assert progress.cleaned.old == (segment,)
+    assert work.end_offset == 10
+    assert work.advance(10**6).is_done
+    work.discard()
+    assert not [path for path in lab.disk.contents() if path.endswith(".cleaned")]
 
 
 def test_only_the_segments_that_the_map_covers_are_rewritten() -> None:

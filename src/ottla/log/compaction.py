@@ -192,7 +192,7 @@ class Compaction:
         plan = self.plan
         start = plan.first_dirty_offset
         offset_map = self._map
-        transactions = CleanedTransactions(plan.aborted, start)
+        transactions = CleanedTransactions(plan.aborted)
         bases = [measured.base_offset for measured in plan.segments[1:]]
         for measured, end in zip(plan.segments, [*bases, plan.first_uncleanable_offset], strict=True):
             if end <= start:

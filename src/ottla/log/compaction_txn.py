@@ -27,13 +27,11 @@ class CleanedTransactions:
 
     __slots__ = ("_aborted", "_committed_ongoing", "_next", "_observed", "_ongoing", "on_retained_abort")
 
-    def __init__(self, aborted: Iterable[AbortedTxn], start_offset: int = 0) -> None:
-        self._aborted = sorted(
-            (txn for txn in aborted if txn.last_offset >= start_offset), key=lambda txn: txn.first_offset
-        )
+    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
+        self._aborted = sorted(aborted, key=lambda txn: txn.first_offset)
         # How many of `_aborted` have begun.
         self._next = 0
-        # Producer id -> its aborted transaction that has begun and not ended.
+        # Producer id -> its aborted transaction that has begun and whose marker was not met.
         self._ongoing: dict[int, AbortedTxn] = {}
         # Producers of `_ongoing` of which a batch was met.
         self._observed: set[int] = set()

@@ -7,6 +7,7 @@ arrive and says which value is wrong and what is allowed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -140,12 +141,14 @@ def _bad(name: str, text: str, allowed: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_CONFIG, f"invalid value {text!r} for {name}: it must be {allowed}")
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+
+
 def _whole(low: int, high: int) -> Parser:
     def parse(name: str, text: str) -> int:
-        stripped = text.strip()
-        if not (stripped.lstrip("+-").isascii() and stripped.lstrip("+-").isdigit() and len(stripped) < 21):
+        if _WHOLE.fullmatch(text.strip()) is None:
             raise _bad(name, text, "a whole number")
-        value = int(stripped)
+        value = int(text)
         if not low <= value <= high:
             raise _bad(name, text, f"at least {low} and at most {high}")
         return value

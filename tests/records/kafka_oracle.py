@@ -1,4 +1,4 @@
-"""Apache Kafka's own record classes as an oracle: one JVM that answers questions about batches, line by line."""
+"""Apache Kafka's own record classes as an oracle: a JVM that answers questions about batches by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record batch format spelled out in plain Python: slow, short, and independent of the code under test."""
+"""The record batch format spelled out in plain Python: slow, short, independent of the code under test."""
 
 from __future__ import annotations
 

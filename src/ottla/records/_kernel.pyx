@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """What must walk records: the compiled part of `ottla.records`.
 
-A batch's records are a run of length-prefixed entries made of zigzag varints and byte strings, and every one of
-those lengths may come from a hostile client. All walking therefore goes through `read_entry`, which checks each
-length against the end of the record, and the record against the end of the payload, before it moves. Nothing
-else here takes a length from the input on trust, so the rest may run without bounds checks and, where the walk
-is long, without the GIL.
+A batch's records are a run of length-prefixed entries made of zigzag varints and byte strings, and every
+one of those lengths may come from a hostile client. All walking therefore goes through `read_entry`, which
+checks each length against the end of the record, and the record against the end of the payload, before it
+moves. Nothing else here takes a length from the input on trust, so the rest may run without bounds checks
+and, where the walk is long, without the GIL.
 """
 
 include "kernel/wire.pxi"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.protocol.control_records import (
     KRaftVersionRecord,
@@ -29,16 +29,15 @@ from ottla.records.types import NO_LEADER_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import TypeAlias
 
     from typing_extensions import Buffer
 
     from ottla.records._kernel import Record
 
-    QuorumRecord: TypeAlias = (
-        LeaderChangeMessage | SnapshotHeaderRecord | SnapshotFooterRecord | KRaftVersionRecord | VotersRecord
-    )
-    ControlValue: TypeAlias = "EndTransactionMarker | QuorumRecord | None"
+QuorumRecord: TypeAlias = (
+    LeaderChangeMessage | SnapshotHeaderRecord | SnapshotFooterRecord | KRaftVersionRecord | VotersRecord
+)
+ControlValue: TypeAlias = "EndTransactionMarker | QuorumRecord | None"
 
 _KEY: Final = struct.Struct(">hh")
 _MARKER: Final = struct.Struct(">hi")

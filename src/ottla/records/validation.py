@@ -6,8 +6,8 @@ batch that passes keeps its bytes wherever it can: base offset, leader epoch, ti
 timestamp are patched in place, and only a change of codec, or offset deltas that do not count up from 0,
 make the records be written again.
 
-Whatever is returned has contiguous offsets from `first_offset` on, true maximum timestamps, and valid
-checksums.
+Whatever is returned has contiguous offsets from `first_offset` on, the maximum timestamp that the broker
+worked out itself, and a valid checksum.
 """
 
 from __future__ import annotations
@@ -161,16 +161,37 @@ def validate_and_assign(
         max_decompressed_bytes,
         origin,
     )
-    last_pos, last_header = found[-1]
-    buffer = _writable(data)[: last_pos + last_header.size]
-    offset = first_offset
+    buffer = _writable(data)
     parts: list[memoryview] = []
+    batches: list[BatchHeader] = []
+    offset = first_offset
+    newest: BatchHeader | None = None
+    in_place = True
     for pos, header in found:
-        parts.append(_assign(buffer[pos : pos + header.size], header, offset, rules))
-        offset += header.last_offset_delta + 1
-    if any(len(part) != header.size or part.obj is not buffer.obj for part, (_, header) in zip(parts, found)):
-        buffer = parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))
-    return _summary(buffer, first_offset)
+        given = buffer[pos : pos + header.size]
+        part = _assign(given, header, offset, rules)
+        in_place = in_place and part is given
+        assigned = BatchHeader.parse(part)
+        if newest is None or assigned.max_timestamp > newest.max_timestamp:
+            newest = assigned
+        parts.append(part)
+        batches.append(assigned)
+        offset = assigned.next_offset
+    assert newest is not None
+    if len(parts) == 1:
+        buffer = parts[0]
+    elif in_place:
+        buffer = buffer[: pos + header.size]
+    else:
+        buffer = memoryview(bytearray().join(parts))
+    return Validated(
+        buffer=buffer,
+        batches=batches,
+        first_offset=first_offset,
+        last_offset=offset - 1,
+        max_timestamp=newest.max_timestamp,
+        offset_of_max_timestamp=-1 if newest.max_timestamp == NO_TIMESTAMP else newest.last_offset,
+    )
 
 
 @dataclass(slots=True)
@@ -193,19 +214,6 @@ def _writable(data: Buffer) -> memoryview:
     return memoryview(bytearray(view)) if view.readonly else view.cast("B")
 
 
-def _summary(buffer: memoryview, first_offset: int) -> Validated:
-    batches = [header for _, header in iter_batches(buffer)]
-    newest = max(batches, key=lambda header: header.max_timestamp)
-    return Validated(
-        buffer=buffer,
-        batches=batches,
-        first_offset=first_offset,
-        last_offset=batches[-1].last_offset,
-        max_timestamp=newest.max_timestamp,
-        offset_of_max_timestamp=-1 if newest.max_timestamp == NO_TIMESTAMP else newest.last_offset,
-    )
-
-
 def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) -> memoryview:
     """Check one batch and place it at `offset`: the same memory if it could be patched, new memory if not."""
     _check_header(header, rules)
@@ -217,7 +225,7 @@ def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) 
             raise
         # The checksum holds, so the sender compressed it like this: sending it again will not help.
         raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from error
-    max_timestamp, canonical, refused, details = validate_records(
+    max_timestamp, contiguous, refused, details = validate_records(
         payload,
         header,
         keys_required=rules.compacted,
@@ -231,9 +239,9 @@ def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) 
         raise _refusal(refused, details, rules)
     codec = header.codec if rules.codec_target is None else rules.codec_target
     if header.is_control and not header.is_compressed:
-        codec, canonical = Codec.NONE, True
-    if codec is not header.codec or not canonical:
-        return _rewritten(payload, header, offset, codec, canonical, max_timestamp, rules)
+        codec, contiguous = Codec.NONE, True
+    if codec is not header.codec or not contiguous:
+        return _rewritten(payload, header, offset, codec, contiguous, max_timestamp, rules)
     set_offset_and_epoch(batch, 0, offset, rules.leader_epoch)
     if rules.timestamp_type is TimestampType.LOG_APPEND_TIME:
         max_timestamp = rules.now_ms
@@ -312,14 +320,14 @@ def _rewritten(
     header: BatchHeader,
     offset: int,
     codec: Codec,
-    canonical: bool,
+    contiguous: bool,
     max_timestamp: int,
     rules: _Rules,
 ) -> memoryview:
     """The batch with another codec or with offset deltas that count up; its producer and transaction stay."""
     append_time = rules.timestamp_type is TimestampType.LOG_APPEND_TIME
     base_timestamp = header.base_timestamp
-    if not canonical or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+    if not contiguous or header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         encoder = Encoder()
         copy_records(encoder, payload, header, renumber=True)
         payload = encoder.payload

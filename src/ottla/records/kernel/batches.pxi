@@ -14,6 +14,10 @@ cdef object CREATE_TIME = TimestampType.CREATE_TIME
 cdef object LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 
 
+cdef inline int32_t sequence_at(int32_t base, int32_t delta) noexcept nogil:
+    return <int32_t> ((<uint32_t> base + <uint32_t> delta) & INT32_MAX)
+
+
 @cython.final
 cdef class BatchHeader:
     """The 61 bytes in front of a batch's records, as they are; the properties say what they mean."""
@@ -61,7 +65,7 @@ cdef class BatchHeader:
         if number >= len(CODECS):
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-                f"the batch at offset {self.base_offset} is compressed with codec {number}, which Kafka does not define",
+                f"the batch at offset {self.base_offset} is compressed with codec {number}; there is none",
             )
         return CODECS[number]
 
@@ -95,7 +99,7 @@ cdef class BatchHeader:
         """Sequence number of the last record; numbers wrap from 2^31-1 to 0."""
         if self.base_sequence < 0:
             return -1
-        return <int32_t> ((<uint32_t> self.base_sequence + <uint32_t> self.last_offset_delta) & 0x7FFFFFFF)
+        return sequence_at(self.base_sequence, self.last_offset_delta)
 
     def _fields(self):
         return (self.base_offset, self.batch_length, self.leader_epoch, self.magic, self.crc, self.attributes,
@@ -124,7 +128,7 @@ cdef BatchHeader parse_header(const uint8_t* data, Py_ssize_t size, Py_ssize_t p
     if pos < 0 or size - pos < HEADER_BYTES:
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
-            f"{max(size - pos, 0)} bytes at position {pos} cannot hold the {HEADER_BYTES}-byte header of a record batch",
+            f"{max(size - pos, 0)} bytes at position {pos} are less than a batch's header of {HEADER_BYTES}",
         )
     p = data + pos
     if p[16] != 2:
@@ -199,8 +203,8 @@ cdef class Record:
 
     def __repr__(self):
         return (
-            f"Record(offset={self.offset}, timestamp={self.timestamp}, key={self.key!r}, value={self.value!r},"
-            f" headers={self.headers!r}, sequence={self.sequence})"
+            f"Record(offset={self.offset}, timestamp={self.timestamp}, key={self.key!r},"
+            f" value={self.value!r}, headers={self.headers!r}, sequence={self.sequence})"
         )
 
 
@@ -221,14 +225,15 @@ cdef tuple headers_of(Entry* entry, Py_ssize_t index):
         fault = read_header(&p, entry.end, &key, &key_size, &value, &value_size)
         if fault:
             raise corrupt(fault, index)
-        headers.append((PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace"), bytes_or_none(value, value_size)))
+        name = PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace")
+        headers.append((name, bytes_or_none(value, value_size)))
     if p != entry.end:
         raise corrupt(RECORD_LENGTH_MISMATCH, index)
     return tuple(headers)
 
 
-cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeader header, int64_t start_offset,
-                     int64_t end_offset) except -1:
+cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeader header,
+                     int64_t start_offset, int64_t end_offset) except -1:
     """Append the records of a batch that lie in [start_offset, end_offset)."""
     cdef const uint8_t* end = p + size
     cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
@@ -258,7 +263,7 @@ cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeade
         record.value = bytes_or_none(entry.value, entry.value_size)
         record.headers = headers_of(&entry, i) if entry.header_count else ()
         if header.base_sequence >= 0:
-            record.sequence = <int32_t> ((<uint32_t> header.base_sequence + <uint32_t> entry.offset_delta) & INT32_MAX)
+            record.sequence = sequence_at(header.base_sequence, entry.offset_delta)
         else:
             record.sequence = -1
         records.append(record)

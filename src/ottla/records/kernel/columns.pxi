@@ -70,8 +70,8 @@ cdef inline void put_row(Cursor* cursor, BinaryColumn column, const uint8_t* dat
     cdef Py_ssize_t at
     if size >= 0:
         if readable_end - data >= <Py_ssize_t> size + COPY_CHUNK and size <= MAX_CHUNKED_COPY:
-            # Whole chunks of a fixed size are faster than a call for each short string; the block has room for
-            # the excess, and what it leaves behind is overwritten by the next row.
+            # Whole chunks of a fixed size are faster than a call for each short string; the block has room
+            # for the excess, and what it leaves behind is overwritten by the next row.
             at = 0
             while at < size:
                 memcpy(cursor.data + at, data + at, COPY_CHUNK)
@@ -87,7 +87,7 @@ cdef inline void put_row(Cursor* cursor, BinaryColumn column, const uint8_t* dat
 
 
 cdef inline int reserve_bits(Block block, Py_ssize_t rows, int fill) except -1:
-    """Bits for `rows` rows; new ones are what most of them are expected to be, so that few rows touch theirs."""
+    """Bits for `rows` rows; new ones are what most are expected to be, so that few rows touch theirs."""
     cdef Py_ssize_t size = (rows + 7) >> 3
     if size > block.size:
         block.reserve(size - block.size)
@@ -150,12 +150,14 @@ cdef class Columns:
 
     def __cinit__(self, int wanted, *, Py_ssize_t rows=0, Py_ssize_t key_bytes=0, Py_ssize_t value_bytes=0):
         self.wanted = wanted
-        self.value = BinaryColumn(rows if wanted & WANT_VALUE else 0, value_bytes if wanted & WANT_VALUE else 0)
-        self.key = BinaryColumn(rows if wanted & WANT_KEY else 0, key_bytes if wanted & WANT_KEY else 0)
+        self.value = BinaryColumn(rows, value_bytes) if wanted & WANT_VALUE else BinaryColumn()
+        self.key = BinaryColumn(rows, key_bytes) if wanted & WANT_KEY else BinaryColumn()
         self.offset = Block(rows * sizeof(int64_t) if wanted & WANT_OFFSET else 0, recycled=True)
         self.timestamp = Block(rows * sizeof(int64_t) if wanted & WANT_TIMESTAMP else 0, recycled=True)
-        self.timestamp_type = Block(rows * sizeof(int32_t) if wanted & WANT_TIMESTAMP_TYPE else 0, recycled=True)
-        self.header_offsets = Block((rows + 1) * sizeof(int32_t) if wanted & WANT_HEADERS else 4, recycled=True)
+        self.timestamp_type = Block(
+            rows * sizeof(int32_t) if wanted & WANT_TIMESTAMP_TYPE else 0, recycled=True
+        )
+        self.header_offsets = Block(rows * sizeof(int32_t) if wanted & WANT_HEADERS else 0, recycled=True)
         self.header_valid = Block((rows + 7) >> 3 if wanted & WANT_HEADERS else 0)
         self.header_key = BinaryColumn()
         self.header_value = BinaryColumn()
@@ -295,8 +297,10 @@ cdef class Columns:
             else:
                 # Arrow's text must be UTF-8; what is not is replaced, as Kafka's clients do.
                 repaired = PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace").encode()
-                self.header_key.reserve(1, PyBytes_GET_SIZE(repaired))
-                self.header_key.put(<const uint8_t*> PyBytes_AS_STRING(repaired), <int32_t> PyBytes_GET_SIZE(repaired))
+                key = <const uint8_t*> PyBytes_AS_STRING(repaired)
+                key_size = <int32_t> PyBytes_GET_SIZE(repaired)
+                self.header_key.reserve(1, key_size)
+                self.header_key.put(key, key_size)
             self.header_value.put(value, value_size)
         return SOUND if p == entry.end else RECORD_LENGTH_MISMATCH
 

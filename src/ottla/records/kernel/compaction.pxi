@@ -67,8 +67,9 @@ cdef struct Slot:
 cdef class OffsetMap:
     """The newest offset of each key, in a fixed amount of memory.
 
-    A key is represented by a 128-bit keyed hash, so an entry takes 24 bytes whatever the key's size. The table is
-    never more than `load_factor` full: `put_batch` stops there and says so. Memory that is not used is not touched.
+    A key is represented by a 128-bit keyed hash, so an entry takes 24 bytes whatever the key's size. The
+    table is never more than `load_factor` full: `put_batch` stops there and says so. Memory that is not
+    used is not touched.
     """
 
     cdef Slot* slots
@@ -86,7 +87,7 @@ cdef class OffsetMap:
         self.slot_count = memory_bytes // sizeof(Slot) if memory_bytes > 0 else 0
         self.capacity = <Py_ssize_t> (self.slot_count * load_factor)
         if self.capacity < 1:
-            raise ValueError(f"{memory_bytes} bytes hold no entry of an offset map; give it at least {2 * sizeof(Slot)}")
+            raise ValueError(f"{memory_bytes} bytes cannot hold an offset map; give it more")
         memcpy(&self.secret, PyBytes_AS_STRING(seed), 16)
         self.latest_offset = -1
         self.slots = <Slot*> PyMem_RawCalloc(self.slot_count, sizeof(Slot))
@@ -163,7 +164,7 @@ cdef class OffsetMap:
         return True
 
     def put_batch(self, payload, BatchHeader header not None, int64_t start_offset=0):
-        """Remember the keyed records of a batch at or after `start_offset`; False as soon as a key finds no room.
+        """Remember the keyed records of a batch at or after `start_offset`; False once a key finds no room.
 
         `latest_offset` becomes the last record that was taken in, or the batch's last offset if all were.
         """
@@ -203,11 +204,12 @@ cdef class OffsetMap:
         return True
 
 
-def select_records(payload, BatchHeader header not None, OffsetMap offset_map not None, *, bint keep_tombstones):
-    """Which records of a batch compaction keeps: (how many, whether one of them is a tombstone, one byte each).
+def select_records(payload, BatchHeader header not None, OffsetMap offset_map not None, *,
+                   bint keep_tombstones):
+    """What compaction keeps of a batch: how many records, whether one is a tombstone, and a byte for each.
 
-    A record stays if it lies beyond what the map covers, or if it has a key of which it is the newest record and
-    has a value or is a tombstone whose time has not come.
+    A record stays if it lies beyond what the map covers, or if it has a key of which it is the newest record
+    and has a value or is a tombstone whose time has not come.
     """
     cdef Py_buffer view
     cdef const uint8_t* p

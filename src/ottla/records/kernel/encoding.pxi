@@ -88,8 +88,8 @@ cdef inline uint8_t* put_field(uint8_t* p, const uint8_t* data, Py_ssize_t size)
 cdef class Encoder:
     """Records of one batch, encoded one behind the other.
 
-    The first record's timestamp becomes the base timestamp unless one was given. Offset deltas count up from 0 unless
-    they are given.
+    The first record's timestamp becomes the base timestamp unless one was given. Offset deltas count up
+    from 0 unless they are given.
     """
 
     cdef Block block
@@ -119,7 +119,7 @@ cdef class Encoder:
         return HEADER_BYTES + self.block.size
 
     cdef int note(self, int32_t offset_delta, int64_t timestamp) except -1 nogil:
-        if self.count == INT32_MAX or offset_delta < 0 or (self.count and offset_delta <= self.last_offset_delta):
+        if offset_delta < 0 or offset_delta <= self.last_offset_delta or self.count == INT32_MAX:
             with gil:
                 raise ValueError(
                     f"offset delta {offset_delta} does not follow {self.last_offset_delta};"
@@ -156,7 +156,8 @@ cdef class Encoder:
         finally:
             close_field(&key_field)
 
-    cdef Py_ssize_t put(self, int32_t delta, int64_t timestamp, Field* key, Field* value, object headers) except -1:
+    cdef Py_ssize_t put(self, int32_t delta, int64_t timestamp, Field* key, Field* value,
+                        object headers) except -1:
         cdef int64_t base = self.base_timestamp if self.has_base_timestamp else timestamp
         cdef int64_t timestamp_delta = wrapping_sub(timestamp, base)
         cdef list encoded = None
@@ -165,7 +166,8 @@ cdef class Encoder:
         cdef Py_ssize_t total
         cdef uint8_t* p
         cdef uint8_t* start
-        length = 1 + varlong_size(timestamp_delta) + varint_size(delta) + field_size(key.size) + field_size(value.size)
+        length = 1 + varlong_size(timestamp_delta) + varint_size(delta)
+        length += field_size(key.size) + field_size(value.size)
         if headers:
             encoded = encode_headers(headers)
             header_count = len(encoded)
@@ -174,13 +176,13 @@ cdef class Encoder:
         length += varint_size(<int32_t> header_count)
         if length > INT32_MAX - 5 or header_count > INT32_MAX:
             raise KafkaError(
-                ErrorCode.MESSAGE_TOO_LARGE, f"a record of {length} bytes does not fit a batch; the format ends at 2 GiB"
+                ErrorCode.MESSAGE_TOO_LARGE, f"a record of {length} bytes is too large; a batch ends at 2 GiB"
             )
         total = varint_size(<int32_t> length) + length
         if self.block.size + total > INT32_MAX - HEADER_BYTES:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
-                f"a record of {total} bytes does not fit behind {self.block.size} bytes; a batch ends at 2 GiB",
+                f"a record of {total} bytes does not fit behind {self.block.size}; a batch ends at 2 GiB",
             )
         self.block.reserve(total)
         self.note(delta, timestamp)
@@ -215,12 +217,14 @@ cdef class Encoder:
         return 0
 
     def extend(self, records, int64_t base_offset):
-        """Add records as `Record` objects, or as tuples (timestamp, key, value[, headers]) that get the next offset."""
+        """Add `Record` objects at their offsets, or (timestamp, key, value[, headers]) at the next one."""
         cdef Record record
         for item in records:
             if isinstance(item, Record):
                 record = <Record> item
-                self.append(record.timestamp, record.key, record.value, record.headers, record.offset - base_offset)
+                self.append(
+                    record.timestamp, record.key, record.value, record.headers, record.offset - base_offset
+                )
             else:
                 self.append(*item)
 
@@ -258,11 +262,12 @@ cdef list encode_headers(headers):
     return parts
 
 
-def copy_records(Encoder encoder not None, payload, BatchHeader header not None, marks=None, bint renumber=False):
-    """Append the marked records of a batch, or all of them, at the offsets that they have or at the next ones.
+def copy_records(Encoder encoder not None, payload, BatchHeader header not None, marks=None,
+                 bint renumber=False):
+    """Append the marked records of a batch, or all of them, at the offsets that they have or at the next.
 
-    Only what depends on the batch is written anew: the offset and timestamp deltas. Records stamped by the broker get
-    that stamp as their own timestamp.
+    Only what depends on the batch is written anew: the offset and timestamp deltas. Records stamped by the
+    broker get that stamp as their own timestamp.
     """
     cdef Py_buffer view
     cdef const uint8_t* p
@@ -288,7 +293,7 @@ def copy_records(Encoder encoder not None, payload, BatchHeader header not None,
         # New deltas and the length in front of them take at most this much more than the old ones did.
         room = view.len + MAX_DELTA_GROWTH * <Py_ssize_t> header.count
         if encoder.block.size + room > INT32_MAX - HEADER_BYTES:
-            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{view.len} bytes of records are too many for one batch")
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{view.len} bytes are too many for one batch")
         encoder.block.reserve(room)
         for i in range(header.count):
             fault = read_entry(&p, end, &entry)
@@ -301,7 +306,7 @@ def copy_records(Encoder encoder not None, payload, BatchHeader header not None,
             else:
                 timestamp = wrapping_add(header.base_timestamp, entry.timestamp_delta)
             delta = encoder.last_offset_delta + 1 if renumber else entry.offset_delta
-            if delta < 0 or (encoder.count and delta <= encoder.last_offset_delta):
+            if delta < 0 or delta <= encoder.last_offset_delta:
                 raise KafkaError(
                     ErrorCode.CORRUPT_MESSAGE,
                     f"record {i} of the batch has offset delta {delta} behind {encoder.last_offset_delta}",

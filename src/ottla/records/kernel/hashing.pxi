@@ -5,7 +5,8 @@ cdef int32_t murmur2_of(const uint8_t* data, Py_ssize_t size) noexcept nogil:
     cdef uint32_t h = 0x9747B28CU ^ <uint32_t> size
     cdef uint32_t k
     while size >= 4:
-        k = <uint32_t> data[0] | (<uint32_t> data[1] << 8) | (<uint32_t> data[2] << 16) | (<uint32_t> data[3] << 24)
+        k = <uint32_t> data[0] | (<uint32_t> data[1] << 8)
+        k |= (<uint32_t> data[2] << 16) | (<uint32_t> data[3] << 24)
         k *= m
         k ^= k >> 24
         k *= m

@@ -11,15 +11,15 @@ cdef struct Spare:
     uint8_t* data
     Py_ssize_t capacity
 
-# Memory of columns that were given up, kept for the next ones: the first touch of a fresh page costs more than all
-# the work of decoding into it. Touched only with the GIL.
+# Memory of columns that were given up, kept for the next ones: the first touch of a fresh page costs more
+# than all the work of decoding into it. Touched only with the GIL.
 cdef Spare[MAX_SPARES] spares
 cdef int spare_count = 0
 cdef Py_ssize_t spare_bytes = 0
 
 
 cdef uint8_t* take_spare(Py_ssize_t* capacity) noexcept:
-    """The smallest spare that fits without wasting most of it; `capacity` becomes its own. NULL if there is none."""
+    """The smallest spare that fits and is not half wasted, or NULL; `capacity` becomes its own."""
     global spare_count, spare_bytes
     cdef int best = -1
     cdef int i
@@ -57,8 +57,8 @@ cdef void give_spare(uint8_t* data, Py_ssize_t capacity) noexcept:
 cdef class Block:
     """Plain memory that Python sees as a writable buffer; it grows by `reserve` while nobody looks at it.
 
-    Fresh memory is not touched, so a generous block costs address space and not pages. `len()` is what was filled.
-    A recycled block draws on memory that others gave up, and leaves its own to the next.
+    Fresh memory is not touched, so a generous block costs address space and not pages. `len()` is what was
+    filled. A recycled block draws on memory that others gave up, and leaves its own to the next.
     """
 
     cdef uint8_t* data

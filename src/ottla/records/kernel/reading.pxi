@@ -4,9 +4,9 @@
 cdef class BatchReader:
     """Reads one partition as a consumer does: in order, from an offset on, without control records.
 
-    `aborted` are the (producer id, first offset) pairs of the transactions that were rolled back, as a read_committed
-    fetch brings them; a producer's transactional batches are left out from such an offset to its abort marker. The
-    state of this outlives a buffer, so one reader serves all fetches of its partition, each with its own list.
+    `set_aborted` takes the (producer id, first offset) pairs of the transactions that were rolled back, as
+    a read_committed fetch brings them; a producer's transactional batches are left out from such an offset
+    to its abort marker. One reader serves all fetches of its partition, each with its own list.
     `next_offset` is where the next fetch begins: it also passes over batches of which nothing was returned.
     """
 
@@ -64,6 +64,9 @@ cdef class BatchReader:
                     break
                 if wrapping_add(header.base_offset, header.last_offset_delta) >= self.next_offset:
                     self.take(data + pos, size, header, records, columns)
+                else:
+                    # Passed over, but a transaction may end here.
+                    self.admits(data + pos, size, header)
                 pos += size
         finally:
             PyBuffer_Release(&view)
@@ -72,6 +75,8 @@ cdef class BatchReader:
     cdef int take(self, const uint8_t* batch, Py_ssize_t size, BatchHeader header, list records,
                   Columns columns) except -1:
         cdef int64_t after = wrapping_add(header.base_offset, <int64_t> header.last_offset_delta + 1)
+        cdef const uint8_t* payload = batch + HEADER_BYTES
+        cdef Py_ssize_t payload_size = size - HEADER_BYTES
         if header.base_offset >= self.end_offset:
             self.next_offset = self.end_offset
             return 0
@@ -79,13 +84,11 @@ cdef class BatchReader:
             self.verify(batch, size, header)
         if self.admits(batch, size, header) and header.count:
             if header.attributes & CODEC_MASK:
-                self.take_compressed(batch + HEADER_BYTES, size - HEADER_BYTES, header, records, columns)
+                self.take_compressed(payload, payload_size, header, records, columns)
             elif columns is not None:
-                columns.add(batch + HEADER_BYTES, size - HEADER_BYTES, header, self.next_offset, self.end_offset)
+                columns.add(payload, payload_size, header, self.next_offset, self.end_offset)
             else:
-                decode_into(
-                    records, batch + HEADER_BYTES, size - HEADER_BYTES, header, self.next_offset, self.end_offset
-                )
+                decode_into(records, payload, payload_size, header, self.next_offset, self.end_offset)
         self.next_offset = after if self.next_offset < after < self.end_offset else self.end_offset
         return 0
 
@@ -125,7 +128,7 @@ cdef class BatchReader:
         return 0
 
     cdef bint admits(self, const uint8_t* batch, Py_ssize_t size, BatchHeader header) except -1:
-        """Whether the records of this batch are for the user. Keeps book of aborted transactions on the way."""
+        """Whether the records of this batch are for the user. Keeps book of aborted transactions."""
         cdef bint control = (header.attributes & CONTROL_BIT) != 0
         cdef int64_t last_offset
         if header.producer_id >= 0 and (self.aborted_producers or self.aborted_seen < len(self.aborted)):
@@ -155,11 +158,13 @@ cdef class BatchReader:
 
 
 cdef bint names_abort(const uint8_t* p, Py_ssize_t size) except -1:
-    """Whether the first record of a control batch is an abort: its key is a version and the type, 0 for abort."""
+    """Whether the first record of a control batch is an abort: its key is a version and a type, here 0."""
     cdef Entry entry
     cdef Fault fault = read_entry(&p, p + size, &entry)
     if fault:
         raise corrupt(fault, 0)
     if entry.key_size < 4:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the key of a control record has {entry.key_size} bytes, not 4")
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, f"the key of a control record has {entry.key_size} bytes, not 4"
+        )
     return get16(entry.key + 2) == 0

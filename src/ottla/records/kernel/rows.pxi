@@ -78,7 +78,7 @@ cdef class BinaryInput:
 
 @cython.final
 cdef class Rows:
-    """Columns to be encoded row by row; any of them may be missing. `lists` are where each row's headers begin."""
+    """Columns to be encoded row by row; any may be missing. `lists` are where each row's headers begin."""
 
     cdef readonly Py_ssize_t count
     cdef BinaryInput key
@@ -116,7 +116,7 @@ cdef class Rows:
             PyBuffer_Release(&self.timestamps)
 
     def encode(self, Encoder encoder not None, Py_ssize_t start, Py_ssize_t limit_bytes):
-        """Append rows from `start` on until the batch would exceed `limit_bytes`; returns the row to go on with.
+        """Append rows from `start` on until the batch would exceed `limit_bytes`; returns the next row.
 
         The first row of a batch is taken whatever its size.
         """
@@ -160,13 +160,15 @@ cdef class Rows:
             header_bytes = self.headers_size(header_start, header_count)
             if header_bytes < 0:
                 return header_bytes
-        timestamp = (<const int64_t*> self.timestamps.buf)[row] if self.has_timestamps else self.default_timestamp
+        timestamp = self.default_timestamp
+        if self.has_timestamps:
+            timestamp = (<const int64_t*> self.timestamps.buf)[row]
         timestamp_delta = wrapping_sub(timestamp, encoder.base_timestamp) if encoder.has_base_timestamp else 0
         if key_size > INT32_MAX or value_size > INT32_MAX or header_count > INT32_MAX:
             return NOT_FITTING
         length = (
-            1 + varlong_size(timestamp_delta) + varint_size(delta) + field_size(key_size) + field_size(value_size)
-            + varint_size(<int32_t> header_count) + header_bytes
+            1 + varlong_size(timestamp_delta) + varint_size(delta) + field_size(key_size)
+            + field_size(value_size) + varint_size(<int32_t> header_count) + header_bytes
         )
         total = 5 + length
         if encoder.block.size + total > INT32_MAX - HEADER_BYTES:
@@ -197,9 +199,9 @@ cdef class Rows:
         if start + count > self.header_key.rows or start + count > self.header_value.rows:
             return NOT_ENCODABLE
         for i in range(start, start + count):
-            if not self.header_key.get(i, &data, &key_size) or not self.header_value.get(i, &data, &value_size):
+            if not self.header_key.get(i, &data, &key_size) or key_size < 0:
                 return NOT_ENCODABLE
-            if key_size < 0:
+            if not self.header_value.get(i, &data, &value_size):
                 return NOT_ENCODABLE
             total += field_size(key_size) + field_size(value_size)
             if total > INT32_MAX:

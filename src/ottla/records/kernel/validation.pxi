@@ -28,11 +28,12 @@ cdef struct Findings:
     Fault fault
     int32_t index                   # the record that the fault is in
     int64_t max_timestamp
-    bint canonical                  # deltas count up from 0 and the first timestamp is the base: may be kept as it is
+    bint contiguous                 # offset deltas count up from 0
     Py_ssize_t refused
 
 
-cdef inline int refusal_of(const Rules* rules, Entry* entry, bint append_time, int64_t timestamp) noexcept nogil:
+cdef inline int refusal_of(const Rules* rules, Entry* entry, bint append_time,
+                           int64_t timestamp) noexcept nogil:
     cdef int64_t age
     if rules.keys_required and entry.key_size < 0:
         return REFUSED_KEY
@@ -45,9 +46,12 @@ cdef inline int refusal_of(const Rules* rules, Entry* entry, bint append_time, i
     return 0
 
 
-cdef void examine(const uint8_t* p, const uint8_t* end, const Rules* rules, int64_t base_offset, int64_t base_timestamp,
-                  int64_t append_timestamp, bint append_time, int32_t count, Refusal* refusals,
-                  Py_ssize_t max_refusals, Findings* found) noexcept nogil:
+cdef void examine(const uint8_t* p, Py_ssize_t size, BatchHeader header, const Rules* rules,
+                  Refusal* refusals, Py_ssize_t max_refusals, Findings* found) noexcept nogil:
+    cdef const uint8_t* end = p + size
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    cdef int64_t base_timestamp = header.base_timestamp
+    cdef int32_t count = header.count
     cdef Entry entry
     cdef int64_t timestamp
     cdef int reason
@@ -55,7 +59,7 @@ cdef void examine(const uint8_t* p, const uint8_t* end, const Rules* rules, int6
     cdef int32_t i
     found.fault = SOUND
     found.max_timestamp = -1
-    found.canonical = True
+    found.contiguous = True
     found.refused = 0
     for i in range(count):
         found.index = i
@@ -67,18 +71,20 @@ cdef void examine(const uint8_t* p, const uint8_t* end, const Rules* rules, int6
             found.fault = check_headers(&entry)
         if found.fault:
             return
-        timestamp = append_timestamp if append_time else wrapping_add(base_timestamp, entry.timestamp_delta)
+        timestamp = header.max_timestamp
+        if not append_time:
+            timestamp = wrapping_add(base_timestamp, entry.timestamp_delta)
         if timestamp > found.max_timestamp:
             found.max_timestamp = timestamp
-        if entry.offset_delta != i or (i == 0 and entry.timestamp_delta != 0):
-            found.canonical = False
+        if entry.offset_delta != i:
+            found.contiguous = False
         reason = refusal_of(rules, &entry, append_time, timestamp)
         if reason:
             if found.refused < max_refusals:
                 refusal = &refusals[found.refused]
                 refusal.index = i
                 refusal.reason = reason
-                refusal.offset = wrapping_add(base_offset, entry.offset_delta)
+                refusal.offset = wrapping_add(header.base_offset, entry.offset_delta)
                 refusal.timestamp = timestamp
             found.refused += 1
     if p != end:
@@ -86,18 +92,18 @@ cdef void examine(const uint8_t* p, const uint8_t* end, const Rules* rules, int6
         found.fault = TRAILING_BYTES
 
 
-def validate_records(payload, BatchHeader header not None, *, bint keys_required, bint create_time, int64_t now_ms,
-                     int64_t before_max_ms, int64_t after_max_ms, Py_ssize_t max_refusals):
+def validate_records(payload, BatchHeader header not None, *, bint keys_required, bint create_time,
+                     int64_t now_ms, int64_t before_max_ms, int64_t after_max_ms, Py_ssize_t max_refusals):
     """Walk the records of a batch and judge each.
 
-    Returns the largest timestamp, whether the records can be kept as they are, how many were refused, and of the first
-    `max_refusals` of those index, reason, offset and timestamp. Records that cannot be walked raise INVALID_RECORD.
+    Returns the largest timestamp, whether offset deltas count up from 0, how many records were refused, and
+    of the first `max_refusals` of those index, reason, offset and timestamp. Records that cannot be walked
+    raise INVALID_RECORD.
     """
     cdef Py_buffer view
     cdef Rules rules
     cdef Findings found
     cdef Refusal* refusals
-    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
     cdef Py_ssize_t i
     rules.keys_required = keys_required
     rules.create_time = create_time
@@ -111,18 +117,18 @@ def validate_records(payload, BatchHeader header not None, *, bint keys_required
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         try:
             if header.count < 0 or header.count > view.len // MIN_ENTRY_BYTES:
-                raise KafkaError(ErrorCode.INVALID_RECORD, f"{FAULTS[<int> BAD_COUNT]}: {header.count} in {view.len} bytes")
+                raise KafkaError(
+                    ErrorCode.INVALID_RECORD, f"{FAULTS[<int> BAD_COUNT]}: {header.count} in {view.len} bytes"
+                )
             with nogil:
-                examine(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &rules, header.base_offset,
-                        header.base_timestamp, header.max_timestamp, append_time, header.count, refusals, max_refusals,
-                        &found)
+                examine(<const uint8_t*> view.buf, view.len, header, &rules, refusals, max_refusals, &found)
         finally:
             PyBuffer_Release(&view)
         if found.fault:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, f"record {found.index} of the batch: {FAULTS[<int> found.fault]}"
             )
-        return found.max_timestamp, found.canonical, found.refused, [
+        return found.max_timestamp, found.contiguous, found.refused, [
             (refusals[i].index, refusals[i].reason, refusals[i].offset, refusals[i].timestamp)
             for i in range(min(found.refused, max_refusals))
         ]
@@ -131,7 +137,7 @@ def validate_records(payload, BatchHeader header not None, *, bint keys_required
 
 
 def find_timestamp(payload, BatchHeader header not None, int64_t timestamp, int64_t start_offset):
-    """(offset, timestamp) of the first record at or after `start_offset` that is not older than `timestamp`."""
+    """(offset, timestamp) of the first record from `start_offset` on that is not older than `timestamp`."""
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef const uint8_t* end
@@ -139,6 +145,7 @@ def find_timestamp(payload, BatchHeader header not None, int64_t timestamp, int6
     cdef Fault fault
     cdef int32_t i
     cdef int64_t found
+    cdef int64_t offset
     cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
@@ -148,9 +155,12 @@ def find_timestamp(payload, BatchHeader header not None, int64_t timestamp, int6
             fault = read_entry(&p, end, &entry)
             if fault:
                 raise corrupt(fault, i)
-            found = header.max_timestamp if append_time else wrapping_add(header.base_timestamp, entry.timestamp_delta)
-            if found >= timestamp and wrapping_add(header.base_offset, entry.offset_delta) >= start_offset:
-                return wrapping_add(header.base_offset, entry.offset_delta), found
+            offset = wrapping_add(header.base_offset, entry.offset_delta)
+            found = header.max_timestamp
+            if not append_time:
+                found = wrapping_add(header.base_timestamp, entry.timestamp_delta)
+            if found >= timestamp and offset >= start_offset:
+                return offset, found
     finally:
         PyBuffer_Release(&view)
     return None

@@ -5,7 +5,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cdef extern from "Python.h":
@@ -18,9 +19,8 @@ cdef extern from *:
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import Codec, TimestampType
 
-# Attribute, both deltas, both lengths and the header count take one byte each at least, as does the length itself.
 cdef enum:
-    MIN_ENTRY_BYTES = 7
+    MIN_ENTRY_BYTES = 7             # length, attributes, two deltas, two lengths, header count: a byte each
     HEADER_BYTES = 61
     OVERHEAD_BYTES = 12
     MAX_DELTA_GROWTH = 9 + 4 + 4    # timestamp delta, offset delta and record length from shortest to longest
@@ -73,7 +73,8 @@ cdef inline int64_t wrapping_sub(int64_t a, int64_t b) noexcept nogil:
     return <int64_t> (<uint64_t> a - <uint64_t> b)
 
 
-cdef Fault read_long_varint(const uint8_t** at, const uint8_t* end, int max_shift, uint64_t* out) noexcept nogil:
+cdef Fault read_long_varint(const uint8_t** at, const uint8_t* end, int max_shift,
+                            uint64_t* out) noexcept nogil:
     """A varint of any length, before zigzag. `max_shift` is that of the last byte its type can have."""
     cdef const uint8_t* p = at[0]
     cdef uint64_t raw = 0
@@ -92,7 +93,8 @@ cdef Fault read_long_varint(const uint8_t** at, const uint8_t* end, int max_shif
             return LONG_VARINT
 
 
-cdef inline Fault read_raw(const uint8_t** at, const uint8_t* end, int max_shift, uint64_t* out) noexcept nogil:
+cdef inline Fault read_raw(const uint8_t** at, const uint8_t* end, int max_shift,
+                           uint64_t* out) noexcept nogil:
     """As `read_long_varint`, quick for one byte and two, which nearly all have."""
     cdef const uint8_t* p = at[0]
     if likely(end - p >= 2):
@@ -128,7 +130,7 @@ cdef struct Entry:
     const uint8_t* end              # one past its last byte
     const uint8_t* key
     const uint8_t* value
-    const uint8_t* after_offset     # the key's length: what comes before depends on the batch, what follows does not
+    const uint8_t* after_offset     # the key's length, from where on nothing depends on the batch
     const uint8_t* headers          # the first header
     int64_t timestamp_delta
     int32_t offset_delta
@@ -137,7 +139,8 @@ cdef struct Entry:
     int32_t header_count
 
 
-cdef inline Fault read_bytes(const uint8_t** at, const uint8_t* end, const uint8_t** data, int32_t* size) noexcept nogil:
+cdef inline Fault read_bytes(const uint8_t** at, const uint8_t* end, const uint8_t** data,
+                             int32_t* size) noexcept nogil:
     cdef Fault fault = read_varint(at, end, size)
     if fault:
         return fault

@@ -132,7 +132,6 @@ class Connection(asyncio.BufferedProtocol):
         "_filled",
         "_frame",
         "_frame_size",
-        "_frames",
         "_in_flight_bytes",
         "_limits",
         "_loop",
@@ -178,7 +177,6 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_size = 0
         # Received bytes that are not looked at yet: less than a frame's length, or a pause came between.
         self._backlog = b""
-        self._frames = 0
         self._out: Parts = []
         self._out_bytes = 0
         self._reading_paused = False
@@ -281,7 +279,7 @@ class Connection(asyncio.BufferedProtocol):
     def _check_size(self, size: int, data: memoryview) -> None:
         if 0 <= size <= self._limits.max_frame_bytes:
             return
-        guess = looks_like(bytes(data[:64])) if self._frames == 0 else None
+        guess = looks_like(bytes(data[:64]))
         if guess is not None:
             raise ProtocolViolation(f"it sent what looks like {guess}; this port speaks Kafka's protocol")
         raise ProtocolViolation(
@@ -302,7 +300,6 @@ class Connection(asyncio.BufferedProtocol):
         self._frame += _ZEROS[: min(have, _LARGEST_GROWTH_BYTES, self._frame_size - have)]
 
     def _start(self, frame: bytearray) -> None:
-        self._frames += 1
         size = len(frame)
         exchange = Exchange(self, size)
         self._exchanges.append(exchange)

@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ottla.client.admin import Admin as Admin
+    from ottla.client.consumer import Consumer as Consumer
+    from ottla.client.producer import Producer as Producer
     from ottla.testing.local_node import LocalNode as LocalNode
 
 __version__ = "0.1.0.dev0"
 
 # Where each name lives: nothing is imported before it is asked for.
-_LAZY = {"LocalNode": "ottla.testing.local_node"}
+_LAZY = {
+    "Admin": "ottla.client.admin",
+    "Consumer": "ottla.client.consumer",
+    "LocalNode": "ottla.testing.local_node",
+    "Producer": "ottla.client.producer",
+}
 
-__all__ = ["LocalNode", "__version__"]
+__all__ = ["Admin", "Consumer", "LocalNode", "Producer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

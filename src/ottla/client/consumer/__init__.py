@@ -1,0 +1,23 @@
+"""The consumer: records of partitions, one by one or as columns.
+
+async with Consumer("localhost:9092", auto_offset_reset="earliest") as consumer:
+    consumer.assign([("orders", 0)])
+    async for record in consumer:
+        print(record.offset, record.value)
+"""
+
+from ottla.client.consumer.chunk import SerializationFailed
+from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.consumer import Consumer
+from ottla.client.group_offsets import CommittedOffset
+from ottla.client.view import TopicPartition
+from ottla.records._kernel import ConsumerRecord
+
+__all__ = [
+    "CommittedOffset",
+    "Consumer",
+    "ConsumerConfig",
+    "ConsumerRecord",
+    "SerializationFailed",
+    "TopicPartition",
+]

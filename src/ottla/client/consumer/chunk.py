@@ -1,0 +1,203 @@
+"""Fetched bytes of one partition that wait for the user, decoded only as far as he asks.
+
+A chunk is one fetch's worth. `take` decodes it piece by piece: a few batches at a time, and never across a
+change of leader epoch or timestamp type, which every record of a piece therefore shares. What was decoded
+and not taken stays in `_decoded`. `take_arrow` turns all that is left into columns at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from ottla.client.consumer.state import PartitionState
+from ottla.client.serialization import Deserializer
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.schema import Buffer
+from ottla.records._kernel import ConsumerRecord, Record, consumer_records
+from ottla.records.reader import open_reader
+from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+__all__ = ["Chunk", "SerializationFailed"]
+
+PIECE_BYTES = 64 * 1024
+_FRONT = struct.Struct(">qii")  # base offset, length, leader epoch
+_ATTRIBUTES_AT = 21
+_LAST_DELTA = struct.Struct(">i")
+_LAST_DELTA_AT = 23
+_TIMESTAMP_TYPE_BIT = 0x08
+
+
+class SerializationFailed(KafkaError):
+    """A deserializer refused a record. `partition` and `offset` tell which: seek past it to go on."""
+
+    __slots__ = ("offset", "partition")
+
+    def __init__(self, partition: Any, offset: int, cause: Exception) -> None:
+        super().__init__(
+            ErrorCode.INVALID_RECORD,
+            f"{partition}: the record at offset {offset} cannot be deserialized: {cause!r}; "
+            f"seek to {offset + 1} to go on after it",
+        )
+        self.partition = partition
+        self.offset = offset
+
+
+class Chunk:
+    __slots__ = (
+        "_aborted",
+        "_at",
+        "_buf",
+        "_check_crcs",
+        "_decoded",
+        "_epoch",
+        "_reader",
+        "_timestamp_type",
+        "dropped",
+        "last_epoch",
+        "next_offset",
+        "node_id",
+        "size",
+        "state",
+    )
+
+    def __init__(
+        self,
+        state: PartitionState,
+        buf: Buffer,
+        *,
+        fetch_offset: int,
+        aborted: list[tuple[int, int]],
+        check_crcs: bool,
+        node_id: int,
+    ) -> None:
+        self.state = state
+        self.node_id = node_id
+        self.size = memoryview(buf).nbytes
+        self.dropped = False
+        self._buf = memoryview(buf)
+        self._at = 0
+        self._aborted = aborted
+        self._check_crcs = check_crcs
+        self._reader = open_reader(start_offset=fetch_offset, check_crc=check_crcs)
+        self._reader.set_aborted(aborted)
+        self._decoded: list[Record] = []
+        self._epoch = -1
+        self._timestamp_type = 0
+        # The offset after the last whole batch, and that batch's leader epoch.
+        self.next_offset, self.last_epoch = self._end(fetch_offset)
+
+    def _end(self, fetch_offset: int) -> tuple[int, int]:
+        buf, size, at = self._buf, self.size, 0
+        offset, epoch = fetch_offset, -1
+        while size - at >= HEADER_SIZE:
+            base_offset, length, batch_epoch = _FRONT.unpack_from(buf, at)
+            if length < HEADER_SIZE - LOG_OVERHEAD or at + LOG_OVERHEAD + length > size:
+                break
+            offset = base_offset + _LAST_DELTA.unpack_from(buf, at + _LAST_DELTA_AT)[0] + 1
+            epoch = batch_epoch
+            at += LOG_OVERHEAD + length
+        if not at and size:
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{self.state.partition}: {size} bytes fetched at offset {fetch_offset} hold no whole batch",
+            )
+        return max(offset, fetch_offset), epoch
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._decoded and self.size - self._at < HEADER_SIZE
+
+    def take(
+        self, most: int, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
+    ) -> list[ConsumerRecord[Any, Any]]:
+        """Up to `most` records; moves the position behind them. None of them, with the position moved, where
+        all that is left is not for the user.
+        """
+        state = self.state
+        while not self._decoded:
+            if self.is_empty:
+                state.position = max(state.position or 0, self.next_offset)
+                return []
+            self._decode_piece()
+        records, rest = self._decoded[:most], self._decoded[most:]
+        found, count, error = consumer_records(
+            records,
+            state.partition.topic,
+            state.partition.partition,
+            leader_epoch=self._epoch,
+            timestamp_type=self._timestamp_type,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+        )
+        if error is not None:
+            rest = records[count:] + rest
+            if not found:
+                self._decoded = rest
+                raise SerializationFailed(state.partition, rest[0].offset, error) from error
+        self._decoded = rest
+        state.position_epoch = self._epoch
+        if rest:
+            state.position = rest[0].offset
+        else:
+            state.position = self.next_offset if self.is_empty else found[-1].offset + 1
+        return found
+
+    def _decode_piece(self) -> None:
+        begin, at, size, buf = self._at, self._at, self.size, self._buf
+        epoch = timestamp_type = -1
+        while size - at >= HEADER_SIZE and at - begin < PIECE_BYTES:
+            _, length, batch_epoch = _FRONT.unpack_from(buf, at)
+            batch_type = buf[at + _ATTRIBUTES_AT + 1] & _TIMESTAMP_TYPE_BIT
+            if length < HEADER_SIZE - LOG_OVERHEAD or at + LOG_OVERHEAD + length > size:
+                break
+            if at > begin and (batch_epoch, batch_type) != (epoch, timestamp_type):
+                break
+            epoch, timestamp_type = batch_epoch, batch_type
+            at += LOG_OVERHEAD + length
+        if at == begin:
+            self._at = size  # the torn end of a fetch, which the next one brings whole
+            return
+        try:
+            self._decoded = self._reader.read(buf[begin:at])
+        except KafkaError as error:
+            raise self._corrupt(error) from error
+        self._at = at
+        self._epoch, self._timestamp_type = epoch, 1 if timestamp_type else 0
+
+    def take_arrow(self, columns: Sequence[str]) -> pa.RecordBatch:
+        """All that is left, as columns; moves the position to the chunk's end."""
+        from ottla.records.arrow import ArrowDecoder
+
+        state = self.state
+        assert state.position is not None, f"{state.partition} has fetched bytes and no position"
+        decoder = ArrowDecoder(
+            columns=columns,
+            start_offset=state.position,
+            check_crc=self._check_crcs,
+            expected_bytes=self.size - (0 if self._decoded else self._at),
+        )
+        decoder.set_aborted(self._aborted)
+        # From the beginning, as what lies behind may hold the end of an aborted transaction.
+        try:
+            decoder.feed(self._buf if self._decoded or self._aborted else self._buf[self._at :])
+        except KafkaError as error:
+            raise self._corrupt(error) from error
+        batch = decoder.finish()
+        self._at, self._decoded = self.size, []
+        state.position = max(state.position, self.next_offset)
+        state.position_epoch = self.last_epoch
+        return batch
+
+    def _corrupt(self, error: KafkaError) -> KafkaError:
+        state = self.state
+        return KafkaError(
+            error.code,
+            f"{state.partition}: cannot read on from offset {state.position}: {error.message}; "
+            "seek past it to go on",
+        )

@@ -1,0 +1,336 @@
+"""Fetches ahead of the user: one request under way to each broker, for all partitions that want bytes.
+
+A partition wants bytes while fewer than two chunks of it wait. What waits and what may come in is bounded:
+each broker has an equal share of `prefetch.max.bytes`, and a request never asks for more than is left of
+it. (Only a single batch larger than that is delivered all the same, as Kafka promises.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ottla.client.cluster import Cluster
+from ottla.client.consumer.chunk import Chunk
+from ottla.client.consumer.config import ConsumerConfig, Reset
+from ottla.client.consumer.session import FetchSession, Wanted
+from ottla.client.consumer.state import Assignment, PartitionState
+from ottla.client.refresher import Refresher
+from ottla.client.view import PartitionInfo, TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+
+__all__ = ["Fetcher"]
+
+log = logging.getLogger(__name__)
+
+CHUNKS_AHEAD = 2
+WITHOUT_TOPIC_IDS = 12
+_STALE_METADATA = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+    }
+)
+
+
+class _Sent(NamedTuple):
+    """A partition in a request: an answer counts only if nobody has sought elsewhere since."""
+
+    state: PartitionState
+    offset: int
+    seeks: int
+
+
+class Fetcher:
+    """`run` is its task. `on_reset` is called when a partition's position has to be found out anew."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        refresher: Refresher,
+        on_reset: Callable[[], object],
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._assignment = assignment
+        self._refresher = refresher
+        self._on_reset = on_reset
+        self._wake = asyncio.Event()
+        self._sessions: dict[int, FetchSession] = {}
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        # Arrived and not used up, oldest first, and their bytes by the broker they came from.
+        self.chunks: deque[Chunk] = deque()
+        self._waiting_bytes: dict[int, int] = {}
+        # Set when there is something for whoever polls: bytes, or an error.
+        self.arrived = asyncio.Event()
+
+    def wake(self) -> None:
+        """Positions, the assignment or metadata changed, or bytes were used up."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                self._dispatch()
+                await self._wake.wait()
+        finally:
+            tasks = list(self._under_way.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(self._waiting_bytes.values())
+
+    def first_readable(self) -> Chunk | None:
+        """The oldest chunk that the user may get from now; drops those that nobody needs any more."""
+        for _ in range(len(self.chunks)):
+            chunk = self.chunks[0]
+            if not chunk.dropped and not chunk.is_empty:
+                break
+            self.finish(chunk)
+        for chunk in self.chunks:
+            if not (chunk.dropped or chunk.state.paused or chunk.state.revoking):
+                return chunk
+        return None
+
+    def finish(self, chunk: Chunk) -> None:
+        """The chunk is used up, or of no use."""
+        self.chunks.remove(chunk)
+        self._waiting_bytes[chunk.node_id] -= chunk.size
+        if not chunk.dropped:
+            chunk.state.chunks.remove(chunk)
+        self._wake.set()
+
+    # Asking.
+
+    def _dispatch(self) -> None:
+        now = asyncio.get_running_loop().time()
+        by_node: dict[int, list[tuple[PartitionState, PartitionInfo]]] = {}
+        stale = set()
+        for state in self._assignment:
+            info = self._cluster.view.leader(state.partition)
+            if info is None:
+                stale.add(state.partition.topic)
+            elif self._wants_bytes(state, info):
+                by_node.setdefault(self._source(state, info, now), []).append((state, info))
+        if stale:
+            self._refresher.ask(stale)
+        nodes = len(by_node.keys() | self._under_way.keys())
+        for node_id, wanting in by_node.items():
+            if node_id in self._under_way:
+                continue
+            room = self._room(node_id, nodes)
+            if room > 0:
+                task = asyncio.get_running_loop().create_task(self._fetch(node_id, wanting, room))
+                self._under_way[node_id] = task
+                for state, _ in wanting:
+                    state.fetching = True
+
+    def _wants_bytes(self, state: PartitionState, info: PartitionInfo) -> bool:
+        return (
+            state.position is not None
+            and state.error is None
+            and not (state.paused or state.revoking or state.fetching)
+            and len(state.chunks) < CHUNKS_AHEAD
+            # A position from before the leader changed has to be checked first.
+            and (state.position_epoch < 0 or state.validated_epoch >= info.leader_epoch)
+        )
+
+    def _source(self, state: PartitionState, info: PartitionInfo, now: float) -> int:
+        """The replica that the leader told to read from while that is valid, or the leader."""
+        chosen = state.preferred_replica
+        if chosen < 0:
+            return info.leader
+        if (
+            now < state.preferred_until
+            and chosen in self._cluster.view.brokers
+            and chosen not in info.offline
+        ):
+            return chosen
+        state.preferred_replica = -1
+        return info.leader
+
+    def _room(self, node_id: int, nodes: int) -> int:
+        share = self._config.prefetch_max_bytes // max(nodes, 1)
+        waiting = self._waiting_bytes.get(node_id, 0)
+        # No crumbs: a request is worth it when a good part of the share is free.
+        if waiting and waiting > share * 3 // 4:
+            return 0
+        return max(min(self._config.fetch_max_bytes, share - waiting), 1)
+
+    async def _fetch(
+        self, node_id: int, wanting: list[tuple[PartitionState, PartitionInfo]], room: int
+    ) -> None:
+        session = self._sessions.setdefault(node_id, FetchSession())
+        sent = {s.partition: _Sent(s, s.fetch_offset, s.seeks) for s, _ in wanting}
+        try:
+            connection = await self._cluster.connection(node_id)
+            wanted = {
+                state.partition: Wanted(
+                    self._topic_id(state.partition.topic),
+                    sent[state.partition].offset,
+                    info.leader_epoch,
+                    self._config.max_partition_fetch_bytes,
+                )
+                for state, info in wanting
+            }
+            request = FetchRequest(
+                max_wait_ms=self._config.fetch_max_wait_ms,
+                min_bytes=self._config.fetch_min_bytes,
+                max_bytes=room,
+                isolation_level=1 if self._config.read_committed else 0,
+                rack_id=self._config.client_rack,
+            )
+            session.fill(request, wanted)
+            with_ids = all(want.topic_id is not None for want in wanted.values())
+            version = connection.version_for(FetchRequest, at_most=None if with_ids else WITHOUT_TOPIC_IDS)
+            answer = await connection.request(
+                request, FetchResponse, timeout_ms=self._config.request_timeout_ms, version=version
+            )
+        except KafkaError as error:
+            session.lost()
+            await self._could_not_ask(node_id, sent, error)
+        else:
+            await self._answered(node_id, session, sent, answer)
+        finally:
+            del self._under_way[node_id]
+            for state, _ in wanting:
+                state.fetching = False
+            self._wake.set()
+
+    def _topic_id(self, name: str) -> bytes | None:
+        topic = self._cluster.view.topics.get(name)
+        return topic.topic_id if topic is not None else None
+
+    async def _could_not_ask(
+        self, node_id: int, sent: dict[TopicPartition, _Sent], error: KafkaError
+    ) -> None:
+        log.debug("fetch from broker %d: %s", node_id, error)
+        for entry in sent.values():
+            entry.state.preferred_replica = -1
+        self._refresher.ask({partition.topic for partition in sent})
+        await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+
+    # Answers.
+
+    async def _answered(
+        self,
+        node_id: int,
+        session: FetchSession,
+        sent: dict[TopicPartition, _Sent],
+        answer: FetchResponse,
+    ) -> None:
+        if not session.answered(answer.session_id, answer.error_code):
+            return
+        if answer.error_code:
+            error = KafkaError(ErrorCode.of(answer.error_code), f"fetch from broker {node_id}")
+            await self._could_not_ask(node_id, sent, error)
+            return
+        names = self._cluster.view.names_by_id
+        failed = False
+        for topic in answer.responses:
+            name = topic.topic or names.get(topic.topic_id, "")
+            for data in topic.partitions:
+                entry = sent.get(TopicPartition(name, data.partition_index))
+                if entry is None or entry.state.seeks != entry.seeks:
+                    continue
+                if data.error_code:
+                    failed = True
+                    self._refused(node_id, entry, ErrorCode.of(data.error_code))
+                else:
+                    self._take(node_id, entry, data)
+        wait_ms = answer.throttle_time_ms
+        if failed:
+            wait_ms = max(wait_ms, self._config.retry_backoff_ms)
+        if wait_ms:
+            await asyncio.sleep(wait_ms / 1000)
+
+    def _take(self, node_id: int, entry: _Sent, data: PartitionData) -> None:
+        state = entry.state
+        state.high_watermark = data.high_watermark
+        state.last_stable_offset = data.last_stable_offset
+        state.log_start_offset = data.log_start_offset
+        if data.preferred_read_replica >= 0:
+            state.preferred_replica = data.preferred_read_replica
+            age = self._config.metadata_max_age_ms / 1000
+            state.preferred_until = asyncio.get_running_loop().time() + age
+        if not data.records:
+            return
+        aborted = [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()]
+        try:
+            chunk = Chunk(
+                state,
+                data.records,
+                fetch_offset=entry.offset,
+                aborted=aborted,
+                check_crcs=self._config.check_crcs,
+                node_id=node_id,
+            )
+        except KafkaError as error:
+            self._stop(state, error)
+            return
+        state.chunks.append(chunk)
+        self.chunks.append(chunk)
+        self._waiting_bytes[node_id] = self._waiting_bytes.get(node_id, 0) + chunk.size
+        self.arrived.set()
+
+    def _refused(self, node_id: int, entry: _Sent, code: ErrorCode) -> None:
+        state = entry.state
+        if code in _STALE_METADATA:
+            state.preferred_replica = -1
+            self._refresher.ask([state.partition.topic])
+        elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._out_of_range(node_id, entry)
+        elif code is ErrorCode.UNKNOWN_SERVER_ERROR or code.retriable:
+            log.debug("%s: %s; trying again", state.partition, code.name)
+        else:
+            self._stop(
+                state,
+                KafkaError(code, f"{state.partition}: cannot fetch from offset {entry.offset}: {code.text}"),
+            )
+
+    def _out_of_range(self, node_id: int, entry: _Sent) -> None:
+        state = entry.state
+        if state.preferred_replica == node_id:
+            state.preferred_replica = -1  # a follower may lag; the leader knows
+        elif state.chunks:
+            pass  # found beyond what the user has; he reads that first
+        elif self._config.reset_policy.reset is Reset.NONE:
+            self._stop(
+                state,
+                KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"{state.partition}: offset {entry.offset} is not in the log, and "
+                    "auto.offset.reset=none; seek to an offset that is",
+                ),
+            )
+        else:
+            log.info(
+                "%s: offset %d is not in the log; starting at %s",
+                state.partition,
+                entry.offset,
+                self._config.auto_offset_reset,
+            )
+            state.seek_by(self._config.reset_policy)
+            self._on_reset()
+
+    def _stop(self, state: PartitionState, error: KafkaError) -> None:
+        state.error = error
+        self.arrived.set()

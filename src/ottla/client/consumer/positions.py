@@ -1,0 +1,247 @@
+"""Finds out where each partition begins, and whether a position survived a change of leader.
+
+A partition without a position gets the group's committed offset or, without one, what the reset policy
+says. A position is checked against the new leader's history whenever the leader's epoch grows: if the
+record before it has been truncated away, the position goes back to where the histories part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ottla.client.admin.caller import Caller
+from ottla.client.admin.offsets import OffsetsAdmin, OffsetSpec, by_topic
+from ottla.client.cluster import Cluster
+from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
+from ottla.client.consumer.state import Assignment, PartitionState
+from ottla.client.group_offsets import CommittedOffset
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+
+__all__ = ["Positions"]
+
+log = logging.getLogger(__name__)
+
+
+FetchCommitted = Callable[[list[TopicPartition]], Awaitable[dict[TopicPartition, CommittedOffset]]]
+
+
+class Positions:
+    """`run` is its task; `wake` it after the assignment, a position or metadata changed."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        on_change: Callable[[], object],
+        fetch_committed: FetchCommitted | None,
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._assignment = assignment
+        self._on_change = on_change
+        self._fetch_committed = fetch_committed
+        self._wake = asyncio.Event()
+        self._caller = Caller(cluster, config.default_api_timeout_ms)
+        self.offsets = OffsetsAdmin(self._caller)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        backoff = self._cluster.new_backoff()
+        while True:
+            self._wake.clear()
+            try:
+                await self._initialize()
+                await self._reset()
+                await self._validate()
+                backoff.reset()
+            except KafkaError as error:
+                if not error.retriable:
+                    self._stop_all(error)
+                log.debug("positions: %s; trying again", error)
+                self._wake.set()
+                await asyncio.sleep(backoff.next_ms() / 1000)
+            await self._wake.wait()
+
+    def _stop_all(self, error: KafkaError) -> None:
+        for state in self._assignment:
+            if state.position is None and state.error is None:
+                state.error = error
+        self._on_change()
+
+    async def _initialize(self) -> None:
+        new = [s for s in self._assignment if s.position is None and s.reset is None and s.error is None]
+        if not new:
+            return
+        seeks = {state.partition: state.seeks for state in new}
+        committed: dict[TopicPartition, CommittedOffset] = {}
+        if self._fetch_committed is not None:
+            committed = await self._fetch_committed([state.partition for state in new])
+        for state in new:
+            if state.seeks != seeks[state.partition] or state.position is not None:
+                continue  # the user has sought meanwhile
+            found = committed.get(state.partition)
+            if found is not None and found.offset >= 0:
+                state.seek(found.offset, found.leader_epoch)
+            elif self._config.reset_policy.reset is Reset.NONE:
+                state.error = KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"{state.partition}: there is no committed offset, and auto.offset.reset=none; "
+                    "seek to where reading shall begin",
+                )
+            else:
+                state.reset = self._config.reset_policy
+        self._on_change()
+
+    async def _reset(self) -> None:
+        waiting = {
+            s.partition: (s, s.seeks, self._timestamp(s.reset))
+            for s in self._assignment
+            if s.reset is not None and s.error is None
+        }
+        if not waiting:
+            return
+        await self._find(waiting)
+        # By time, where no record is that young: the end.
+        late = {
+            s.partition: (s, s.seeks, int(OffsetSpec.LATEST))
+            for s, seeks, _ in waiting.values()
+            if s.reset is not None
+            and s.error is None
+            and s.seeks == seeks
+            and s.reset.reset is Reset.BY_DURATION
+        }
+        if late:
+            await self._find(late)
+        self._on_change()
+
+    async def _find(self, waiting: dict[TopicPartition, tuple[PartitionState, int, int]]) -> None:
+        found = await self.offsets.list(
+            {partition: timestamp for partition, (_, _, timestamp) in waiting.items()},
+            read_committed=self._config.read_committed,
+        )
+        for partition, (state, seeks, _) in waiting.items():
+            result = found[partition]
+            if state.seeks != seeks:
+                continue
+            if isinstance(result, KafkaError):
+                if result.retriable:
+                    self._wake.set()
+                else:
+                    state.error = result
+            elif result.offset >= 0:
+                state.seek(result.offset, result.leader_epoch)
+                info = self._cluster.view.leader(partition)
+                state.validated_epoch = info.leader_epoch if info is not None else -1
+
+    def _timestamp(self, policy: ResetPolicy | None) -> int:
+        assert policy is not None
+        match policy.reset:
+            case Reset.EARLIEST:
+                return OffsetSpec.EARLIEST
+            case Reset.LATEST:
+                return OffsetSpec.LATEST
+        return self._cluster.runtime.clock.wall_ms() - policy.back_ms
+
+    # After a change of leader.
+
+    async def _validate(self) -> None:
+        by_leader: dict[int, list[tuple[PartitionState, int, int]]] = {}
+        for state in self._assignment:
+            info = self._cluster.view.leader(state.partition)
+            if info is None or state.position is None or state.position_epoch < 0:
+                continue
+            if state.validated_epoch < info.leader_epoch:
+                state.forget_fetched()  # fetched under the leader before, beyond what is checked here
+                by_leader.setdefault(info.leader, []).append((state, state.seeks, info.leader_epoch))
+        changed = False
+        for node_id, states in by_leader.items():
+            changed |= await self._validate_with(node_id, states)
+        if changed:
+            self._on_change()
+
+    async def _validate_with(self, node_id: int, states: list[tuple[PartitionState, int, int]]) -> bool:
+        asked = {state.partition: (state, seeks, epoch) for state, seeks, epoch in states}
+        connection = await self._cluster.connection(node_id)
+        if connection.versions is None or not connection.versions.supports(
+            OffsetForLeaderEpochRequest.API_KEY, 3
+        ):
+            # Brokers before Kafka 2.3 do not let consumers ask.
+            for state, _, epoch in states:
+                state.validated_epoch = epoch
+            return True
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1,
+            topics=[
+                OffsetForLeaderTopic(
+                    topic=topic,
+                    partitions=[
+                        OffsetForLeaderPartition(
+                            partition=index,
+                            current_leader_epoch=asked[TopicPartition(topic, index)][2],
+                            leader_epoch=asked[TopicPartition(topic, index)][0].position_epoch,
+                        )
+                        for index in indexes
+                    ],
+                )
+                for topic, indexes in by_topic(asked).items()
+            ],
+        )
+        answer = await connection.request(
+            request, OffsetForLeaderEpochResponse, timeout_ms=self._config.request_timeout_ms
+        )
+        stale: set[str] = set()
+        for topic in answer.topics:
+            for entry in topic.partitions:
+                state, seeks, epoch = asked[TopicPartition(topic.topic, entry.partition)]
+                if state.seeks != seeks:
+                    continue
+                if entry.error_code:
+                    stale.add(topic.topic)
+                else:
+                    self._compare(state, epoch, entry.leader_epoch, entry.end_offset)
+        if stale:
+            await self._cluster.refresh(topics=stale)
+            self._wake.set()
+            await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+        return True
+
+    def _compare(self, state: PartitionState, epoch: int, end_epoch: int, end_offset: int) -> None:
+        """`end_offset` is where the leader's history of the position's epoch ends; -1 if it has none."""
+        state.validated_epoch = epoch
+        assert state.position is not None
+        if end_offset < 0 or end_epoch < 0:
+            self._truncated(state, None, end_epoch)
+        elif end_offset < state.position:
+            self._truncated(state, end_offset, end_epoch)
+
+    def _truncated(self, state: PartitionState, good: int | None, good_epoch: int) -> None:
+        if self._config.reset_policy.reset is Reset.NONE:
+            where = f"; the log now parts at offset {good}" if good is not None else ""
+            state.error = KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"{state.partition}: the log was truncated below the position {state.position}{where}, and "
+                "auto.offset.reset=none; seek to where reading shall go on",
+            )
+        elif good is not None:
+            log.warning(
+                "%s: the log was truncated; going back from %s to %d", state.partition, state.position, good
+            )
+            state.seek(good, good_epoch)
+        else:
+            log.warning(
+                "%s: the log was truncated; starting at %s", state.partition, self._config.auto_offset_reset
+            )
+            state.seek_by(self._config.reset_policy)
+            self._wake.set()

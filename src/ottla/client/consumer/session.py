@@ -1,0 +1,106 @@
+"""A fetch session with one broker: after the first full request, only what changed is said.
+
+The invariant: `_sent` is exactly what the broker remembers of this session, given that it got every request
+so far. Whenever that is in doubt (no answer, or one that denies the session) the next request is full again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from ottla.protocol.schema import ZERO_UUID
+
+__all__ = ["FetchSession", "Wanted"]
+
+MAX_EPOCH = 2**31 - 1
+_DENIED = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+
+
+class Wanted(NamedTuple):
+    """What is asked for one partition; the same again need not be said again."""
+
+    topic_id: bytes | None
+    offset: int
+    leader_epoch: int
+    max_bytes: int
+
+
+class FetchSession:
+    __slots__ = ("_epoch", "_id", "_sent")
+
+    def __init__(self) -> None:
+        self._id = 0
+        self._epoch = 0  # 0 asks for a new session, and ends the one with this id
+        self._sent: dict[TopicPartition, Wanted] = {}
+
+    def fill(self, request: FetchRequest, wanted: Mapping[TopicPartition, Wanted]) -> None:
+        """Puts partitions and session into a request, as if the broker will get it."""
+        request.session_id, request.session_epoch = self._id, self._epoch
+        if not self._epoch:
+            request.topics = _topics(wanted)
+        else:
+            changed = {p: want for p, want in wanted.items() if self._sent.get(p) != want}
+            # A topic of the same name and another id is another topic.
+            gone = {
+                p: was
+                for p, was in self._sent.items()
+                if p not in wanted or wanted[p].topic_id != was.topic_id
+            }
+            request.topics = _topics(changed)
+            request.forgotten_topics_data = _forgotten(gone)
+        self._sent = dict(wanted)
+
+    def answered(self, session_id: int, error: int) -> bool:
+        """Takes the head of an answer; False if the session is denied and its body means nothing."""
+        if error:
+            if error in _DENIED:
+                self._id = 0
+            self.lost()
+            return error not in _DENIED
+        if self._epoch and session_id == self._id:
+            self._epoch = self._epoch + 1 if self._epoch < MAX_EPOCH else 1
+        else:
+            self._id = session_id
+            self._epoch = 1 if session_id else 0
+        return True
+
+    def lost(self) -> None:
+        """The next request is a full one."""
+        self._epoch = 0
+
+
+def _topics(wanted: Mapping[TopicPartition, Wanted]) -> list[FetchTopic]:
+    topics: dict[str, FetchTopic] = {}
+    for (name, index), want in wanted.items():
+        topic = topics.get(name)
+        if topic is None:
+            topic = topics[name] = FetchTopic(topic=name, topic_id=want.topic_id or ZERO_UUID)
+        topic.partitions.append(
+            FetchPartition(
+                partition=index,
+                current_leader_epoch=want.leader_epoch,
+                fetch_offset=want.offset,
+                partition_max_bytes=want.max_bytes,
+            )
+        )
+    return list(topics.values())
+
+
+def _forgotten(gone: Mapping[TopicPartition, Wanted]) -> list[ForgottenTopic]:
+    topics: dict[tuple[str, bytes | None], ForgottenTopic] = {}
+    for (name, index), was in gone.items():
+        key = (name, was.topic_id)
+        if key not in topics:
+            topics[key] = ForgottenTopic(topic=name, topic_id=was.topic_id or ZERO_UUID)
+        topics[key].partitions.append(index)
+    return list(topics.values())

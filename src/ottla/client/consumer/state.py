@@ -1,0 +1,139 @@
+"""What a consumer reads and how far it is: one `PartitionState` for each partition assigned to it.
+
+`position` is the offset of the next record that the user gets; everything fetched beyond it waits in
+`chunks`. It is None until the positions task has found out where to begin, and nothing is fetched before.
+`seeks` counts the jumps: an answer to a fetch that was sent before a jump is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ottla.client.consumer.config import ResetPolicy
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from ottla.client.consumer.chunk import Chunk
+
+__all__ = ["Assignment", "PartitionState"]
+
+NO_EPOCH = -1
+
+
+class PartitionState:
+    __slots__ = (
+        "chunks",
+        "error",
+        "fetching",
+        "high_watermark",
+        "last_stable_offset",
+        "log_start_offset",
+        "partition",
+        "paused",
+        "position",
+        "position_epoch",
+        "preferred_replica",
+        "preferred_until",
+        "reset",
+        "revoking",
+        "seeks",
+        "validated_epoch",
+    )
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self.position: int | None = None
+        # The leader epoch of the record before `position`, -1 if it is not known.
+        self.position_epoch = NO_EPOCH
+        # The leader's epoch that `position` was last found to be good for.
+        self.validated_epoch = NO_EPOCH
+        # Where to begin by the log's ends or by time, while `position` is to be found out that way.
+        self.reset: ResetPolicy | None = None
+        self.seeks = 0
+        self.paused = False
+        self.revoking = False
+        self.fetching = False
+        self.chunks: deque[Chunk] = deque()
+        self.high_watermark: int | None = None
+        self.last_stable_offset: int | None = None
+        self.log_start_offset: int | None = None
+        self.preferred_replica = -1
+        self.preferred_until = 0.0
+        # What stops this partition until the user has been told.
+        self.error: KafkaError | None = None
+
+    def seek(self, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+        self.forget_fetched()
+        self.position, self.position_epoch, self.validated_epoch = offset, leader_epoch, NO_EPOCH
+        self.reset = None
+        self.error = None
+
+    def seek_by(self, reset: ResetPolicy) -> None:
+        """The position is to be found out anew."""
+        self.forget_fetched()
+        self.position, self.position_epoch = None, NO_EPOCH
+        self.reset = reset
+        self.error = None
+
+    def forget_fetched(self) -> None:
+        self.seeks += 1
+        for chunk in self.chunks:
+            chunk.dropped = True
+        self.chunks.clear()
+
+    @property
+    def fetch_offset(self) -> int:
+        """Where the next fetch begins."""
+        if self.chunks:
+            return self.chunks[-1].next_offset
+        assert self.position is not None, f"{self.partition} has no position yet"
+        return self.position
+
+
+class Assignment:
+    """The partitions that a consumer reads now, in the order they came."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[TopicPartition, PartitionState] = {}
+
+    def __iter__(self) -> Iterator[PartitionState]:
+        return iter(self._states.values())
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, partition: TopicPartition) -> PartitionState | None:
+        return self._states.get(partition)
+
+    def of(self, partition: TopicPartition) -> PartitionState:
+        state = self._states.get(partition)
+        if state is None:
+            raise ValueError(f"{partition} is not assigned to this consumer")
+        return state
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return list(self._states)
+
+    def replace(self, partitions: Iterable[TopicPartition]) -> None:
+        """Exactly these; one that was there keeps its state."""
+        old = self._states
+        self._states = {
+            partition: old.get(partition) or PartitionState(partition) for partition in partitions
+        }
+        for partition, state in old.items():
+            if partition not in self._states:
+                state.forget_fetched()
+
+    def take_error(self) -> KafkaError | None:
+        """An error that the user has not been told yet; the partition is then tried again."""
+        for state in self._states.values():
+            if state.error is not None:
+                error, state.error = state.error, None
+                return error
+        return None

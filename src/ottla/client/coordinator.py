@@ -1,0 +1,112 @@
+"""Asking the coordinator of a group or a transactional id, wherever it moves to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from ottla.client.cluster import Cluster, CoordinatorType
+from ottla.client.connection import Connection
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.schema import Request, Response
+
+__all__ = ["Coordinator"]
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Response)
+_MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
+_LATER = frozenset({*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
+
+
+class Coordinator:
+    """`call` repeats a request while there is no coordinator to answer it; what else an answer says is the
+    caller's business.
+    """
+
+    __slots__ = ("_cluster", "_key", "_kind", "request_timeout_ms", "timeout_ms")
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        kind: CoordinatorType,
+        key: str,
+        *,
+        timeout_ms: int,
+        request_timeout_ms: int | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._key = key
+        self.timeout_ms = timeout_ms
+        self.request_timeout_ms = request_timeout_ms or cluster.config.request_timeout_ms
+
+    async def connection(self) -> Connection:
+        return await self._cluster.coordinator(self._kind, self._key)
+
+    def forget(self) -> None:
+        self._cluster.forget_coordinator(self._kind, self._key)
+
+    async def once(
+        self,
+        request: Request,
+        response_type: type[R],
+        *,
+        at_most: int | None = None,
+        unstable: bool = False,
+        timeout_ms: int | None = None,
+    ) -> R:
+        """One attempt. A connection that fails makes the next attempt look for the coordinator anew."""
+        try:
+            connection = await self.connection()
+            version = connection.version_for(type(request), at_most=at_most, unstable=unstable)
+            return await connection.request(
+                request, response_type, timeout_ms=timeout_ms or self.request_timeout_ms, version=version
+            )
+        except KafkaError as error:
+            if error.retriable:
+                self.forget()
+            raise
+
+    async def call(
+        self,
+        request: Request | Callable[[Connection], Request],
+        response_type: type[R],
+        errors: Callable[[R], Iterable[int]],
+        *,
+        at_most: int | None = None,
+        unstable: bool = False,
+        also_later: Iterable[ErrorCode] = (),
+        timeout_ms: int | None = None,
+        request_timeout_ms: int | None = None,
+    ) -> R:
+        """The answer, once no code that `errors` finds in it says to come again; `also_later` names further
+        ones that do. After `timeout_ms` the last error is raised.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        backoff = self._cluster.new_backoff()
+        later = _LATER.union(also_later)
+        while True:
+            try:
+                made = request if isinstance(request, Request) else request(await self.connection())
+                answer = await self.once(
+                    made, response_type, at_most=at_most, unstable=unstable, timeout_ms=request_timeout_ms
+                )
+                code = next((ErrorCode.of(code) for code in errors(answer) if code in later), None)
+                if code is None:
+                    return answer
+                if code in _MOVED:
+                    self.forget()
+                error = KafkaError(code, f"{self._kind.name.lower()} {self._key!r}: {code.text}")
+            except KafkaError as failure:
+                if not failure.retriable:
+                    raise
+                error = failure
+            wait = backoff.next_ms() / 1000
+            if loop.time() + wait >= deadline:
+                raise error
+            log.debug("%s; trying again in %.0f ms", error, wait * 1000)
+            await asyncio.sleep(wait)

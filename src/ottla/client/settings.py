@@ -1,0 +1,69 @@
+"""Settings by Kafka's dotted names or by keyword, from text or as values, checked against one dataclass."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+__all__ = ["Servers", "dotted", "settings_of"]
+
+T = TypeVar("T")
+
+Servers = str | Iterable[str] | Mapping[str, Any] | None
+"""Where to start, or all settings at once as a mapping with Kafka's names."""
+
+
+def dotted(name: str) -> str:
+    """The name of a setting as Kafka writes it."""
+    return name.replace("_", ".")
+
+
+def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) -> T:
+    """`kind` made from a mapping (or the bootstrap servers) and from keywords, which win.
+
+    ValueError names a setting that does not exist, or whose text is not of its type.
+    """
+    given: dict[str, Any] = {}
+    if isinstance(servers, Mapping):
+        given.update(servers)
+    elif servers is not None:
+        given["bootstrap_servers"] = servers
+    given.update(keywords)
+    types_of = get_type_hints(kind)
+    known = {field.name for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        plain = name.replace(".", "_")
+        if plain not in known:
+            near = get_close_matches(plain, known, n=1)
+            hint = f"; did you mean {dotted(near[0])}?" if near else ""
+            raise ValueError(f"there is no setting {name!r} for a {_subject(kind)}{hint}")
+        values[plain] = _value(name, value, types_of[plain])
+    return kind(**values)
+
+
+def _subject(kind: type[Any]) -> str:
+    return kind.__name__.removesuffix("Config").lower()
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    options = set(get_args(kind)) if get_origin(kind) in (Union, types.UnionType) else {kind}
+    text = value.strip()
+    if str in options:
+        return value
+    try:
+        if bool in options:
+            return {"true": True, "false": False}[text.lower()]
+        if int in options:
+            return int(text)
+        if float in options:
+            return float(text)
+    except (KeyError, ValueError):
+        wanted = "true or false" if bool in options else "a number"
+        raise ValueError(f"{name}={value!r} is not {wanted}") from None
+    return value

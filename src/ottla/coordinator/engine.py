@@ -277,7 +277,11 @@ class Engine(Generic[M]):
     def _append(self, shard: Shard[M], effects: Effects, now: Now, guard: VerificationGuard) -> None:
         """Append and replay. A KafkaError means that nothing was appended that was not replayed."""
         producer = effects.producer
-        for part in _batches(effects):
+        try:
+            parts = list(_batches(effects))
+        except ValueError as error:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{shard.name}: {error}") from error
+        for part in parts:
             batch = build_batch(
                 [(now.wall_ms, key, value) for _, key, value in part],
                 codec=self._codec,

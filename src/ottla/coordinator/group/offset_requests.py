@@ -46,6 +46,7 @@ from ottla.protocol.messages.txn_offset_commit import (
 from ottla.protocol.schema import ZERO_UUID
 
 INVALID_OFFSET = -1
+_FOR_EVER = 2**63 - 1
 _FIRST_VERSION_WITH_EPOCHS = 9
 
 PartitionCheck = Callable[[str, bytes, int], None] | None
@@ -67,7 +68,7 @@ class OffsetCoordinator:
         check = self._check_commit(request, now)
         effects = Effects()
         response = OffsetCommitResponse()
-        expire_ms = -1 if body.retention_time_ms < 0 else now.wall_ms + body.retention_time_ms
+        expire_ms = -1 if body.retention_time_ms < 0 else min(now.wall_ms + body.retention_time_ms, _FOR_EVER)
         for topic in body.topics:
             answered = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
             response.topics.append(answered)

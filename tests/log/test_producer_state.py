@@ -9,7 +9,7 @@ import pytest
 
 from ottla.log.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateManager
 from ottla.log.producer_state_entry import SENTINEL_GUARD, LastRecord
-from ottla.log.producer_state_snapshot import ProducerSnapshots
+from ottla.log.producer_state_snapshot import ProducerSnapshots, decode_snapshot
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.validation import AppendOrigin
@@ -120,6 +120,11 @@ def test_an_unknown_producer_may_begin_at_any_sequence(state: ProducerStateManag
     assert refused(state, data(1, 4, 18, 2, count=2)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+def test_the_batches_of_an_unknown_producer_may_have_any_sequences(state: ProducerStateManager) -> None:
+    append(state, data(1, 4, 17, 0), data(1, 4, 30, 1))
+    assert state.active_producers[1].last_sequence == 30
+
+
 def test_a_new_epoch_begins_at_zero(state: ProducerStateManager) -> None:
     append(state, data(1, 0, 0, 0), data(1, 0, 1, 1))
     assert refused(state, data(1, 1, 2, 2)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -209,13 +214,35 @@ def test_one_append_may_hold_the_end_of_one_transaction_and_the_begin_of_the_nex
         state,
         data(1, 0, 0, 0, transactional=True),
         end(1, 0, 1, commit=False),
-        data(1, 0, 1, 2, transactional=True),
+        data(1, 0, 1, 2),
         data(2, 0, 0, 3, transactional=True),
+        data(1, 0, 2, 4, transactional=True),
         origin=AppendOrigin.REPLICATION,
     )
-    assert aborted == [AbortedTxn(1, 0, 1, 2)]
-    assert state.first_undecided_offset() == 2
+    assert aborted == [AbortedTxn(1, 0, 1, 2)], "stable up to the marker, whatever began behind it"
+    assert state.first_undecided_offset() == 3
     assert state.first_unstable_offset() == 0
+    state.on_high_watermark_updated(5)
+    assert state.first_unstable_offset() == 3
+
+
+def test_the_oldest_transaction_comes_first_in_whatever_order_the_producers_are_met(
+    state: ProducerStateManager,
+) -> None:
+    append(
+        state,
+        data(1, 0, 0, 0),
+        data(2, 0, 0, 1, transactional=True),
+        data(1, 0, 1, 2, transactional=True),
+        origin=AppendOrigin.REPLICATION,
+    )
+    assert state.first_unstable_offset() == 1
+    loaded = ProducerStateManager("topic-0")
+    loaded.load(reversed(decode_snapshot(state.snapshot())), now_ms=0)
+    assert loaded.first_unstable_offset() == loaded.first_undecided_offset() == 1
+    loaded = ProducerStateManager("topic-0")
+    loaded.load(decode_snapshot(state.snapshot()), now_ms=0)
+    assert loaded.first_unstable_offset() == loaded.first_undecided_offset() == 1
 
 
 def test_a_marker_without_a_transaction_only_updates_the_producer(state: ProducerStateManager) -> None:
@@ -405,6 +432,15 @@ def test_with_version_2_an_unknown_producer_begins_at_zero(verifying: ProducerSt
     assert error.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     old = start_verification(verifying, 2, 3, 0)
     verifying.apply(verifying.analyze([data(2, 0, 3, 0, transactional=True)], AppendOrigin.CLIENT, guard=old))
+
+
+def test_with_version_2_a_known_producer_goes_on(verifying: ProducerStateManager) -> None:
+    append(verifying, data(1, 0, 0, 0), data(1, 0, 1, 1))
+    guard = start_verification(verifying, 1, 2, 0, bump=True)
+    verifying.apply(
+        verifying.analyze([data(1, 0, 2, 2, transactional=True)], AppendOrigin.CLIENT, guard=guard)
+    )
+    assert verifying.first_undecided_offset() == 2
 
 
 def test_a_fenced_producer_is_refused_before_it_is_verified(verifying: ProducerStateManager) -> None:

@@ -191,7 +191,17 @@ class Dispatcher:
         return None if response is None else self._encode(context, response)
 
     def _encode(self, context: RequestContext, response: Response) -> Parts:
-        return response_parts(context.api, context.version, context.correlation_id, response)
+        try:
+            return response_parts(context.api, context.version, context.correlation_id, response)
+        except Exception as error:
+            log.error(
+                "%s version %d: %r cannot be sent",
+                context.api.name,
+                context.version,
+                response,
+                exc_info=error,
+            )
+            raise ProtocolViolation(f"its {context.api.name} request has no proper answer") from None
 
     def _failure(
         self, context: RequestContext, route: _Route, request: Request, error: Exception

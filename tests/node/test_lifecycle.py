@@ -1,0 +1,192 @@
+"""A node's life as a process: start, stop, crash, and the starts that are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.support.node_process import READY, NodeProcess, run_start
+
+from ottla.node.config import NodeConfig
+from ottla.node.storage import NodeFailed, open_storage
+from ottla.runtime.disk import RealDisk
+from ottla.runtime.runtime import Runtime
+
+DEADLINE_SECONDS = 20
+CLEAN = ".kafka_cleanshutdown"
+
+
+def write(node: NodeProcess, topic: str, values: list[bytes], **settings: Any) -> None:
+    failures: list[Any] = []
+    producer = Producer({"bootstrap.servers": node.bootstrap, "acks": "all"} | settings)
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: failures.append(error) if error else None)
+    assert producer.flush(DEADLINE_SECONDS) == 0
+    assert failures == []
+
+
+def read(node: NodeProcess, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer(
+        {"bootstrap.servers": node.bootstrap, "group.id": "none", "enable.auto.commit": False}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[bytes | None] = []
+    try:
+        while len(found) < count:
+            messages = consumer.consume(count - len(found), DEADLINE_SECONDS)
+            assert messages, f"only {len(found)} of {count} records came"
+            found += [message.value() for message in messages]
+    finally:
+        consumer.close()
+    return found
+
+
+def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "data") as node:
+        match = READY.fullmatch(node.ready_line)
+        assert match is not None
+        assert match["dir"] == str(tmp_path / "data")
+        assert not (tmp_path / "data" / CLEAN).exists()
+        status, seconds = node.terminate()
+        assert status == 0
+        assert seconds < 2
+        assert node.stderr() == ""
+    assert (tmp_path / "data" / CLEAN).exists()
+
+
+def test_it_is_small_at_rest(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node:
+        assert psutil.Process(node.pid).memory_info().rss < 50 * 1024 * 1024
+
+
+@pytest.mark.slow
+def test_topics_and_records_outlive_a_restart(tmp_path: Path) -> None:
+    values = [b"%d" % n for n in range(100)]
+    with NodeProcess(tmp_path) as node:
+        write(node, "kept", values)
+        node.terminate()
+    with NodeProcess(tmp_path) as node:
+        assert read(node, "kept", 100) == values
+        write(node, "kept", [b"more"])
+        node.terminate()
+    with NodeProcess(tmp_path) as node:
+        assert read(node, "kept", 101) == [*values, b"more"]
+
+
+@pytest.mark.slow
+def test_acknowledged_records_outlive_a_kill(tmp_path: Path) -> None:
+    values: list[bytes] = []
+    for life in range(3):
+        with NodeProcess(tmp_path) as node:
+            assert read(node, "kept", len(values)) == values
+            more = [b"%d.%d" % (life, n) for n in range(200)]
+            write(node, "kept", more, **{"enable.idempotence": True})
+            values += more
+            node.kill()
+        assert not (tmp_path / CLEAN).exists()
+    with NodeProcess(tmp_path) as node:
+        assert read(node, "kept", len(values)) == values
+
+
+def refused(arguments: list[str]) -> str:
+    done = run_start(arguments)
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("time=")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_a_second_node_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node:
+        line = refused(["--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"])
+        assert "in use by another node" in line
+        assert str(tmp_path) in line
+        write(node, "still-served", [b"1"])
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused(["--data-dir", str(tmp_path), "--listen", f"127.0.0.1:{port}"])
+    assert f"127.0.0.1:{port}" in line
+    assert "in use" in line
+    # The directory is free again.
+    with NodeProcess(tmp_path):
+        pass
+
+
+def test_directories_of_two_clusters_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        with NodeProcess(tmp_path / name) as node:
+            node.terminate()
+    both = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+    assert "another cluster" in refused(["--set", f"log.dirs={both}", "--listen", "127.0.0.1:0"])
+
+
+class _ReadOnlyDisk(RealDisk):
+    """A disk on which nothing can be made."""
+
+    def make_dirs(self, path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+
+def test_a_read_only_disk_is_one_line(tmp_path: Path) -> None:
+    real = Runtime.real(pool_workers=1)
+    runtime = Runtime(real.clock, real.random, _ReadOnlyDisk(), real.pool, real.network)
+    with contextlib.closing(real), pytest.raises(NodeFailed) as failure:
+        open_storage(runtime, NodeConfig({"log.dirs": str(tmp_path / "data")}))
+    assert str(failure.value) == f"cannot use {tmp_path / 'data'}: the disk is read-only"
+
+
+def test_a_wrong_setting_is_refused_by_name_value_and_what_is_allowed(tmp_path: Path) -> None:
+    line = refused(["--data-dir", str(tmp_path), "--set", "num.partitions=0"])
+    assert line == "ottla: Invalid value 0 for configuration num.partitions: Value must be at least 1"
+
+
+def test_settings_come_from_flags_over_the_file_and_unknown_ones_are_pointed_out(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=3\nlog.retention.hour=5\nmessage.max.bytes = 2000\n")
+    with NodeProcess(tmp_path / "data", str(file), "--set", "num.partitions=4") as node:
+        assert "did you mean log.retention.hours?" in node.stderr()
+        consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "none"})
+        write(node, "made", [b"1"])
+        assert len(consumer.list_topics("made", DEADLINE_SECONDS).topics["made"].partitions) == 4
+        consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--frobnicate"], "there is no option --frobnicate"),
+        (["--set"], "--set needs a value"),
+        (["--set", "nonsense"], "expected NAME=VALUE"),
+        (["--listen", "9092"], "expected HOST:PORT"),
+        (["--log-level", "loud"], "allowed are debug, info"),
+        (["a.properties", "b.properties"], "two files were given"),
+        (["/no/such/file"], "cannot read /no/such/file: No such file or directory"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(arguments: list[str], problem: str) -> None:
+    done = run_start(arguments)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_and_version_need_no_node() -> None:
+    assert "Usage: ottla start" in run_start(["--help"]).stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "ottla", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("ottla ")

@@ -183,7 +183,7 @@ class Engine(Generic[M]):
         *,
         commit: bool,
         coordinator_epoch: int,
-        transaction_version: int | None = None,
+        transaction_version: int,
     ) -> Ticket:
         """Write the marker that ends a transaction in a partition; the answer is None, or an error."""
         ticket = Ticket()

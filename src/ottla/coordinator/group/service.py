@@ -162,7 +162,7 @@ class GroupService:
         *,
         commit: bool,
         coordinator_epoch: int,
-        transaction_version: int | None = None,
+        transaction_version: int,
     ) -> Ticket:
         """Write a transaction's marker to a partition of the topic, and let its offsets count or not."""
         return self.engine.end_transaction(

@@ -1,0 +1,116 @@
+"""The assignors against what they promise: everything once, to subscribers, evenly, and with few moves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ottla.coordinator.group.assignors import ASSIGNORS, Assignment, assign_range, assign_uniform
+
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+@st.composite
+def groups(
+    draw: st.DrawFn,
+) -> tuple[dict[str, frozenset[bytes]], dict[bytes, int], dict[str, dict[bytes, frozenset[int]]]]:
+    counts = {topic: draw(st.integers(1, 8)) for topic in (A, B, C)}
+    members = [f"m{index}" for index in range(draw(st.integers(1, 6)))]
+    subscriptions = {
+        member: frozenset(draw(st.sets(st.sampled_from([A, B, C]), max_size=3))) for member in members
+    }
+    previous: dict[str, dict[bytes, frozenset[int]]] = {}
+    if draw(st.booleans()):
+        owners = {}
+        for topic, count in counts.items():
+            for partition in range(count + 1):  # the topic may have been larger, or another
+                owner = draw(st.sampled_from([*members, "gone", None]))
+                if owner is not None:
+                    owners.setdefault(owner, {}).setdefault(topic, set()).add(partition)
+        previous = {
+            member: {topic: frozenset(ids) for topic, ids in topics.items()}
+            for member, topics in owners.items()
+        }
+    return subscriptions, counts, previous
+
+
+def flat(assignment: Assignment) -> list[tuple[bytes, int]]:
+    return sorted(
+        (topic, partition)
+        for topics in assignment.values()
+        for topic, partitions in topics.items()
+        for partition in partitions
+    )
+
+
+def size(topics: dict[bytes, set[int]]) -> int:
+    return sum(len(partitions) for partitions in topics.values())
+
+
+@pytest.mark.parametrize("name", ["uniform", "range"])
+@given(group=groups())
+@settings(max_examples=200, deadline=None)
+def test_every_partition_goes_to_one_subscriber(name: str, group: tuple) -> None:  # type: ignore[type-arg]
+    subscriptions, counts, previous = group
+    result = ASSIGNORS[name](subscriptions, counts, previous)
+    wanted = {topic for topics in subscriptions.values() for topic in topics}
+    assert flat(result) == sorted(
+        (topic, partition) for topic in wanted for partition in range(counts[topic])
+    )
+    for member, topics in result.items():
+        assert topics.keys() <= subscriptions[member]
+    again = {
+        member: {topic: frozenset(ids) for topic, ids in topics.items()} for member, topics in result.items()
+    }
+    assert ASSIGNORS[name](subscriptions, counts, again) == result  # it rests where it is
+
+
+@given(group=groups())
+@settings(max_examples=200, deadline=None)
+def test_uniform_is_even(group: tuple) -> None:  # type: ignore[type-arg]
+    subscriptions, counts, previous = group
+    result = assign_uniform(subscriptions, counts, previous)
+    for topics in result.values():
+        for taker in result:
+            if size(topics) - size(result[taker]) >= 2:
+                assert not any(
+                    partitions and topic in subscriptions[taker] for topic, partitions in topics.items()
+                )
+
+
+@given(group=groups())
+@settings(max_examples=200, deadline=None)
+def test_range_is_even_by_topic(group: tuple) -> None:  # type: ignore[type-arg]
+    subscriptions, counts, previous = group
+    result = assign_range(subscriptions, counts, previous)
+    for topic in counts:
+        sizes = [len(result[member].get(topic, ())) for member in result if topic in subscriptions[member]]
+        assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_range_lines_topics_up() -> None:
+    members = {name: frozenset({A, B}) for name in ("x", "y")}
+    result = assign_range(members, {A: 4, B: 4}, {})
+    assert result == {"x": {A: {0, 1}, B: {0, 1}}, "y": {A: {2, 3}, B: {2, 3}}}
+
+
+def test_uniform_moves_no_more_than_a_newcomer_needs() -> None:
+    members = {name: frozenset({A}) for name in ("x", "y", "z")}
+    previous = {"x": {A: frozenset({0, 1, 2})}, "y": {A: frozenset({3, 4, 5})}}
+    result = assign_uniform(members, {A: 6}, previous)
+    assert result["x"][A] < {0, 1, 2}
+    assert result["y"][A] < {3, 4, 5}
+    assert len(result["z"][A]) == 2
+
+
+def test_the_extra_partition_stays_where_it_is() -> None:
+    members = {name: frozenset({A}) for name in ("x", "y")}
+    previous = {"x": {A: frozenset({0})}, "y": {A: frozenset({1, 2})}}
+    assert assign_uniform(members, {A: 3}, previous) == {"x": {A: {0}}, "y": {A: {1, 2}}}
+
+
+def test_a_large_group_is_assigned_in_reasonable_time() -> None:
+    members = {f"m{index}": frozenset({A, B} if index % 2 else {B, C}) for index in range(100)}
+    result = assign_uniform(members, {A: 300, B: 300, C: 300}, {})
+    assert {size(topics) for topics in result.values()} == {9}

@@ -120,6 +120,7 @@ class Encoder:
         value: Buffer | None,
         headers: _Headers = (),
         offset_delta: int | None = None,
+        limit: int = 0,
     ) -> int: ...
     def extend(self, records: Iterable[Record | _RecordTuple], base_offset: int) -> None: ...
 

@@ -209,14 +209,11 @@ def build_batches_from_arrow(
     written as UTF-8. Rows without a timestamp get `default_timestamp`. Sequence numbers go on from batch to
     batch.
     """
-    rows = _rows_of(data, default_timestamp)
     at = 0
-    while at < rows.count:
-        encoder = Encoder(capacity=max_batch_bytes)
-        end = rows.encode(encoder, at, max_batch_bytes)
+    for encoder in encode_rows(data, default_timestamp=default_timestamp, max_batch_bytes=max_batch_bytes):
         sequence = base_sequence if base_sequence < 0 else (base_sequence + at) % _MAX_SEQUENCE
         yield (
-            end - at,
+            encoder.count,
             seal(
                 encoder,
                 codec=codec,
@@ -227,7 +224,22 @@ def build_batches_from_arrow(
                 transactional=transactional,
             ),
         )
-        at = end
+        at += encoder.count
+
+
+def encode_rows(
+    data: pa.RecordBatch,
+    *,
+    default_timestamp: int = NO_TIMESTAMP,
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES,
+) -> Iterator[Encoder]:
+    """The same rows, a batch's worth at a time, for whoever seals the batches later."""
+    rows = _rows_of(data, default_timestamp)
+    at = 0
+    while at < rows.count:
+        encoder = Encoder(capacity=max_batch_bytes)
+        at = rows.encode(encoder, at, max_batch_bytes)
+        yield encoder
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> pa.Array:

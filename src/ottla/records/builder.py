@@ -221,17 +221,26 @@ class BatchBuilder:
     the caller saw in earlier batches. After `build`, `compression_ratio` is the true one of this batch.
     """
 
-    __slots__ = ("_encoder", "codec", "compression_ratio", "level", "limit_bytes", "ratio")
+    __slots__ = ("_encoder", "_limit", "codec", "compression_ratio", "level", "limit_bytes", "ratio")
 
     def __init__(
-        self, *, limit_bytes: int, codec: Codec = Codec.NONE, level: int | None = None, ratio: float = 1.0
+        self,
+        *,
+        limit_bytes: int,
+        codec: Codec = Codec.NONE,
+        level: int | None = None,
+        ratio: float = 1.0,
+        encoder: Encoder | None = None,
     ) -> None:
+        """`encoder` brings records that are encoded already."""
         self.codec = codec
         self.level = check_level(codec, level)
         self.limit_bytes = limit_bytes
         self.ratio = ratio
         self.compression_ratio = 1.0
-        self._encoder = Encoder(capacity=min(limit_bytes, 1024 * 1024))
+        self._encoder = encoder if encoder is not None else Encoder(capacity=min(limit_bytes, 1024 * 1024))
+        # The limit before compression.
+        self._limit = limit_bytes if codec is Codec.NONE else int(limit_bytes / (ratio * RATIO_SAFETY or 1.0))
 
     @property
     def count(self) -> int:
@@ -260,6 +269,12 @@ class BatchBuilder:
     def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Headers = ()) -> int:
         """Add a record; returns its bytes before compression."""
         return self._encoder.append(timestamp, key, value, headers)
+
+    def try_append(
+        self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Headers = ()
+    ) -> int:
+        """As `append` if there is room for the record; 0 otherwise. The first one always has room."""
+        return self._encoder.append(timestamp, key, value, headers, None, max(self._limit, 1))
 
     def build(
         self,

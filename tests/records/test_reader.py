@@ -144,6 +144,17 @@ def test_damage_is_found_by_the_checksum_unless_it_is_not_wanted() -> None:
     assert len(read_visible(data, check_crc=False)) == 1
 
 
+def test_a_buffer_is_read_as_a_whole_or_not_at_all() -> None:
+    sound = build_batch([(0, None, b"value")] * 3)
+    damaged = bytearray(build_batch([(0, None, b"value")], base_offset=3))
+    damaged[-2] ^= 0xFF
+    reader = open_reader()
+    with pytest.raises(KafkaError):
+        reader.read(sound + damaged)
+    assert reader.next_offset == 0
+    assert len(reader.read(sound)) == 3
+
+
 def test_a_marker_without_a_type_is_corrupt() -> None:
     data = build_batch([(0, b"\0", b"")], control=True, transactional=True, producer_id=4, producer_epoch=0)
     assert read_visible(data) == []

@@ -1,8 +1,12 @@
 # The header of a batch, and records as Python objects.
 
 cimport cython
+from cpython.ref cimport Py_INCREF, PyObject
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.string cimport memcmp
 
 cdef enum:
+    KNOWN_NAMES = 32
     CODEC_MASK = 0x07
     TIMESTAMP_TYPE_BIT = 0x08
     TRANSACTIONAL_BIT = 0x10
@@ -212,7 +216,28 @@ cdef inline object bytes_or_none(const uint8_t* data, int32_t size):
     return None if size < 0 else PyBytes_FromStringAndSize(<const char*> data, size)
 
 
-cdef tuple headers_of(Entry* entry, Py_ssize_t index):
+cdef struct Name:
+    const uint8_t* data             # within the payload, so valid as long as its batch is being decoded
+    int32_t size
+    PyObject* text                  # borrowed from the list of names
+
+
+cdef object name_of(const uint8_t* data, int32_t size, Name* known, list names):
+    """A header's name as text. The same few come with every record, so they are decoded once per batch."""
+    cdef Name* name
+    if size == 0:
+        return ""
+    name = &known[(data[0] + data[size - 1] + size) % KNOWN_NAMES]
+    if name.size != size or memcmp(name.data, data, size) != 0:
+        text = PyUnicode_DecodeUTF8(<const char*> data, size, "replace")
+        names.append(text)
+        name.data = data
+        name.size = size
+        name.text = <PyObject*> text
+    return <object> name.text
+
+
+cdef tuple headers_of(Entry* entry, Py_ssize_t index, Name* known, list names):
     cdef const uint8_t* p = entry.headers
     cdef const uint8_t* key
     cdef const uint8_t* value
@@ -220,16 +245,18 @@ cdef tuple headers_of(Entry* entry, Py_ssize_t index):
     cdef int32_t value_size
     cdef int32_t i
     cdef Fault fault
-    cdef list headers = []
+    cdef tuple pair
+    cdef tuple headers = PyTuple_New(entry.header_count)
     for i in range(entry.header_count):
         fault = read_header(&p, entry.end, &key, &key_size, &value, &value_size)
         if fault:
             raise corrupt(fault, index)
-        name = PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace")
-        headers.append((name, bytes_or_none(value, value_size)))
+        pair = (name_of(key, key_size, known, names), bytes_or_none(value, value_size))
+        Py_INCREF(pair)
+        PyTuple_SET_ITEM(headers, i, pair)
     if p != entry.end:
         raise corrupt(RECORD_LENGTH_MISMATCH, index)
-    return tuple(headers)
+    return headers
 
 
 cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeader header,
@@ -242,6 +269,9 @@ cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeade
     cdef Py_ssize_t i
     cdef int64_t offset
     cdef Record record
+    cdef Name[KNOWN_NAMES] known
+    cdef list names = []
+    memset(known, 0, sizeof(known))
     if header.count < 0 or header.count > size // MIN_ENTRY_BYTES:
         raise corrupt(BAD_COUNT, 0)
     for i in range(header.count):
@@ -261,7 +291,7 @@ cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeade
             record.timestamp = wrapping_add(header.base_timestamp, entry.timestamp_delta)
         record.key = bytes_or_none(entry.key, entry.key_size)
         record.value = bytes_or_none(entry.value, entry.value_size)
-        record.headers = headers_of(&entry, i) if entry.header_count else ()
+        record.headers = headers_of(&entry, i, known, names) if entry.header_count else ()
         if header.base_sequence >= 0:
             record.sequence = sequence_at(header.base_sequence, entry.offset_delta)
         else:

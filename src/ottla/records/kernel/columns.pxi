@@ -32,9 +32,10 @@ cdef class BinaryColumn:
         """Validity, offsets and data; validity is None where nothing is null."""
         return self.valid_block if self.null_count else None, self.offset_block, self.data_block
 
-    cdef int reserve(self, Py_ssize_t rows, Py_ssize_t size) except -1:
+    cdef int reserve(self, Py_ssize_t rows, Py_ssize_t size) except -1 nogil:
         if self.data_block.size + size > INT32_MAX:
-            raise OverflowError("a column cannot hold more than 2 GiB; decode fewer records at once")
+            with gil:
+                raise OverflowError("a column cannot hold more than 2 GiB; decode fewer records at once")
         self.offset_block.reserve(rows * sizeof(int32_t))
         self.data_block.reserve(size + COPY_CHUNK)
         reserve_bits(self.valid_block, self.rows + rows, 0xFF)
@@ -86,7 +87,7 @@ cdef inline void put_row(Cursor* cursor, BinaryColumn column, const uint8_t* dat
     cursor.row += 1
 
 
-cdef inline int reserve_bits(Block block, Py_ssize_t rows, int fill) except -1:
+cdef inline int reserve_bits(Block block, Py_ssize_t rows, int fill) except -1 nogil:
     """Bits for `rows` rows; new ones are what most are expected to be, so that few rows touch theirs."""
     cdef Py_ssize_t size = (rows + 7) >> 3
     if size > block.size:
@@ -94,6 +95,10 @@ cdef inline int reserve_bits(Block block, Py_ssize_t rows, int fill) except -1:
         memset(block.data + block.size, fill, size - block.size)
         block.size = size
     return 0
+
+
+cdef inline void set_bit(Block block, Py_ssize_t row) noexcept nogil:
+    block.data[row >> 3] |= <uint8_t> (1 << (row & 7))
 
 
 cdef inline void clear_bit(Block block, Py_ssize_t row) noexcept nogil:
@@ -252,8 +257,7 @@ cdef class Columns:
                 types[row] = append_time
             if wanted & WANT_HEADERS:
                 if entry.header_count:
-                    with gil:
-                        fault = self.put_headers(&entry, self.rows + row)
+                    fault = self.put_headers(&entry, self.rows + row)
                     if fault:
                         index[0] = i
                         return fault
@@ -275,7 +279,7 @@ cdef class Columns:
             self.header_offsets.size += row * sizeof(int32_t)
         return SOUND
 
-    cdef Fault put_headers(self, Entry* entry, Py_ssize_t row) except? RECORDS_MISSING:
+    cdef Fault put_headers(self, Entry* entry, Py_ssize_t row) except? RECORDS_MISSING nogil:
         cdef const uint8_t* p = entry.headers
         cdef const uint8_t* key
         cdef const uint8_t* value
@@ -283,8 +287,7 @@ cdef class Columns:
         cdef int32_t value_size
         cdef int32_t i
         cdef Fault fault
-        cdef bytes repaired
-        self.header_valid.data[row >> 3] |= <uint8_t> (1 << (row & 7))
+        set_bit(self.header_valid, row)
         self.rows_with_headers += 1
         self.header_key.reserve(entry.header_count, entry.end - p)
         self.header_value.reserve(entry.header_count, entry.end - p)
@@ -295,14 +298,17 @@ cdef class Columns:
             if is_ascii(key, key_size):
                 self.header_key.put(key, key_size)
             else:
-                # Arrow's text must be UTF-8; what is not is replaced, as Kafka's clients do.
-                repaired = PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace").encode()
-                key = <const uint8_t*> PyBytes_AS_STRING(repaired)
-                key_size = <int32_t> PyBytes_GET_SIZE(repaired)
-                self.header_key.reserve(1, key_size)
-                self.header_key.put(key, key_size)
+                with gil:
+                    self.put_repaired(key, key_size, entry.end - p)
             self.header_value.put(value, value_size)
         return SOUND if p == entry.end else RECORD_LENGTH_MISMATCH
+
+    cdef int put_repaired(self, const uint8_t* key, int32_t key_size, Py_ssize_t others) except -1:
+        """Arrow's text must be UTF-8; what is not is replaced, as Kafka's clients do, and may grow."""
+        cdef bytes text = PyUnicode_DecodeUTF8(<const char*> key, key_size, "replace").encode()
+        self.header_key.reserve(1, PyBytes_GET_SIZE(text) + others)
+        self.header_key.put(<const uint8_t*> PyBytes_AS_STRING(text), <int32_t> PyBytes_GET_SIZE(text))
+        return 0
 
 
 cdef inline bint is_ascii(const uint8_t* data, int32_t size) noexcept nogil:

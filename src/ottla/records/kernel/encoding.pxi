@@ -135,50 +135,54 @@ cdef class Encoder:
         self.count += 1
         return 0
 
-    def append(self, int64_t timestamp, key, value, headers=(), offset_delta=None):
-        """Add a record and return its bytes, length prefix included."""
-        cdef int32_t delta
+    def append(self, int64_t timestamp, key, value, headers=(), offset_delta=None, Py_ssize_t limit=0):
+        """Add a record and return its bytes, length prefix included.
+
+        With a limit, a record that would make the batch larger is not added, and 0 returned; the first one is
+        taken whatever its size.
+        """
+        cdef int32_t delta = self.next_delta() if offset_delta is None else offset_delta
+        return self.add(timestamp, key, value, headers, delta, limit)
+
+    cdef int32_t next_delta(self) except -1:
+        if self.last_offset_delta == INT32_MAX:
+            raise ValueError("the batch is full: it spans 2^31 offsets")
+        return self.last_offset_delta + 1
+
+    cdef Py_ssize_t add(self, int64_t timestamp, object key, object value, object headers, int32_t delta,
+                        Py_ssize_t limit) except -1:
         cdef Field key_field
         cdef Field value_field
-        if offset_delta is None:
-            if self.last_offset_delta == INT32_MAX:
-                raise ValueError("the batch is full: it spans 2^31 offsets")
-            delta = self.last_offset_delta + 1
-        else:
-            delta = offset_delta
         open_field(key, &key_field)
         try:
             open_field(value, &value_field)
             try:
-                return self.put(delta, timestamp, &key_field, &value_field, headers)
+                return self.put(delta, timestamp, &key_field, &value_field, headers, limit)
             finally:
                 close_field(&value_field)
         finally:
             close_field(&key_field)
 
-    cdef Py_ssize_t put(self, int32_t delta, int64_t timestamp, Field* key, Field* value,
-                        object headers) except -1:
+    cdef Py_ssize_t put(self, int32_t delta, int64_t timestamp, Field* key, Field* value, object headers,
+                        Py_ssize_t limit) except -1:
         cdef int64_t base = self.base_timestamp if self.has_base_timestamp else timestamp
         cdef int64_t timestamp_delta = wrapping_sub(timestamp, base)
-        cdef list encoded = None
-        cdef Py_ssize_t header_count = 0
+        cdef tuple pairs = header_pairs(headers) if headers else ()
+        cdef Py_ssize_t header_count = len(pairs)
         cdef int64_t length
         cdef Py_ssize_t total
         cdef uint8_t* p
         cdef uint8_t* start
         length = 1 + varlong_size(timestamp_delta) + varint_size(delta)
         length += field_size(key.size) + field_size(value.size)
-        if headers:
-            encoded = encode_headers(headers)
-            header_count = len(encoded)
-            for part in encoded:
-                length += PyBytes_GET_SIZE(part)
-        length += varint_size(<int32_t> header_count)
+        length += varint_size(<int32_t> header_count) + headers_size(pairs)
         if length > INT32_MAX - 5 or header_count > INT32_MAX:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE, f"a record of {length} bytes is too large; a batch ends at 2 GiB"
             )
         total = varint_size(<int32_t> length) + length
+        if limit and self.count and HEADER_BYTES + self.block.size + total > limit:
+            return 0
         if self.block.size + total > INT32_MAX - HEADER_BYTES:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -195,9 +199,7 @@ cdef class Encoder:
         p = put_field(p, value.data, value.size)
         p = put_varint(p, <int32_t> header_count)
         if header_count:
-            for part in encoded:
-                memcpy(p, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
-                p += PyBytes_GET_SIZE(part)
+            p = put_headers(p, pairs)
         self.block.size += p - start
         return p - start
 
@@ -222,44 +224,71 @@ cdef class Encoder:
         for item in records:
             if isinstance(item, Record):
                 record = <Record> item
-                self.append(
-                    record.timestamp, record.key, record.value, record.headers, record.offset - base_offset
-                )
+                delta = record.offset - base_offset
+                self.add(record.timestamp, record.key, record.value, record.headers, delta, 0)
+            elif len(item) == 3:
+                timestamp, key, value = item
+                self.add(timestamp, key, value, (), self.next_delta(), 0)
             else:
-                self.append(*item)
+                timestamp, key, value, headers = item
+                self.add(timestamp, key, value, headers, self.next_delta(), 0)
 
 
-cdef list encode_headers(headers):
-    """Each header's bytes. Keys are text or bytes that are UTF-8 already; values may be null."""
-    cdef list parts = []
-    cdef Py_ssize_t key_size
-    cdef const char* key_data
-    cdef Field field
-    cdef bytes part
-    cdef uint8_t* p
-    for key, value in headers.items() if isinstance(headers, dict) else headers:
-        if isinstance(key, str):
-            key_data = PyUnicode_AsUTF8AndSize(key, &key_size)
-        elif isinstance(key, bytes):
-            key_data = PyBytes_AS_STRING(key)
-            key_size = PyBytes_GET_SIZE(key)
-        else:
+cdef tuple header_pairs(headers):
+    """The headers as (str or bytes, bytes or None) tuples that nobody can change while they are written."""
+    cdef tuple given = tuple(headers.items() if isinstance(headers, dict) else headers)
+    cdef bint plain = True
+    for pair in given:
+        if (
+            type(pair) is not tuple
+            or len(<tuple> pair) != 2
+            or type((<tuple> pair)[0]) is not str
+            or ((<tuple> pair)[1] is not None and type((<tuple> pair)[1]) is not bytes)
+        ):
+            plain = False
+            break
+    if plain:
+        return given
+    made = []
+    for key, value in given:
+        if not isinstance(key, (str, bytes)):
             raise TypeError(f"the key of a record header must be str, not {type(key).__name__}")
-        if isinstance(value, str):
-            raise TypeError(f"the value of header {key!r} must be bytes or None, not str")
-        open_field(value, &field)
-        try:
-            if key_size > INT32_MAX or field.size > INT32_MAX:
-                raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"header {key!r} is larger than 2 GiB")
-            part = PyBytes_FromStringAndSize(
-                NULL, varint_size(<int32_t> key_size) + key_size + field_size(field.size)
-            )
-            p = put_bytes(<uint8_t*> PyBytes_AS_STRING(part), <const uint8_t*> key_data, key_size)
-            put_field(p, field.data, field.size)
-        finally:
-            close_field(&field)
-        parts.append(part)
-    return parts
+        if isinstance(value, (str, int)):
+            raise TypeError(f"the value of header {key!r} must be bytes or None, not {type(value).__name__}")
+        text = str(key) if isinstance(key, str) else bytes(key)
+        made.append((text, None if value is None else bytes(memoryview(value))))
+    return tuple(made)
+
+
+cdef inline const uint8_t* header_key(object key, Py_ssize_t* size) except NULL:
+    if isinstance(key, str):
+        return <const uint8_t*> PyUnicode_AsUTF8AndSize(key, size)
+    size[0] = PyBytes_GET_SIZE(key)
+    return <const uint8_t*> PyBytes_AS_STRING(key)
+
+
+cdef int64_t headers_size(tuple pairs) except -1:
+    cdef int64_t total = 0
+    cdef Py_ssize_t size
+    for pair in pairs:
+        key, value = <tuple> pair
+        header_key(key, &size)
+        total += field_size(size) + field_size(PyBytes_GET_SIZE(value) if value is not None else -1)
+    return total
+
+
+cdef uint8_t* put_headers(uint8_t* p, tuple pairs) except NULL:
+    cdef const uint8_t* data
+    cdef Py_ssize_t size
+    for pair in pairs:
+        key, value = <tuple> pair
+        data = header_key(key, &size)
+        p = put_bytes(p, data, size)
+        if value is None:
+            p = put_field(p, NULL, -1)
+        else:
+            p = put_bytes(p, <const uint8_t*> PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    return p
 
 
 def copy_records(Encoder encoder not None, payload, BatchHeader header not None, marks=None,

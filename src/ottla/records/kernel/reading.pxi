@@ -54,6 +54,7 @@ cdef class BatchReader:
         cdef Py_ssize_t size
         cdef const uint8_t* data
         cdef BatchHeader header
+        cdef int64_t begin = self.next_offset
         PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
         try:
             data = <const uint8_t*> view.buf
@@ -68,6 +69,10 @@ cdef class BatchReader:
                     # Passed over, but a transaction may end here.
                     self.admits(data + pos, size, header)
                 pos += size
+        except BaseException:
+            # Nothing of this buffer was handed out, so nothing of it was read.
+            self.next_offset = begin
+            raise
         finally:
             PyBuffer_Release(&view)
         return 0

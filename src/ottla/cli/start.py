@@ -13,11 +13,12 @@ from typing import Final
 
 from ottla.runtime.clock import SystemClock
 
-HELP: Final = r"""\ Usage: ottla start [server.properties] [options]
+HELP: Final = """\
+Usage: ottla start [server.properties] [options]
 
-              Start a node. Without a file it is a cluster of its own: broker and controller, on
-              127.0.0.1:9092, with its data in ./ottla-data. An empty data directory is formatted at the
-              first start. SIGTERM or Ctrl-C stops it.
+Start a node. Without a file it is a cluster of its own: broker and controller, on 127.0.0.1:9092,
+with its data in ./ottla-data. An empty data directory is formatted at the first start. SIGTERM or
+Ctrl-C stops it.
 
 Options:
   --data-dir DIR       where the data lies (log.dirs)
@@ -25,7 +26,7 @@ Options:
   --set NAME=VALUE     any setting of server.properties; may be repeated, and counts over the file
   --log-level LEVEL    debug, info, warning (default) or error
   --help               this text
-              """
+"""
 DEFAULT_DATA_DIR: Final = "ottla-data"
 _LOG_LEVELS: Final = ("debug", "info", "warning", "warn", "error")
 

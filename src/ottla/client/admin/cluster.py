@@ -94,6 +94,14 @@ class ClusterAdmin:
             tuple(state.observers),
         )
 
+    async def api_versions(self) -> list[tuple[int, int, int]]:
+        """(API key, first version, last version) of what a broker announces, by key."""
+        request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
+        answer = await self._caller.any(request, ApiVersionsResponse)
+        if answer.error_code:
+            raise KafkaError(ErrorCode.of(answer.error_code))
+        return sorted((api.api_key, api.min_version, api.max_version) for api in answer.api_keys)
+
     async def features(self) -> dict[str, Feature]:
         request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
         answer = await self._caller.any(request, ApiVersionsResponse)

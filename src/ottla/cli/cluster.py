@@ -1,0 +1,142 @@
+"""`ottla cluster`: brokers, features, and the APIs that they speak."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ottla.cli.errors import WrongUsage
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    group,
+    named_values,
+)
+from ottla.cli.output import print_json, print_pairs, print_table
+from ottla.cli.session import with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.cluster import ClusterInfo, Feature
+
+HELP: Final = "Describe the cluster: brokers, features, APIs."
+app = group(HELP)
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="cluster")
+
+
+@app.command()
+def describe(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show the cluster's id, its controller and its brokers."""
+
+    async def work(admin: Admin) -> ClusterInfo:
+        return await admin.cluster.describe()
+
+    info = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(
+            {
+                "cluster_id": info.cluster_id,
+                "controller": info.controller_id,
+                "brokers": [
+                    {"id": b.node_id, "host": b.host, "port": b.port, "rack": b.rack} for b in info.brokers
+                ],
+            }
+        )
+        return
+    print_pairs([("cluster", info.cluster_id), ("controller", info.controller_id)])
+    print()
+    print_table(
+        ["broker", "address", "rack"], [(b.node_id, f"{b.host}:{b.port}", b.rack) for b in info.brokers]
+    )
+
+
+@app.command()
+def features(
+    upgrade: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FEATURE=LEVEL", help="Bring a feature to a level; may be repeated."),
+    ] = None,
+    downgrade: Annotated[
+        bool, typer.Option("--downgrade", help="Levels may go down where nothing is lost.")
+    ] = False,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show or change feature levels, such as metadata.version."""
+    levels: dict[str, int] = {}
+    for name, level in named_values("--set", upgrade or ()).items():
+        if not level.isdecimal():
+            raise WrongUsage(f"--set {name}={level}: a level is a number")
+        levels[name] = int(level)
+
+    async def work(admin: Admin) -> dict[str, Feature]:
+        from ottla.client.admin.cluster import UpgradeType
+
+        if levels:
+            kind = UpgradeType.SAFE_DOWNGRADE if downgrade else UpgradeType.UPGRADE
+            await admin.cluster.update_features(levels, upgrade_type=kind, validate_only=dry_run)
+        return await admin.cluster.features()
+
+    found = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(
+            [
+                {
+                    "feature": name,
+                    "level": f.finalized,
+                    "min_supported": f.min_supported,
+                    "max_supported": f.max_supported,
+                }
+                for name, f in found.items()
+            ]
+        )
+    else:
+        print_table(
+            ["feature", "level", "supported"],
+            [(name, f.finalized, f"{f.min_supported} to {f.max_supported}") for name, f in found.items()],
+        )
+
+
+@app.command()
+def apis(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show the APIs and versions that a broker announces."""
+
+    async def work(admin: Admin) -> list[tuple[int, int, int]]:
+        return await admin.cluster.api_versions()
+
+    from ottla.protocol.api import API, api_name
+
+    found = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json([{"key": k, "name": api_name(k), "min": low, "max": high} for k, low, high in found])
+        return
+    print_table(
+        ["key", "api", "versions", "spoken here"],
+        [
+            (
+                key,
+                api_name(key),
+                f"{low} to {high}",
+                f"{API[key].min_version} to {API[key].max_version}" if key in API else None,
+            )
+            for key, low, high in found
+        ],
+    )

@@ -1,0 +1,217 @@
+"""`ottla configs`: what settings are in force, where they come from, and changing them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ottla.cli.errors import CliError, WrongUsage, did_you_mean
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    group,
+    named_values,
+)
+from ottla.cli.output import print_json, print_table
+from ottla.cli.session import topic_or_fail, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.configs import Config, ResourceType
+
+HELP: Final = "Describe and change the settings of topics, brokers and groups."
+app = group(HELP)
+
+Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="NAME", help="The settings of a topic.")]
+Broker = Annotated[
+    str | None,
+    typer.Option("--broker", metavar="ID|default", help="Of a broker, or the default of all brokers."),
+]
+Logger = Annotated[str | None, typer.Option("--broker-logger", metavar="ID", help="Of a broker's loggers.")]
+Group = Annotated[str | None, typer.Option("--group", "-g", metavar="NAME", help="Of a group.")]
+Metrics = Annotated[
+    str | None, typer.Option("--client-metrics", metavar="NAME", help="Of a client metrics subscription.")
+]
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="configs")
+
+
+def _resource(
+    topic: str | None, broker: str | None, logger: str | None, group_name: str | None, metrics: str | None
+) -> tuple[ResourceType, str]:
+    from ottla.client.admin.configs import ResourceType
+
+    given = [
+        (kind, name)
+        for kind, name in (
+            (ResourceType.TOPIC, topic),
+            (ResourceType.BROKER, broker),
+            (ResourceType.BROKER_LOGGER, logger),
+            (ResourceType.GROUP, group_name),
+            (ResourceType.CLIENT_METRICS, metrics),
+        )
+        if name is not None
+    ]
+    if len(given) != 1:
+        raise WrongUsage("name one of --topic, --broker, --broker-logger, --group and --client-metrics")
+    kind, name = given[0]
+    if kind is ResourceType.BROKER and name == "default":
+        return kind, ""
+    if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and not name.isdecimal():
+        raise WrongUsage(f"--broker {name}: expected the id of a broker, or default")
+    return kind, name
+
+
+async def _check(admin: Admin, kind: ResourceType, name: str) -> None:
+    """Errors about what does not exist are better told before the request than by its answer."""
+    from ottla.client.admin.configs import ResourceType
+
+    if kind is ResourceType.TOPIC:
+        await topic_or_fail(admin, name)
+    elif kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and name:
+        brokers = [broker.node_id for broker in (await admin.cluster.describe()).brokers]
+        if int(name) not in brokers:
+            raise CliError(f"there is no broker {name}; there are {', '.join(map(str, brokers))}")
+
+
+@app.command()
+def describe(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[SETTING]...", help="Only these.")] = None,
+    topic: Topic = None,
+    broker: Broker = None,
+    logger: Logger = None,
+    group_name: Group = None,
+    metrics: Metrics = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Defaults too, not only what was set.")
+    ] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="What each setting means.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show settings and where their values come from."""
+    kind, name = _resource(topic, broker, logger, group_name, metrics)
+
+    async def work(admin: Admin) -> dict[str, Config]:
+        await _check(admin, kind, name)
+        return await admin.configs.describe(kind, name, documentation=docs)
+
+    configs = with_admin(bootstrap, timeout, work)
+    for key in keys or ():
+        if key not in configs:
+            raise CliError(f"there is no setting {key}{did_you_mean(key, configs)}")
+    shown = [
+        config
+        for _, config in sorted(configs.items())
+        if (config.name in keys if keys else everything or not _is_inherited(config, kind))
+    ]
+    if as_json:
+        print_json([_document(config) for config in shown])
+        return
+    columns = ["setting", "value", "from"]
+    rows = [[c.name, _value(c), c.source.name.lower().replace("_", " ")] for c in shown]
+    if docs:
+        columns.append("meaning")
+        rows = [[*row, c.documentation or ""] for row, c in zip(rows, shown)]
+    print_table(columns, rows)
+
+
+def _is_inherited(config: Config, kind: ResourceType) -> bool:
+    from ottla.client.admin.configs import ConfigSource, ResourceType
+
+    if kind is ResourceType.TOPIC:
+        return config.source is not ConfigSource.TOPIC
+    return config.source in (ConfigSource.DEFAULT, ConfigSource.UNKNOWN)
+
+
+def _value(config: Config) -> str:
+    return "(hidden)" if config.is_sensitive else (config.value if config.value is not None else "")
+
+
+def _document(config: Config) -> dict[str, Any]:
+    return {
+        "name": config.name,
+        "value": config.value,
+        "source": config.source.name,
+        "read_only": config.is_read_only,
+        "sensitive": config.is_sensitive,
+        "synonyms": [{"name": n, "value": v, "source": s.name} for n, v, s in config.synonyms],
+        **({"documentation": config.documentation} if config.documentation is not None else {}),
+    }
+
+
+@app.command()
+def alter(
+    topic: Topic = None,
+    broker: Broker = None,
+    logger: Logger = None,
+    group_name: Group = None,
+    metrics: Metrics = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE")] = None,
+    delete: Annotated[
+        list[str] | None, typer.Option("--delete", "-d", metavar="NAME", help="Back to the default.")
+    ] = None,
+    append: Annotated[
+        list[str] | None, typer.Option("--append", metavar="NAME=VALUE", help="Add to a list.")
+    ] = None,
+    subtract: Annotated[
+        list[str] | None, typer.Option("--subtract", metavar="NAME=VALUE", help="Take out of a list.")
+    ] = None,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Change settings: all that are named, or none."""
+    kind, name = _resource(topic, broker, logger, group_name, metrics)
+    sets = named_values("--set", set_ or ())
+    appends = named_values("--append", append or ())
+    subtracts = named_values("--subtract", subtract or ())
+    deletes = list(delete or ())
+    changes = [
+        *(f"{key}={value}" for key, value in sets.items()),
+        *(f"{key} to its default" for key in deletes),
+        *(f"{key} with {value}" for key, value in appends.items()),
+        *(f"{key} without {value}" for key, value in subtracts.items()),
+    ]
+    if not changes:
+        raise WrongUsage("say what to change: --set, --delete, --append or --subtract")
+
+    async def work(admin: Admin) -> None:
+        await _check(admin, kind, name)
+        await admin.configs.alter(
+            kind, name, set=sets, delete=deletes, append=appends, subtract=subtracts, validate_only=dry_run
+        )
+
+    with_admin(bootstrap, timeout, work)
+    subject = f"{kind.name.lower().replace('_', ' ')} {name or 'default'}"
+    if as_json:
+        print_json({"resource": kind.name, "name": name, "dry_run": dry_run, "changes": changes})
+    else:
+        print(f"{subject}: {'would change' if dry_run else 'changed'}: {'; '.join(changes)}")
+
+
+@app.command("list")
+def list_resources(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List what can have settings: topics, brokers, groups, client metrics."""
+
+    async def work(admin: Admin) -> list[tuple[ResourceType, str]]:
+        return await admin.configs.resources()
+
+    found = sorted(with_admin(bootstrap, timeout, work))
+    if as_json:
+        print_json([{"type": kind.name, "name": name} for kind, name in found])
+    else:
+        print_table(["type", "name"], [(kind.name.lower().replace("_", " "), name) for kind, name in found])

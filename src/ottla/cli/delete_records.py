@@ -1,0 +1,98 @@
+"""`ottla delete-records`: move the beginning of partitions forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ottla.cli.errors import CliError
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    Yes,
+    parse_ids,
+)
+from ottla.cli.output import print_json, print_table
+from ottla.cli.places import parse_place, resolve
+from ottla.cli.session import confirm, topic_or_fail, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.view import TopicPartition
+    from ottla.protocol.errors import KafkaError
+
+HELP: Final = "Delete the records of partitions up to an offset."
+
+
+def register(root: typer.Typer) -> None:
+    root.command("delete-records", help=HELP)(delete_records)
+
+
+def delete_records(
+    topic: Annotated[str, typer.Argument(show_default=False)],
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="PLACE",
+            show_default=False,
+            help="Delete what lies before it: an offset, end, -N (keep the last N), a time or an age (7d).",
+        ),
+    ],
+    partitions: Annotated[
+        str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
+    ] = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Delete the records of partitions up to an offset."""
+    from ottla.runtime.clock import SystemClock
+
+    place = parse_place("--before", before, SystemClock().wall_ms())
+    wanted = parse_ids("--partitions", partitions)
+
+    async def plan(admin: Admin) -> dict[TopicPartition, int]:
+        from ottla.client.view import TopicPartition
+
+        info = await topic_or_fail(admin, topic)
+        indexes = [p.partition for p in info.partitions] if wanted is None else wanted
+        for index in indexes:
+            if index >= len(info.partitions):
+                raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
+        return await resolve(admin, {TopicPartition(topic, index): place for index in indexes})
+
+    targets = with_admin(bootstrap, timeout, plan)
+    if not dry_run:
+        shown = ", ".join(f"{partition} before {offset}" for partition, offset in targets.items())
+        confirm(f"Delete the records of {shown}?", yes=yes)
+
+    async def work(admin: Admin) -> dict[TopicPartition, int | KafkaError]:
+        return await admin.offsets.delete_records(targets)
+
+    results: dict[TopicPartition, int | KafkaError] = dict(targets)
+    if not dry_run:
+        results = with_admin(bootstrap, timeout, work)
+    failed = [str(result) for result in results.values() if not isinstance(result, int)]
+    if as_json:
+        print_json(
+            [
+                {"topic": p.topic, "partition": p.partition, "dry_run": dry_run}
+                | ({"beginning": result} if isinstance(result, int) else {"error": str(result)})
+                for p, result in results.items()
+            ]
+        )
+    else:
+        print_table(
+            ["topic", "partition", "would begin at" if dry_run else "begins at"],
+            [(p.topic, p.partition, r) for p, r in results.items() if isinstance(r, int)],
+        )
+    if failed:
+        raise CliError("\nottla: ".join(failed))

@@ -1,0 +1,65 @@
+"""How a command ends: what is told to the user, and the exit status.
+
+Every failure is one line on stderr that names the thing and says what to do next. The status tells a script
+what kind it was: the cluster (or a file) said no, the command was wrong, or there was nobody to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+OK: Final = 0
+FAILED: Final = 1
+"""The cluster refused, or what was asked for is not there."""
+USAGE: Final = 2
+"""The command line makes no sense."""
+UNREACHABLE: Final = 3
+"""No broker answered."""
+INTERRUPTED: Final = 130
+
+MAX_SUGGESTIONS: Final = 3
+
+
+class CliError(Exception):
+    """Ends the command with one line on stderr and this exit status."""
+
+    def __init__(self, message: str, *, status: int = FAILED) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class WrongUsage(CliError):
+    """An option or argument whose value makes no sense."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=USAGE)
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The names that someone may have meant, the likeliest first.
+
+    >>> nearest("orders", ["order", "users"])
+    ['order']
+    """
+    from difflib import get_close_matches
+
+    by_lower: dict[str, str] = {}
+    for each in known:
+        by_lower.setdefault(each.lower(), each)
+    close = get_close_matches(name.lower(), by_lower, n=MAX_SUGGESTIONS, cutoff=0.7)
+    return [by_lower[each] for each in close]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that says what does not exist; empty where nothing is near.
+
+    >>> "topic orders does not exist" + did_you_mean("orders", ["order"])
+    'topic orders does not exist; did you mean order?'
+    """
+    close = nearest(name, known)
+    if not close:
+        return ""
+    return (
+        "; did you mean " + (" or ".join([", ".join(close[:-1]), close[-1]]) if close[1:] else close[0]) + "?"
+    )

@@ -1,0 +1,148 @@
+"""`ottla log-dirs`: the data directories of brokers, what lies in them, and moving replicas between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ottla.cli.errors import FAILED, CliError
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    group,
+    parse_ids,
+    parse_partition,
+)
+from ottla.cli.output import note, print_json, print_table, size_text
+from ottla.cli.session import topic_or_fail, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.log_dirs import LogDir
+
+HELP: Final = "Show the data directories of brokers and what lies in them."
+app = group(HELP)
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="log-dirs")
+
+
+@app.command()
+def describe(
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Only this topic; may be repeated.")
+    ] = None,
+    brokers: Annotated[
+        str | None, typer.Option("--brokers", metavar="0,1", help="Only these brokers.")
+    ] = None,
+    replicas: Annotated[bool, typer.Option("--replicas", help="A line for each replica.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show directories, their space, and what lies in them."""
+    ids = parse_ids("--brokers", brokers)
+
+    async def work(admin: Admin) -> list[LogDir]:
+        for name in topics or ():
+            await topic_or_fail(admin, name)
+        known = [broker.node_id for broker in (await admin.cluster.describe()).brokers]
+        for broker in ids or ():
+            if broker not in known:
+                raise CliError(f"there is no broker {broker}; there are {', '.join(map(str, known))}")
+        return await admin.log_dirs.describe(brokers=ids, topics=topics or None)
+
+    dirs = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json([_document(each) for each in dirs])
+    elif replicas:
+        print_table(
+            ["broker", "partition", "size", "lag", "directory"],
+            [
+                (
+                    d.broker_id,
+                    str(p),
+                    size_text(r.size_bytes),
+                    r.offset_lag,
+                    d.path + (" (future)" if r.is_future else ""),
+                )
+                for d in dirs
+                for p, r in sorted(d.replicas.items())
+            ],
+        )
+    else:
+        print_table(
+            ["broker", "directory", "replicas", "size", "free", "total"],
+            [
+                (
+                    d.broker_id,
+                    d.path,
+                    len(d.replicas),
+                    size_text(sum(r.size_bytes for r in d.replicas.values())),
+                    size_text(d.usable_bytes),
+                    size_text(d.total_bytes),
+                )
+                for d in dirs
+            ],
+        )
+    offline = [d for d in dirs if d.error]
+    if offline:
+        for each in offline:
+            note(f"ottla: broker {each.broker_id}, {each.path}: {each.error.text}")
+        raise typer.Exit(FAILED)
+
+
+def _document(directory: LogDir) -> dict[str, Any]:
+    return {
+        "broker": directory.broker_id,
+        "path": directory.path,
+        "error": directory.error.name if directory.error else None,
+        "total_bytes": directory.total_bytes,
+        "usable_bytes": directory.usable_bytes,
+        "replicas": [
+            {
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "size_bytes": replica.size_bytes,
+                "offset_lag": replica.offset_lag,
+                "future": replica.is_future,
+            }
+            for partition, replica in sorted(directory.replicas.items())
+        ],
+    }
+
+
+@app.command()
+def move(
+    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", show_default=False)],
+    directory: Annotated[str, typer.Argument(help="A data directory of the broker.", show_default=False)],
+    broker: Annotated[int, typer.Option("--broker", help="The broker that holds the replica.")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Move a replica to another directory of its broker."""
+    topic, index = parse_partition("partition", partition)
+
+    async def work(admin: Admin) -> None:
+        from ottla.client.view import TopicPartition
+
+        await topic_or_fail(admin, topic)
+        moved = TopicPartition(topic, index)
+        error = (await admin.log_dirs.move(broker, {moved: directory}))[moved]
+        if error is not None:
+            raise error
+
+    with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json({"topic": topic, "partition": index, "broker": broker, "directory": directory})
+    else:
+        print(
+            f"{topic}-{index} moves to {directory} on broker {broker}; "
+            "`ottla log-dirs describe --replicas` shows it"
+        )

@@ -1,0 +1,145 @@
+"""`ottla offsets`: where partitions begin and end, and where they stood at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ottla.cli.errors import FAILED, CliError
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    parse_ids,
+)
+from ottla.cli.output import note, print_json, print_table, time_text
+from ottla.cli.places import parse_time
+from ottla.cli.session import topic_or_fail, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+
+HELP: Final = "Show where partitions begin and end, or stood at a time."
+
+
+def register(root: typer.Typer) -> None:
+    root.command("offsets", help=HELP)(offsets)
+
+
+def offsets(
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="All topics if none is named.")
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME|AGE|max",
+            help="The first record at or after a time (2026-01-31T12:00:00Z, @ms, or an age as 15m), or the "
+            "one with the greatest timestamp.",
+        ),
+    ] = None,
+    committed: Annotated[
+        bool, typer.Option("--read-committed", help="The end as a read_committed consumer sees it.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show where partitions begin and end, or stood at a time."""
+    from ottla.runtime.clock import SystemClock
+
+    wanted = parse_ids("--partitions", partitions)
+    special = None
+    if at is not None:
+        special = -3 if at.lower() == "max" else parse_time("--at", at, SystemClock().wall_ms())
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        if topics:
+            infos = [await topic_or_fail(admin, name) for name in topics]
+        else:
+            infos = await admin.topics.list()
+        return await _offsets(
+            admin,
+            {info.name: len(info.partitions) for info in infos},
+            wanted,
+            special,
+            read_committed=committed,
+        )
+
+    found = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(found)
+    elif at is None:
+        print_table(
+            ["topic", "partition", "first", "end", "records"],
+            [(f["topic"], f["partition"], f.get("beginning"), f.get("end"), f.get("records")) for f in found],
+        )
+    else:
+        print_table(
+            ["topic", "partition", "offset", "timestamp"],
+            [(f["topic"], f["partition"], f.get("offset"), time_text(f.get("timestamp"))) for f in found],
+        )
+    failed = [f for f in found if "error" in f]
+    if failed:
+        if not as_json:
+            for each in failed:
+                note(f"ottla: {each['error']}")
+        raise typer.Exit(FAILED)
+
+
+async def _offsets(
+    admin: Admin,
+    topics: dict[str, int],
+    wanted: list[int] | None,
+    special: int | None,
+    *,
+    read_committed: bool,
+) -> list[dict[str, Any]]:
+    from ottla.client.admin.offsets import FoundOffset, OffsetSpec
+    from ottla.client.view import TopicPartition
+
+    partitions = [
+        TopicPartition(name, index)
+        for name, count in topics.items()
+        for index in (range(count) if wanted is None else wanted)
+    ]
+    for name, index in partitions:
+        if index >= topics[name]:
+            raise CliError(f"topic {name} has partitions 0 to {topics[name] - 1}, not {index}")
+    if special is not None:
+        at = await admin.offsets.list(dict.fromkeys(partitions, special), read_committed=read_committed)
+        return [
+            {
+                "topic": p.topic,
+                "partition": p.partition,
+                **(
+                    {"offset": f.offset if f.offset >= 0 else None, "timestamp": f.timestamp}
+                    if isinstance(f := at[p], FoundOffset)
+                    else {"error": str(f)}
+                ),
+            }
+            for p in partitions
+        ]
+    first = await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+    end = await admin.offsets.list(
+        dict.fromkeys(partitions, OffsetSpec.LATEST), read_committed=read_committed
+    )
+    rows: list[dict[str, Any]] = []
+    for p in partitions:
+        low, high = first[p], end[p]
+        row: dict[str, Any] = {"topic": p.topic, "partition": p.partition}
+        if not isinstance(low, FoundOffset):
+            row["error"] = str(low)
+        elif not isinstance(high, FoundOffset):
+            row["error"] = str(high)
+        else:
+            row |= {"beginning": low.offset, "end": high.offset, "records": max(high.offset - low.offset, 0)}
+        rows.append(row)
+    return rows

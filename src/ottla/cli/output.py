@@ -1,0 +1,124 @@
+"""What commands print: tables for people, JSON for programs.
+
+On a terminal a table is drawn to fit it. Everywhere else it is plain columns that are never cut, so that
+`grep` and `awk` find what they look for. With `--json` a command prints one document, or one line for each
+record where there is no end in sight, and nothing else on stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+Cell: TypeAlias = str | int | float | bool | None
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def print_json(document: Any) -> None:
+    """One document, readable."""
+    import json
+
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_json_line(document: Any) -> None:
+    """One document of many, in one line."""
+    import json
+
+    print(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Columns of numbers stand to the right; None is shown as a dash."""
+    table = [list(row) for row in rows]
+    right = [
+        bool(table) and all(isinstance(row[n], int | float) or row[n] is None for row in table)
+        for n in range(len(columns))
+    ]
+    cells = [[_text(cell) for cell in row] for row in table]
+    if sys.stdout.isatty():
+        _draw(columns, cells, right)
+    else:
+        _print_columns(columns, cells, right)
+
+
+def print_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
+    """Facts about one thing, a line each."""
+    shown = [(name, _text(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def note(text: str) -> None:
+    """A remark for people; never on stdout, where results go."""
+    print(text, file=sys.stderr)
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.1f}" if isinstance(cell, float) else str(cell)
+
+
+def _print_columns(columns: Sequence[str], rows: list[list[str]], right: list[bool]) -> None:
+    header = [name.upper() for name in columns]
+    widths = [max(len(line[n]) for line in [header, *rows]) for n in range(len(columns))]
+    for line in [header, *rows]:
+        parts = [
+            cell.rjust(width) if to_the_right else cell.ljust(width)
+            for cell, width, to_the_right in zip(line, widths, right)
+        ]
+        print("  ".join(parts).rstrip())
+
+
+def _draw(columns: Sequence[str], rows: list[list[str]], right: list[bool]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name, to_the_right in zip(columns, right):
+        table.add_column(name, justify="right" if to_the_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, emoji=False, highlight=False).print(table)
+
+
+def size_text(size_bytes: int | None) -> str | None:
+    """
+    >>> size_text(1536), size_text(12)
+    ('1.5 KiB', '12 B')
+    """
+    if size_bytes is None:
+        return None
+    size = float(size_bytes)
+    for unit in _UNITS:
+        if abs(size) < 1024 or unit == _UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def time_text(timestamp_ms: int | None) -> str | None:
+    """A time in ISO 8601, UTC; None where there is none.
+
+    >>> time_text(0)
+    '1970-01-01T00:00:00.000Z'
+    """
+    if timestamp_ms is None or timestamp_ms < 0:
+        return None
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ms)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03d}Z"
+
+
+def ids_text(ids: Iterable[int]) -> str:
+    return ",".join(map(str, ids))

@@ -1,0 +1,122 @@
+"""Places in a partition, as people write them.
+
+`beginning` and `end`; an offset, `42`; so many records before the end, `-10`; a time, as
+`2026-01-31T12:00:00Z` or `@1767225600000` (milliseconds); or an age, `90s`, `15m`, `6h`, `2d`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from ottla.cli.errors import WrongUsage
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.view import TopicPartition
+
+_AGE: Final = re.compile(r"(\d+)(ms|s|m|h|d|w)")
+_AGE_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+MAX_OFFSET: Final = 2**63 - 1
+
+
+class Kind(Enum):
+    BEGINNING = "beginning"
+    END = "end"
+    OFFSET = "offset"
+    BEFORE_END = "before the end"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`number` is the offset, the count before the end, or the time in milliseconds."""
+
+    kind: Kind
+    number: int = 0
+
+
+def parse_place(option: str, text: str, now_ms: int) -> Place:
+    """
+    >>> parse_place("--from", "-10", 0)
+    Place(kind=<Kind.BEFORE_END: 'before the end'>, number=10)
+    >>> parse_place("--from", "15m", 1_000_000).number
+    100000
+    """
+    plain = text.strip().lower()
+    if plain in ("beginning", "earliest", "start", "first"):
+        return Place(Kind.BEGINNING)
+    if plain in ("end", "latest"):
+        return Place(Kind.END)
+    if plain.isdecimal() and int(plain) <= MAX_OFFSET:
+        return Place(Kind.OFFSET, int(plain))
+    if plain[:1] == "-" and plain[1:].isdecimal() and int(plain[1:]) <= MAX_OFFSET:
+        return Place(Kind.BEFORE_END, int(plain[1:]))
+    time_ms = _time_ms(plain, now_ms)
+    if time_ms is None:
+        raise WrongUsage(
+            f"{option} {text}: expected beginning, end, an offset (42), a count before the end (-10), a time "
+            "(2026-01-31T12:00:00Z or @ and milliseconds) or an age (15m, 6h, 2d)"
+        )
+    return Place(Kind.TIME, time_ms)
+
+
+def parse_time(option: str, text: str, now_ms: int) -> int:
+    """A time or an age, as milliseconds since 1970."""
+    time_ms = _time_ms(text.strip().lower(), now_ms)
+    if time_ms is None:
+        raise WrongUsage(
+            f"{option} {text}: expected a time (2026-01-31T12:00:00Z, @ms) or an age (15m, 6h, 2d)"
+        )
+    return time_ms
+
+
+def _time_ms(plain: str, now_ms: int) -> int | None:
+    if plain[:1] == "@" and plain[1:].isdecimal() and int(plain[1:]) <= MAX_OFFSET:
+        return int(plain[1:])
+    age = _AGE.fullmatch(plain)
+    if age is not None:
+        return max(now_ms - int(age[1]) * _AGE_MS[age[2]], 0)
+    try:
+        moment = datetime.fromisoformat(plain.upper())
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(round(moment.timestamp() * 1000), 0)
+
+
+async def resolve(
+    admin: Admin, partitions: Mapping[TopicPartition, Place], *, read_committed: bool = False
+) -> dict[TopicPartition, int]:
+    """The offsets of places, kept within what the partitions hold. Raises what a partition answers."""
+    from ottla.client.admin.offsets import OffsetSpec, all_or_raise
+
+    first = all_or_raise(
+        await admin.offsets.list(
+            dict.fromkeys(partitions, OffsetSpec.EARLIEST), read_committed=read_committed
+        )
+    )
+    end = all_or_raise(
+        await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.LATEST), read_committed=read_committed)
+    )
+    times = {p: place.number for p, place in partitions.items() if place.kind is Kind.TIME}
+    by_time = all_or_raise(await admin.offsets.list(times, read_committed=read_committed)) if times else {}
+    found: dict[TopicPartition, int] = {}
+    for partition, place in partitions.items():
+        low, high = first[partition].offset, end[partition].offset
+        offset = {
+            Kind.BEGINNING: low,
+            Kind.END: high,
+            Kind.OFFSET: place.number,
+            Kind.BEFORE_END: high - place.number,
+            Kind.TIME: by_time[partition].offset if partition in by_time else high,
+        }[place.kind]
+        if place.kind is Kind.TIME and offset < 0:
+            offset = high
+        found[partition] = min(max(offset, low), high)
+    return found

@@ -1,0 +1,127 @@
+"""Running a command: connect, work, turn failures into one line and a status.
+
+A command is a coroutine that is handed an open `Admin` (or opens a client of its own); whatever it raises
+ends here. Nothing is imported before it is needed, as starting up is most of what a short command does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from ottla.cli.errors import FAILED, INTERRUPTED, OK, UNREACHABLE, CliError, did_you_mean
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.view import TopicInfo
+    from ottla.protocol.errors import KafkaError
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
+    """Runs a command's coroutine. `fast_loop` takes uvloop: worth its import where much is moved."""
+    import asyncio
+
+    from ottla.protocol.errors import KafkaError
+
+    try:
+        if fast_loop:
+            from ottla.runtime.loop import run as run_fast
+
+            return run_fast(work)
+        return asyncio.run(work)
+    except KafkaError as error:
+        raise _translated(error) from None
+
+
+def with_admin(bootstrap: str, timeout_s: float, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Runs `work` with a connected admin client."""
+
+    async def connected() -> T:
+        async with open_admin(bootstrap, timeout_s) as admin:
+            return await work(admin)
+
+    return run(connected())
+
+
+def open_admin(bootstrap: str, timeout_s: float) -> Admin:
+    from ottla.client.admin import Admin
+
+    timeout_ms = max(int(timeout_s * 1000), 1)
+    try:
+        return Admin(
+            bootstrap,
+            client_id="ottla-cli",
+            request_timeout_ms=min(timeout_ms, 30_000),
+            default_api_timeout_ms=timeout_ms,
+        )
+    except ValueError as error:
+        raise CliError(f"--bootstrap-server {bootstrap}: {error}") from None
+
+
+def _translated(error: KafkaError) -> CliError:
+    from ottla.client.errors import BootstrapFailed, ConnectionFailed, NotKafka
+
+    if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
+        return CliError(
+            f"{error.message}\nIs the broker running there? --bootstrap-server or OTTLA_BOOTSTRAP_SERVERS "
+            "says where to look; `ottla start` starts one.",
+            status=UNREACHABLE,
+        )
+    return CliError(str(error))
+
+
+async def topic_or_fail(admin: Admin, name: str) -> TopicInfo:
+    """The topic; where there is none of this name, an error that offers those with nearly the same."""
+    from ottla.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        return await admin.topics.describe(name)
+    except KafkaError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+    raise await no_such_topic(admin, name)
+
+
+async def no_such_topic(admin: Admin, name: str) -> CliError:
+    known = [topic.name for topic in await admin.topics.list(include_internal=True)]
+    hint = did_you_mean(name, known) or "; `ottla topics list` shows those that do"
+    return CliError(f"topic {name} does not exist{hint}")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks before what cannot be undone. Without a terminal there is nobody to ask, so `--yes` is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CliError(f"{question.rstrip('?')}: this cannot be undone; say --yes to do it without asking")
+    if not typer.confirm(question):
+        raise CliError("nothing was changed")
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Runs the application and gives its exit status, whatever ended it."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except CliError as error:
+        print(f"ottla: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. What is still buffered must not be written at exit.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return OK
+    except OSError as error:
+        print(
+            f"ottla: {error.filename or ''}{': ' if error.filename else ''}{error.strerror}", file=sys.stderr
+        )
+        return FAILED

@@ -1,0 +1,355 @@
+"""`ottla topics`: create, list, describe, alter and delete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    Yes,
+    group,
+    named_values,
+)
+from ottla.cli.output import ids_text, print_json, print_pairs, print_table
+from ottla.cli.session import confirm, no_such_topic, topic_or_fail, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.view import PartitionInfo, TopicInfo
+
+HELP: Final = "Create, list, describe, change and delete topics."
+app = group(HELP)
+
+Names = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting of the topic; may be repeated."),
+]
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="topics")
+
+
+@app.command()
+def create(
+    topics: Names,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="How many; else as the broker is set.")
+    ] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option("--replication-factor", "-r", min=1, help="Else as the broker is set.")
+    ] = None,
+    config: Configs = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            "--replica-assignment",
+            metavar="0:1,1:2",
+            help="The brokers of each partition, instead of counts: partitions by comma, replicas by colon.",
+        ),
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="A topic that exists is fine.")
+    ] = False,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Create topics."""
+    assignments = _parse_assignment(replicas)
+    if assignments and (partitions is not None or replication_factor is not None):
+        raise WrongUsage(
+            "--replica-assignment says how many partitions and replicas there are; give no counts"
+        )
+    configs = named_values("--config", config or ())
+
+    async def work(admin: Admin) -> dict[str, str]:
+        from ottla.client.admin.topics import NewTopic
+        from ottla.protocol.errors import ErrorCode
+
+        wanted = [
+            NewTopic(name, partitions or -1, replication_factor or -1, configs, assignments)
+            for name in topics
+        ]
+        results = await admin.topics.create_many(wanted, validate_only=dry_run)
+        outcome: dict[str, str] = {}
+        for name in topics:
+            error = results.get(name)
+            if error is None:
+                outcome[name] = "would be created" if dry_run else "created"
+            elif if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                outcome[name] = "exists already"
+            else:
+                outcome[name] = f"failed: {error.message}"
+        return outcome
+
+    _report(with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+def _parse_assignment(text: str | None) -> dict[int, list[int]]:
+    if text is None:
+        return {}
+    found: dict[int, list[int]] = {}
+    for index, brokers in enumerate(text.split(",")):
+        ids = brokers.split(":")
+        if not all(each.strip().isdecimal() for each in ids):
+            raise WrongUsage(f"--replica-assignment {text}: expected broker ids, as 0:1,1:2")
+        found[index] = [int(each) for each in ids]
+    return found
+
+
+def _report(outcome: Mapping[str, str], *, as_json: bool) -> None:
+    """What came of each topic; one failure fails the command."""
+    failed = [f"{text.removeprefix('failed: ')}" for text in outcome.values() if text.startswith("failed: ")]
+    done = {name: text for name, text in outcome.items() if not text.startswith("failed: ")}
+    if as_json:
+        print_json([{"topic": name, "result": text} for name, text in outcome.items()])
+    else:
+        for name, text in done.items():
+            print(f"{name}: {text}")
+    if failed:
+        raise CliError("\nottla: ".join(failed))
+
+
+@app.command("list")
+def list_topics(
+    pattern: Annotated[
+        str | None, typer.Argument(help="Only names with this in them, or matching *?[].")
+    ] = None,
+    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Print names only, one a line.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List topics."""
+
+    async def work(admin: Admin) -> list[TopicInfo]:
+        return await admin.topics.list(include_internal=internal)
+
+    topics = [topic for topic in with_admin(bootstrap, timeout, work) if _matches(topic.name, pattern)]
+    if as_json:
+        print_json([_summary(topic) for topic in topics])
+    elif names:
+        for topic in topics:
+            print(topic.name)
+    else:
+        print_table(
+            ["topic", "partitions", "replicas", "state"],
+            [(t.name, len(t.partitions), _replication(t), _state(t)) for t in topics],
+        )
+
+
+def _matches(name: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    if any(c in pattern for c in "*?["):
+        from fnmatch import fnmatchcase
+
+        return fnmatchcase(name, pattern)
+    return pattern in name
+
+
+def _replication(topic: TopicInfo) -> int:
+    return len(topic.partitions[0].replicas) if topic.partitions else 0
+
+
+def _state(topic: TopicInfo) -> str:
+    """What needs attention, the worst first."""
+    if topic.error:
+        return topic.error.text
+    leaderless = sum(p.leader < 0 for p in topic.partitions)
+    short = sum(len(p.isr) < len(p.replicas) for p in topic.partitions)
+    if leaderless:
+        return f"{leaderless} without a leader"
+    return f"{short} under-replicated" if short else "ok"
+
+
+def _summary(topic: TopicInfo) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "id": _id_text(topic),
+        "internal": topic.is_internal,
+        "partitions": len(topic.partitions),
+        "replication_factor": _replication(topic),
+        "state": _state(topic),
+    }
+
+
+def _id_text(topic: TopicInfo) -> str | None:
+    from ottla.protocol.json_form import uuid_text
+
+    return uuid_text(topic.topic_id) if topic.topic_id is not None else None
+
+
+@app.command()
+def describe(
+    topics: Names,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show a topic's partitions, offsets and settings."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        return [await _described(admin, name) for name in topics]
+
+    described = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(described)
+        return
+    for n, topic in enumerate(described):
+        if n:
+            print()
+        print_pairs(
+            [
+                ("topic", topic["name"]),
+                ("id", topic["id"]),
+                *([("internal", True)] if topic["internal"] else []),
+                ("partitions", len(topic["partitions"])),
+                ("replication factor", topic["replication_factor"]),
+                *((name, value) for name, value in topic["configs"].items()),
+            ]
+        )
+        print()
+        print_table(
+            ["partition", "leader", "epoch", "replicas", "in sync", "first", "end"],
+            [
+                (
+                    p["partition"],
+                    p["leader"],
+                    p["leader_epoch"],
+                    ids_text(p["replicas"]),
+                    ids_text(p["isr"]),
+                    p["beginning_offset"],
+                    p["end_offset"],
+                )
+                for p in topic["partitions"]
+            ],
+        )
+
+
+async def _described(admin: Admin, name: str) -> dict[str, Any]:
+    from ottla.client.admin.configs import ConfigSource, ResourceType
+    from ottla.client.admin.offsets import OffsetSpec
+    from ottla.client.view import TopicPartition
+    from ottla.protocol.errors import KafkaError
+
+    topic = await topic_or_fail(admin, name)
+    led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]
+    first = await admin.offsets.list(dict.fromkeys(led, OffsetSpec.EARLIEST))
+    end = await admin.offsets.list(dict.fromkeys(led, OffsetSpec.LATEST))
+    configs = await admin.configs.describe(ResourceType.TOPIC, name)
+
+    def offset(found: Mapping[TopicPartition, Any], partition: PartitionInfo) -> int | None:
+        result = found.get(TopicPartition(name, partition.partition))
+        return None if result is None or isinstance(result, KafkaError) else result.offset
+
+    return {
+        **_summary(topic),
+        "configs": {c.name: c.value for c in configs.values() if c.source is ConfigSource.TOPIC},
+        "partitions": [
+            {
+                "partition": p.partition,
+                "leader": p.leader if p.leader >= 0 else None,
+                "leader_epoch": p.leader_epoch,
+                "replicas": list(p.replicas),
+                "isr": list(p.isr),
+                "offline": list(p.offline),
+                "beginning_offset": offset(first, p),
+                "end_offset": offset(end, p),
+            }
+            for p in topic.partitions
+        ],
+    }
+
+
+@app.command()
+def alter(
+    topic: Annotated[str, typer.Argument(show_default=False)],
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="Grow the topic to this many.")
+    ] = None,
+    config: Configs = None,
+    delete_config: Annotated[
+        list[str] | None, typer.Option("--delete-config", metavar="NAME", help="Back to the default.")
+    ] = None,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Add partitions to a topic, or change its settings."""
+    configs = named_values("--config", config or ())
+    removed = list(delete_config or ())
+    if partitions is None and not configs and not removed:
+        raise WrongUsage("say what to change: --partitions, --config or --delete-config")
+
+    async def work(admin: Admin) -> list[str]:
+        from ottla.client.admin.configs import ResourceType
+
+        info = await topic_or_fail(admin, topic)
+        done: list[str] = []
+        if partitions is not None:
+            if partitions == len(info.partitions):
+                raise CliError(f"topic {topic} has {partitions} partitions already")
+            await admin.topics.add_partitions(topic, partitions, validate_only=dry_run)
+            done.append(f"{len(info.partitions)} partitions to {partitions}")
+        if configs or removed:
+            await admin.configs.alter(
+                ResourceType.TOPIC, topic, set=configs, delete=removed, validate_only=dry_run
+            )
+            done += [f"{name}={value}" for name, value in configs.items()]
+            done += [f"{name} to its default" for name in removed]
+        return done
+
+    done = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json({"topic": topic, "dry_run": dry_run, "changes": done})
+    else:
+        print(f"{topic}: {'would change' if dry_run else 'changed'}: {'; '.join(done)}")
+
+
+@app.command()
+def delete(
+    topics: Names,
+    yes: Yes = False,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="A topic that does not exist is fine.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Delete topics and all their records."""
+    confirm(f"Delete {', '.join(topics)} with all records?", yes=yes)
+
+    async def work(admin: Admin) -> dict[str, str]:
+        from ottla.protocol.errors import ErrorCode
+
+        results = await admin.topics.delete_many(topics)
+        outcome: dict[str, str] = {}
+        for name in topics:
+            error = results.get(name)
+            if error is None:
+                outcome[name] = "deleted"
+            elif error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                outcome[name] = f"failed: {error.message}"
+            elif if_exists:
+                outcome[name] = "does not exist"
+            else:
+                outcome[name] = f"failed: {await no_such_topic(admin, name)}"
+        return outcome
+
+    _report(with_admin(bootstrap, timeout, work), as_json=as_json)

@@ -1,12 +1,26 @@
-"""The doors by which handlers reach the coordinators, where a node has them."""
+"""The coordinators of a node, each made when it is first needed.
+
+A node that leads no partition of a coordinator's topic, and that nobody has asked, does not even import it:
+that keeps a start short and an idle node small. Once made, a coordinator follows the metadata like everything
+else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from ottla.log.files import TopicPartition
+from ottla.metadata.delta import MetadataDelta
+from ottla.metadata.image import MetadataImage
+from ottla.node.auto_topics import CONSUMER_OFFSETS
+from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaChanges
+
 if TYPE_CHECKING:
+    from ottla.coordinator.group.service import GroupService
     from ottla.node.context import RequestContext
+    from ottla.node.node import Node
     from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 
@@ -14,3 +28,72 @@ class TransactionCoordinator(Protocol):
     def init_producer_id(
         self, context: RequestContext, request: InitProducerIdRequest
     ) -> Awaitable[InitProducerIdResponse]: ...
+
+
+class Coordinators:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._groups: GroupService | None = None
+
+    @property
+    def groups(self) -> GroupService:
+        if self._groups is None:
+            self._groups = self._make_groups()
+        return self._groups
+
+    def _make_groups(self) -> GroupService:
+        from ottla.coordinator.group.service import GroupService
+        from ottla.node.groups import group_config
+        from ottla.records.types import Codec
+
+        node = self._node
+        config = node.config
+        groups = GroupService(
+            node.runtime,
+            group_config(config),
+            codec=Codec(config.number("offsets.topic.compression.codec")),
+            commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
+            load_bytes=config.number("offsets.load.buffer.size"),
+        )
+        node.replicas.on_progress(groups.progressed)
+        groups.follow(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS))
+        return groups
+
+    def follow(
+        self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None
+    ) -> None:
+        """The metadata moved on, and with it the partitions that are led and followed here."""
+        if self._groups is not None:
+            deleted = () if delta is None else delta.deleted_topics.values()
+            self._groups.follow(
+                image,
+                leaders=changes.leaders,
+                followers=changes.followers,
+                deleted_topics=[topic.name for topic in deleted],
+            )
+        elif any(partition.topic_partition.topic == CONSUMER_OFFSETS for partition in changes.leaders):
+            self._groups = self._make_groups()
+
+    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that this node can no longer serve."""
+        if self._groups is not None:
+            self._groups.resigned(partitions)
+
+    def configure(self) -> None:
+        """The node's settings have changed."""
+        if self._groups is not None:
+            from ottla.node.groups import group_config
+
+            self._groups.configure(group_config(self._node.config))
+
+    async def close(self) -> None:
+        if self._groups is not None:
+            await self._groups.close()
+
+
+def _led(partitions: Iterable[Partition], topic: str) -> list[Partition]:
+    return [
+        partition
+        for partition in partitions
+        if partition.is_leader and partition.topic_partition.topic == topic
+    ]

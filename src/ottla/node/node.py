@@ -2,7 +2,7 @@
 
 It starts from the bottom up: directories, metadata log, controller, logs, replicas, listeners, and last its
 registration, after which clients find it; and it stops in the opposite order. Requests that arrive before it
-is ready wait. Handlers reach everything through this object; what changes with the metadata, they read from
+is ready wait. Handlers reach everything through this object; what changes with the metadata they read from
 `image` and `config`, which are replaced and never changed.
 """
 
@@ -14,8 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ottla.coordinator.group.service import GroupService
-from ottla.log.cleaner import LogCleaner
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
 from ottla.log.log import Log
@@ -28,32 +26,26 @@ from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
 from ottla.metadata.quorum_controller import QuorumController
 from ottla.metadata.storage import StorageError, read_bootstrap
-from ottla.node.chores import Chores
 from ottla.node.config import NodeConfig
 from ottla.node.config_schema import TableSchema, log_config
+from ottla.node.coordinators import Coordinators
 from ottla.node.directory_moves import DirectoryMoves
 from ottla.node.dispatch import Dispatcher
 from ottla.node.fetch_session import FetchSessionCache
-from ottla.node.groups import group_config
 from ottla.node.listeners import Endpoint
 from ottla.node.producer_ids import ProducerIds
 from ottla.node.registration import BrokerRegistration
 from ottla.node.server import Server
-from ottla.node.settings import (
-    cleaner_config,
-    controller_settings,
-    metadata_log_config,
-    producer_config,
-    static_voters,
-)
+from ottla.node.settings import controller_settings, metadata_log_config, producer_config, static_voters
 from ottla.node.storage import NodeFailed, NodeStorage, open_storage
+from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
-from ottla.records.types import Codec
-from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from ottla.coordinator.group.service import GroupService
     from ottla.node.authorization import Authorizer
     from ottla.node.coordinators import TransactionCoordinator
 
@@ -61,8 +53,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CONTROLLER_TICK_MS: Final = 1_000
-_DELETION_TICK_MS: Final = 15_000
 _LEAVE_SECONDS: Final = 1.0
 
 
@@ -74,27 +64,25 @@ class Node:
         self.config = config
         self.cluster_id = ""
         self.authorizer: Authorizer | None = None
-        # The coordinators, where the node has them.
+        self.endpoints: dict[str, Endpoint] = {}
+        self.ready: Final = asyncio.Event()
+        # Made as the node starts, each on top of those before it.
+        self.controller: QuorumController
+        self.logs: LogManager
+        self.replicas: ReplicaManager
+        self.registration: BrokerRegistration
         self.transactions: TransactionCoordinator | None = None
-        self.groups: GroupService
+        self.coordinators: Final = Coordinators(self)
         self.fetch_sessions: Final = FetchSessionCache(
             config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
         )
         self.producer_ids: Final = ProducerIds(self)
         self.moves: Final = DirectoryMoves(self)
-        self.endpoints: dict[str, Endpoint] = {}
-        self.ready: Final = asyncio.Event()
-        self.controller: QuorumController
-        self.logs: LogManager
-        self.replicas: ReplicaManager
         self.server: Final = Server(runtime.network, config, self._dispatcher)
-        self._cleaner: LogCleaner
-        self._registration: BrokerRegistration | None = None
-        self._storage: NodeStorage | None = None
-        self._chores: Final = Chores()
+        self._upkeep: Final = Upkeep(self)
         self._flushes: set[asyncio.Task[None]] = set()
-        self._failure: asyncio.Future[str] | None = None
         self._loop: asyncio.AbstractEventLoop
+        self._failure: asyncio.Future[str]
         # What to undo, in the order in which it was done.
         self._started: list[Callable[[], Awaitable[None]]] = []
 
@@ -106,8 +94,12 @@ class Node:
         return self.replicas.image
 
     @property
+    def groups(self) -> GroupService:
+        return self.coordinators.groups
+
+    @property
     def broker_epoch(self) -> int:
-        return -1 if self._registration is None else self._registration.epoch
+        return self.registration.epoch
 
     def now_ms(self) -> int:
         return self.runtime.clock.wall_ms()
@@ -132,8 +124,7 @@ class Node:
 
     def client_endpoints(self) -> list[Endpoint]:
         """Where clients connect, with the ports that are really open."""
-        names = [endpoint.name for endpoint in self.config.advertised_listeners]
-        return [self.endpoints[name] for name in names]
+        return [self.endpoints[endpoint.name] for endpoint in self.config.advertised_listeners]
 
     def topic_config(self, topic: str) -> LogConfig:
         overrides = self.controller.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
@@ -141,8 +132,7 @@ class Node:
 
     def flush_later(self, closed: Log) -> None:
         """Make what lies in closed segments durable, in the background."""
-        upto = closed.active_segment.base_offset
-        task = asyncio.get_running_loop().create_task(self.logs.flush(closed, upto))
+        task = self._loop.create_task(self.logs.flush(closed, closed.active_segment.base_offset))
         self._flushes.add(task)
         task.add_done_callback(self._flushed)
 
@@ -159,22 +149,26 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         try:
-            await self._start()
+            storage = await self._open_storage()
+            await self._start_controller(storage)
+            await self._start_logs()
+            await self._start_serving(storage)
         except (StorageError, KafkaError) as error:
             raise NodeFailed(str(error)) from error
         except OSError as error:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
 
-    async def _start(self) -> None:
+    async def _open_storage(self) -> NodeStorage:
         storage = await self.runtime.pool.run(open_storage, self.runtime, self.config)
-        self._storage = storage
-        self._undo(self._release_storage)
+
+        async def release() -> None:
+            storage.release()
+
+        self._undo(release)
         self.cluster_id = storage.cluster_id
         if storage.node_id != self.config.node_id:
             self.config = NodeConfig({**self.config.given, "node.id": str(storage.node_id)})
-        await self._start_controller(storage)
-        await self._start_logs(storage)
-        await self._start_serving(storage)
+        return storage
 
     async def _start_controller(self, storage: NodeStorage) -> None:
         config = self.config
@@ -203,9 +197,9 @@ class Node:
         )
         self._configure(self.controller.image)
 
-    async def _start_logs(self, storage: NodeStorage) -> None:
+    async def _start_logs(self) -> None:
         config = self.config
-        self.logs = LogManager(
+        logs = LogManager(
             config.log_dirs,
             disk=self.runtime.disk,
             clock=self.runtime.clock,
@@ -215,61 +209,43 @@ class Node:
             on_directory_failure=self._directory_failed_anywhere,
             lock=False,
         )
-        await self.logs.start(self.topic_config)
+        await logs.start(self.topic_config)
+        self.logs = logs
         self._undo(self._close_logs)
-        self._cleaner = LogCleaner(
-            self.runtime.clock,
-            self.runtime.random,
-            self.runtime.pool,
-            self.logs.logs,
-            cleaner_config(config),
-        )
         self.replicas = ReplicaManager(
             config.node_id,
-            self.logs,
+            logs,
             self.topic_config,
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
         )
         changes = self.replicas.start(self.controller.image, self.now_ms())
-        self._start_coordinators(changes)
+        self.coordinators.follow(self.controller.image, changes)
+        self._undo(self.coordinators.close)
         self.controller.subscribe(self._follow)
         self.moves.resume()
         self._undo(self.moves.stop)
 
-    def _start_coordinators(self, changes: ReplicaChanges) -> None:
-        config = self.config
-        self.groups = GroupService(
-            self.runtime,
-            group_config(config),
-            codec=Codec(config.number("offsets.topic.compression.codec")),
-            commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
-            load_bytes=config.number("offsets.load.buffer.size"),
-        )
-        self._undo(self.groups.close)
-        self.replicas.on_progress(self.groups.progressed)
-        self.groups.follow(self.controller.image, leaders=changes.leaders)
-
     async def _start_serving(self, storage: NodeStorage) -> None:
         config = self.config
-        try:
-            self.endpoints = await self.server.listen(config.listeners)
-        except OSError as error:
-            raise NodeFailed(f"{error.strerror or error}; is another node running there?") from None
-        self._undo(self._stop_serving)
-        self._registration = BrokerRegistration(
+        self.registration = BrokerRegistration(
             self.controller,
             broker_id=config.node_id,
             cluster_id=storage.cluster_id,
             incarnation_id=self.runtime.random.uuid(),
             directories=[storage.directories[path] for path in config.log_dirs],
         )
+        try:
+            self.endpoints = await self.server.listen(config.listeners)
+        except OSError as error:
+            raise NodeFailed(f"{error.strerror or error}; is another node running there?") from None
+        self._undo(self._stop_serving)
         previous = self.logs.clean_shutdown_epoch
-        await self._registration.register(
+        await self.registration.register(
             self._advertised(), config.rack, -1 if previous is None else previous
         )
-        await self._registration.heartbeat()
-        self._start_chores()
-        self._undo(self._chores.stop)
+        await self.registration.heartbeat()
+        self._upkeep.start()
+        self._undo(self._upkeep.stop)
         self.ready.set()
 
     def _advertised(self) -> list[Endpoint]:
@@ -286,76 +262,8 @@ class Node:
         ]
 
     def _dispatcher(self, endpoint: Endpoint) -> Dispatcher:
-        kind = (
-            Listener.CONTROLLER if endpoint.name in self.config.controller_listener_names else Listener.BROKER
-        )
-        return Dispatcher(self, endpoint, kind)
-
-    def _start_chores(self) -> None:
-        config, every = self.config, self._chores.every
-        number = config.number
-        first_ms = number("log.initial.task.delay.ms")
-        every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick", first_ms=_CONTROLLER_TICK_MS)
-        every(
-            lambda: number("log.retention.check.interval.ms"), self._retention, "retention", first_ms=first_ms
-        )
-        every(lambda: number("log.flush.scheduler.interval.ms"), self._flush, "flush", first_ms=first_ms)
-        every(
-            lambda: number("log.flush.offset.checkpoint.interval.ms"),
-            self.logs.checkpoint_recovery_points,
-            "checkpoint of recovery points",
-            first_ms=first_ms,
-        )
-        every(
-            lambda: number("log.flush.start.offset.checkpoint.interval.ms"),
-            self.logs.checkpoint_log_starts,
-            "checkpoint of log starts",
-            first_ms=first_ms,
-        )
-        every(
-            lambda: number("replica.high.watermark.checkpoint.interval.ms"),
-            self.logs.checkpoint_high_watermarks,
-            "checkpoint of high watermarks",
-        )
-        every(
-            lambda: number("producer.id.expiration.check.interval.ms"),
-            self._expire_producers,
-            "expiry of producers",
-        )
-        every(lambda: _DELETION_TICK_MS, self._remove_deleted, "removal of deleted files")
-        every(lambda: number("replica.lag.time.max.ms") // 2, self._shrink_isrs, "shrinking of in-sync sets")
-        if config.flag("auto.leader.rebalance.enable"):
-            every(
-                lambda: number("leader.imbalance.check.interval.seconds") * 1000,
-                self.controller.balance_leaders,
-                "balancing of leaders",
-            )
-        if config.flag("log.cleaner.enable") and number("log.cleaner.threads") > 0:
-            self._chores.run(self._cleaner.run, "log cleaner")
-
-    async def _tick(self) -> None:
-        assert self._registration is not None
-        if self.controller.log.failure is not None:
-            self._fail(f"the metadata log failed: {self.controller.log.failure}")
-            return
-        # First the sign of life: a node that was stopped for a while must not find itself dead.
-        await self._registration.heartbeat()
-        await self.controller.tick()
-
-    async def _retention(self) -> None:
-        await self.logs.delete_expired(self.now_ms())
-
-    async def _flush(self) -> None:
-        await self.logs.flush_dirty(self.now_ms())
-
-    async def _expire_producers(self) -> None:
-        await self.logs.expire_producers(self.now_ms())
-
-    async def _remove_deleted(self) -> None:
-        await self.logs.remove_deleted(self.now_ms())
-
-    async def _shrink_isrs(self) -> None:
-        self.replicas.shrink_isrs(self.now_ms())
+        of_controller = endpoint.name in self.config.controller_listener_names
+        return Dispatcher(self, endpoint, Listener.CONTROLLER if of_controller else Listener.BROKER)
 
     # Following the metadata
 
@@ -363,12 +271,7 @@ class Node:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             self._configure(image)
         changes = self.replicas.apply(delta, image, self.now_ms())
-        self.groups.follow(
-            image,
-            leaders=changes.leaders,
-            followers=changes.followers,
-            deleted_topics=[topic.name for topic in delta.deleted_topics.values()],
-        )
+        self.coordinators.follow(image, changes, delta)
 
     def _configure(self, image: MetadataImage) -> None:
         """Put the cluster's settings for brokers in force."""
@@ -379,35 +282,32 @@ class Node:
         for problem in problems:
             log.warning("%s", problem)
         self.server.configure(self.config)
-        if hasattr(self, "_cleaner"):
-            self._cleaner.reconfigure(cleaner_config(self.config))
-        if hasattr(self, "groups"):
-            self.groups.configure(group_config(self.config))
+        self._upkeep.configure()
+        self.coordinators.configure()
+
+    # Failing
 
     def _directory_failed_anywhere(self, directory: LogDirectory) -> None:
         """Told in any thread."""
-        loop = self._loop
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._directory_failed, directory)
+            self._loop.call_soon_threadsafe(self._directory_failed, directory)
 
     def _directory_failed(self, directory: LogDirectory) -> None:
-        if not hasattr(self, "replicas"):
+        if not self.ready.is_set():
             return
-        gone = self.replicas.directory_failed(directory)
-        self.groups.resigned(gone)
-        if self._registration is not None and directory.directory_id is not None:
-            self._registration.offline_directories.add(directory.directory_id)
+        self.coordinators.resigned(self.replicas.directory_failed(directory))
+        if directory.directory_id is not None:
+            self.registration.offline_directories.add(directory.directory_id)
         if not self.logs.live_directories:
-            self._fail(f"no log directory is left: {directory.path}: {directory.failure}")
+            self.fail(f"no log directory is left: {directory.path}: {directory.failure}")
 
-    def _fail(self, reason: str) -> None:
-        assert self._failure is not None
+    def fail(self, reason: str) -> None:
+        """Give up: whoever waits in `failed` is told."""
         if not self._failure.done():
             self._failure.set_result(reason)
 
     async def failed(self) -> str:
         """Return why the node has to give up, if that ever happens."""
-        assert self._failure is not None
         return await asyncio.shield(self._failure)
 
     # Stopping
@@ -425,10 +325,9 @@ class Node:
                 log.exception("a part of the node did not stop cleanly")
 
     async def _stop_serving(self) -> None:
-        registration = self._registration
-        if registration is not None and registration.epoch >= 0:
+        if self.registration.epoch >= 0:
             hand_over = self.config.flag("controlled.shutdown.enable")
-            if not (hand_over and await registration.leave(_LEAVE_SECONDS)):
+            if not (hand_over and await self.registration.leave(_LEAVE_SECONDS)):
                 log.info("leaving without having handed over all leaderships")
         await self.server.stop_listening()
         self.server.close_connections()
@@ -437,7 +336,3 @@ class Node:
         if self._flushes:
             await asyncio.gather(*self._flushes, return_exceptions=True)
         await self.logs.shutdown(self.broker_epoch)
-
-    async def _release_storage(self) -> None:
-        assert self._storage is not None
-        self._storage.release()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from ottla.log.cleaner import CleanerConfig
 from ottla.log.log_producers import ProducerConfig
 from ottla.metadata.control import ControllerSettings
 from ottla.metadata.metadata_log import MetadataLogConfig
 from ottla.node.config import NodeConfig
 from ottla.node.config_types import MAX_DOUBLE
 from ottla.raft.voters import VoterSet
+
+if TYPE_CHECKING:
+    from ottla.log.cleaner import CleanerConfig
 
 
 def metadata_log_config(config: NodeConfig) -> MetadataLogConfig:
@@ -47,6 +50,8 @@ def producer_config(config: NodeConfig) -> ProducerConfig:
 
 
 def cleaner_config(config: NodeConfig) -> CleanerConfig:
+    from ottla.log.cleaner import CleanerConfig
+
     rate = config.real("log.cleaner.io.max.bytes.per.second")
     return CleanerConfig(
         threads=max(1, config.number("log.cleaner.threads")),

@@ -12,6 +12,8 @@ PARTS = {
     "records": "Record batches",
     "compaction": "Compaction",
     "protocol": "The wire protocol's codecs",
+    "node": "A node beside Apache Kafka",
+    "coordinators": "Groups and transactions beside Apache Kafka",
 }
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """\

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 
@@ -60,8 +59,7 @@ class Check(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     min: int | float
     max: int | float | None = None
 
@@ -79,8 +77,7 @@ class Range:
         return f"[{self.min},...]" if self.max is None else f"[{self.min},...,{self.max}]"
 
 
-@dataclass(frozen=True, slots=True)
-class RangeOr:
+class RangeOr(NamedTuple):
     """A range, or one value outside of it that has a meaning of its own."""
 
     range: Range
@@ -95,8 +92,7 @@ class RangeOr:
         return f"{self.range} or {self.other}"
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(NamedTuple):
     values: tuple[str, ...]
     ignore_case: bool = False
 
@@ -114,8 +110,7 @@ class OneOf:
         return f"{hint}[{', '.join(self.values)}]"
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf:
+class ListOf(NamedTuple):
     """A list of given names or (none given) of any. What is named twice counts once."""
 
     values: tuple[str, ...] = ()
@@ -138,8 +133,7 @@ class ListOf:
         return f"[{', '.join(self.values)}]" if self.values else ("" if self.empty else "non-empty list")
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(NamedTuple):
     """A text, or every item of a list, that a pattern describes; ``allowed`` says it in words."""
 
     pattern: str
@@ -182,8 +176,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _DOUBLE: Final = re.compile(r"[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigKey:
+class ConfigKey(NamedTuple):
     name: str
     type: ConfigType
     default: Value

@@ -17,7 +17,7 @@ from collections import deque
 from typing import NamedTuple, TypeVar, cast
 
 from ottla.client.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
-from ottla.protocol.api import API, API_VERSIONS, Api, api_name
+from ottla.protocol.api import API, API_VERSIONS, Api
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -40,6 +40,7 @@ class _Pending(NamedTuple):
     api: Api
     version: int
     answer: asyncio.Future[Response]
+    timer: asyncio.TimerHandle
 
 
 class BrokerVersions:
@@ -123,6 +124,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._lost is None and self._transport is not None
 
     @property
+    def is_writable(self) -> bool:
+        """Whether the transport takes more bytes without piling them up."""
+        return self._writable.is_set()
+
+    @property
     def in_flight(self) -> int:
         return len(self._pending)
 
@@ -133,10 +139,11 @@ class Connection(asyncio.BufferedProtocol):
         return self.versions.best(request.API_KEY, at_most=at_most, unstable=unstable)
 
     def send(
-        self, request: Request, response_type: type[R], *, version: int | None = None
+        self, request: Request, response_type: type[R], *, timeout_ms: int, version: int | None = None
     ) -> asyncio.Future[R]:
         """Sends at once and returns the answer's future. Raises ConnectionLost when the connection has
-        ended.
+        ended. A request that times out ends the connection: what follows it on the wire would wait behind
+        the missing answer.
         """
         if version is None:
             version = self.version_for(type(request))
@@ -147,7 +154,8 @@ class Connection(asyncio.BufferedProtocol):
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response] = loop.create_future()
-        self._pending.append(_Pending(correlation_id, api, version, answer))
+        timer = loop.call_later(timeout_ms / 1000, self._timed_out, api, timeout_ms)
+        self._pending.append(_Pending(correlation_id, api, version, answer, timer))
         self.last_used = loop.time()
         transport.writelines(parts)
         return answer  # type: ignore[return-value]  # the response class follows from the request's API
@@ -165,21 +173,16 @@ class Connection(asyncio.BufferedProtocol):
     async def request(
         self, request: Request, response_type: type[R], *, timeout_ms: int, version: int | None = None
     ) -> R:
-        """Sends and waits for the answer. A request that times out ends the connection: what follows it on
-        the wire would wait behind the missing answer.
-        """
+        """Sends as soon as the transport takes more, and waits for the answer."""
         await self._writable.wait()
-        answer = self.send(request, response_type, version=version)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await answer
-        except TimeoutError:
-            name = api_name(request.API_KEY)
-            reason = RequestTimedOut(
-                f"{self.address.host}:{self.address.port}: no answer to {name} within {timeout_ms} ms"
+        return await self.send(request, response_type, timeout_ms=timeout_ms, version=version)
+
+    def _timed_out(self, api: Api, timeout_ms: int) -> None:
+        self._end(
+            RequestTimedOut(
+                f"{self.address.host}:{self.address.port}: no answer to {api.name} within {timeout_ms} ms"
             )
-            self._end(reason)
-            raise reason from None
+        )
 
     async def drained(self) -> None:
         """Waits until the transport takes more bytes without piling them up."""
@@ -256,6 +259,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end(self._not_kafka(bytes(frame[:8])))
             return
         pending = self._pending.popleft()
+        pending.timer.cancel()
         version = pending.version
         correlation_id, error_code = _CORRELATION_AND_ERROR.unpack_from(frame) if len(frame) >= 6 else (-1, 0)
         if pending.api.key == API_VERSIONS and error_code == ErrorCode.UNSUPPORTED_VERSION:
@@ -280,7 +284,9 @@ class Connection(asyncio.BufferedProtocol):
             self._lost = reason
         self._writable.set()
         while self._pending:
-            answer = self._pending.popleft().answer
+            pending = self._pending.popleft()
+            pending.timer.cancel()
+            answer = pending.answer
             if not answer.done():
                 answer.set_exception(self._lost)
                 answer.exception()  # seen here, so that an abandoned request does not warn

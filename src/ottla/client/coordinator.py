@@ -17,6 +17,8 @@ __all__ = ["Coordinator"]
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Response)
+# The transaction before is ending; that takes milliseconds, not a back-off made for outages.
+BRIEF_WAIT_S = 0.02
 _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
 _LATER = frozenset({*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 
@@ -106,6 +108,8 @@ class Coordinator:
                     raise
                 error = failure
             wait = backoff.next_ms() / 1000
+            if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+                wait = min(wait, BRIEF_WAIT_S)
             if loop.time() + wait >= deadline:
                 raise error
             log.debug("%s; trying again in %.0f ms", error, wait * 1000)

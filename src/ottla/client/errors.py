@@ -11,10 +11,12 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 
 __all__ = [
     "BootstrapFailed",
+    "BufferFull",
     "ConnectionFailed",
     "ConnectionLost",
     "NotKafka",
     "RequestTimedOut",
+    "TransactionAborted",
 ]
 
 
@@ -54,6 +56,20 @@ class RequestTimedOut(ClientFailure):
 
     __slots__ = ()
     CODE = ErrorCode.REQUEST_TIMED_OUT
+
+
+class BufferFull(ClientFailure):
+    """`buffer.memory` is used up by records that wait for their brokers: await `ready` before sending on."""
+
+    __slots__ = ()
+    CODE = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+class TransactionAborted(ClientFailure):
+    """The record, or the commit, went down with its transaction. The text says what broke it."""
+
+    __slots__ = ()
+    CODE = ErrorCode.TRANSACTION_ABORTABLE
 
 
 class NotKafka(ClientFailure):

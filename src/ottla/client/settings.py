@@ -8,7 +8,9 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["Servers", "dotted", "settings_of"]
+from ottla.client.cluster import ConnectionConfig
+
+__all__ = ["Servers", "connection_config", "dotted", "settings_of"]
 
 T = TypeVar("T")
 
@@ -43,6 +45,12 @@ def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) ->
             raise ValueError(f"there is no setting {name!r} for a {_subject(kind)}{hint}")
         values[plain] = _value(name, value, types_of[plain])
     return kind(**values)
+
+
+def connection_config(config: Any) -> ConnectionConfig:
+    """The part of a client's settings that is about connections."""
+    shared = {field.name for field in fields(ConnectionConfig)} & {field.name for field in fields(config)}
+    return ConnectionConfig(**{name: getattr(config, name) for name in shared})
 
 
 def _subject(kind: type[Any]) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ottla.client.admin.offsets import FoundOffset, OffsetSpec
-from ottla.client.cluster import Cluster, ConnectionConfig, CoordinatorType
+from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
 from ottla.client.consumer.fetcher import Fetcher
 from ottla.client.consumer.positions import Positions
@@ -22,7 +21,7 @@ from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
 from ottla.client.refresher import Refresher
 from ottla.client.serialization import Deserializer, deserializer
-from ottla.client.settings import Servers, settings_of
+from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records._kernel import ConsumerRecord
@@ -494,8 +493,3 @@ class _Limit:
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"{self._what} did not come within default.api.timeout.ms={self._timeout_ms}",
             ) from None
-
-
-def connection_config(config: ConsumerConfig) -> ConnectionConfig:
-    shared = {field.name for field in fields(ConnectionConfig)} & {field.name for field in fields(config)}
-    return ConnectionConfig(**{name: getattr(config, name) for name in shared})

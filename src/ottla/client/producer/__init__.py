@@ -9,6 +9,20 @@ async with Producer("localhost:9092") as producer:
 
 from ottla.client.producer.batch import Delivery, RecordMetadata
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.producer import Producer
+from ottla.client.producer.interceptors import ProducerInterceptor, ProducerRecord
+from ottla.client.producer.producer import Producer, SentBatch
+from ottla.client.producer.transaction import GroupMember, PreparedTransaction
+from ottla.client.producer.transactions import Transaction
 
-__all__ = ["Delivery", "Producer", "ProducerConfig", "RecordMetadata"]
+__all__ = [
+    "Delivery",
+    "GroupMember",
+    "PreparedTransaction",
+    "Producer",
+    "ProducerConfig",
+    "ProducerInterceptor",
+    "ProducerRecord",
+    "RecordMetadata",
+    "SentBatch",
+    "Transaction",
+]

@@ -1,7 +1,7 @@
 """Records wait here, in batches by partition, until their batch is full or has lingered long enough.
 
 The order of a partition's batches is the order in which they were opened; a batch that comes back for
-another try goes to the place that its sequence number gives it. Bytes that wait or are under way are
+another try goes to its old place. Bytes that wait or are under way are
 counted against `buffer.memory`; who would go beyond has to wait.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ottla.client.producer.batch import Delivery, ProducerBatch
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.identity import ProducerIdentity
+from ottla.client.producer.identity import Identity
 from ottla.client.view import TopicPartition
-from ottla.records.builder import record_size_bound
+from ottla.records._kernel import Encoder
 
-__all__ = ["Accumulator", "PartitionQueue", "is_before"]
+__all__ = ["Accumulator", "PartitionQueue"]
 
 MAX_SEQUENCE = 2**31 - 1
 
@@ -32,6 +32,7 @@ class PartitionQueue:
         "in_flight",
         "lost_place",
         "next_sequence",
+        "opened",
         "partition",
         "producer_id",
         "ratio",
@@ -43,6 +44,8 @@ class PartitionQueue:
         self.batches: deque[ProducerBatch] = deque()
         # Sent and not answered, in the order of sending.
         self.in_flight: list[ProducerBatch] = []
+        # How many batches it has had; they keep this order whatever becomes of them.
+        self.opened = 0
         # The sequence number of the next record that is sent for the first time, in this id and epoch.
         self.next_sequence = 0
         self.producer_id = -1
@@ -56,7 +59,7 @@ class PartitionQueue:
     def has_numbered(self) -> bool:
         return bool(self.in_flight) or (bool(self.batches) and self.batches[0].base_sequence >= 0)
 
-    def number(self, batch: ProducerBatch, identity: ProducerIdentity) -> None:
+    def number(self, batch: ProducerBatch, identity: Identity) -> None:
         """Gives a batch that is sent for the first time its place. A new epoch begins only once nothing of
         the old one is left, so that a retry keeps the numbers it had.
         """
@@ -69,7 +72,7 @@ class PartitionQueue:
         batch.base_sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) & MAX_SEQUENCE
 
-    def begin_new_epoch(self, identity: ProducerIdentity) -> None:
+    def begin_new_epoch(self, identity: Identity) -> None:
         """Nothing is under way, and the brokers refused what waits for its place in the sequence: start
         over.
         """
@@ -81,29 +84,22 @@ class PartitionQueue:
         self.producer_id = self.epoch = -1
         self.lost_place = False
 
-    def put_back(self, batches: Sequence[ProducerBatch]) -> None:
-        """Back into the queue, before all that was sent after them or not at all."""
-        first = batches[0].base_sequence
+    def put_back(self, batch: ProducerBatch) -> None:
+        """Back to its place among those that wait."""
         position = 0
-        if first >= 0:
-            for waiting in self.batches:
-                if waiting.base_sequence < 0 or not is_before(waiting.base_sequence, first):
-                    break
-                position += 1
-        for batch in reversed(batches):
-            self.batches.insert(position, batch)
-
-
-def is_before(sequence: int, other: int) -> bool:
-    """Whether one sequence number comes before another, given that numbers start again after 2^31 - 1."""
-    return 0 < (other - sequence) & MAX_SEQUENCE < MAX_SEQUENCE // 2
+        for waiting in self.batches:
+            if batch.order < waiting.order:
+                break
+            position += 1
+        self.batches.insert(position, batch)
 
 
 class Accumulator:
     """Belongs to one event loop. `on_ready` is called when a batch may be sent earlier than known so far."""
 
-    def __init__(self, config: ProducerConfig) -> None:
+    def __init__(self, config: ProducerConfig, loop_time: Callable[[], float]) -> None:
         self._config = config
+        self._loop_time = loop_time
         self._codec = config.codec
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold a batch; others cost nothing when the sender looks for work.
@@ -135,19 +131,22 @@ class Accumulator:
         key: bytes | None,
         value: bytes | None,
         headers: Any,
-        now: float,
     ) -> tuple[Delivery, bool]:
-        """Adds a record; True if there is now something to send that was not there before."""
-        batch = queue.batches[-1] if queue.batches else None
-        opened = False
-        bound = record_size_bound(key, value, headers)
-        if batch is None or batch.attempts or not batch.builder.has_room_for(bound):
-            opened = True
-            batch = self.open(queue, now)
-        before = batch.size
-        delivery = batch.append(timestamp, key, value, headers)
-        self.used_bytes += batch.size - before
-        return delivery, opened or batch.size >= self._config.batch_size
+        """Adds a record; True if it opened a batch, so that there is something new to send."""
+        if queue.batches:
+            batch = queue.batches[-1]
+            # What was sent before must stay as it is, and a batch of Arrow's rows is whole.
+            added = 0 if batch.is_closed else batch.try_append(timestamp, key, value, headers)
+            if added:
+                self.used_bytes += added
+                return Delivery(batch, batch.count - 1), False
+        batch = self.open(queue, self._loop_time())
+        try:
+            self.used_bytes += batch.try_append(timestamp, key, value, headers)
+        except BaseException:
+            self.withdraw(queue, batch)
+            raise
+        return Delivery(batch, 0), True
 
     def open(self, queue: PartitionQueue, now: float) -> ProducerBatch:
         batch = ProducerBatch(
@@ -162,16 +161,40 @@ class Accumulator:
         return batch
 
     def enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        batch.order = (queue.opened,)
+        queue.opened += 1
         queue.batches.append(batch)
         self.waiting[queue.partition] = queue
         self._unsettled.add(batch)
+
+    def enqueue_encoded(self, queue: PartitionQueue, encoder: Encoder, limit_bytes: int) -> ProducerBatch:
+        """A batch whose records are encoded already."""
+        batch = ProducerBatch(
+            queue.partition,
+            limit_bytes=limit_bytes,
+            codec=self._codec,
+            level=self._config.compression_level,
+            ratio=queue.ratio,
+            created_at=self._loop_time(),
+            encoder=encoder,
+        )
+        self.used_bytes += batch.size
+        self.enqueue(queue, batch)
+        return batch
+
+    def withdraw(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Takes back a batch that was just opened and got no record."""
+        queue.batches.pop()
+        if not queue.batches:
+            del self.waiting[queue.partition]
+        self._unsettled.discard(batch)
 
     def ready_at(self, queue: PartitionQueue) -> float:
         """The loop time from which the first batch of the queue may be sent."""
         batch = queue.batches[0]
         if batch.attempts:
             return batch.not_before
-        is_full = len(queue.batches) > 1 or batch.size >= self._config.batch_size
+        is_full = batch.is_closed or len(queue.batches) > 1 or batch.size >= self._config.batch_size
         if is_full or self.flushing or not self.has_room():
             return 0.0
         return batch.created_at + self._config.linger_ms / 1000
@@ -182,9 +205,9 @@ class Accumulator:
             del self.waiting[queue.partition]
         return batch
 
-    def put_back(self, batches: Sequence[ProducerBatch]) -> None:
-        queue = self.queue(batches[0].partition)
-        queue.put_back(batches)
+    def put_back(self, batch: ProducerBatch) -> None:
+        queue = self.queue(batch.partition)
+        queue.put_back(batch)
         self.waiting[queue.partition] = queue
 
     def settled(self, batch: ProducerBatch) -> None:
@@ -197,11 +220,21 @@ class Accumulator:
         """The parts carry on in the place of the batch, and with its memory."""
         self._unsettled.discard(batch)
         self._unsettled.update(parts)
-        self.put_back(parts)
+        self.used_bytes += sum(part.size for part in parts) - batch.size
+        for part in parts:
+            self.put_back(part)
 
     def unsettled(self) -> list[ProducerBatch]:
         """All batches that wait or are under way."""
         return list(self._unsettled)
+
+    def drop_waiting(self) -> list[ProducerBatch]:
+        """Takes out everything that is not under way."""
+        dropped: list[ProducerBatch] = []
+        for queue in list(self.waiting.values()):
+            while queue.batches:
+                dropped.append(self.take(queue))
+        return dropped
 
     def expired(self, now: float) -> Iterator[ProducerBatch]:
         """Takes out the waiting batches whose delivery time is over."""

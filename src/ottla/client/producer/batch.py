@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.records._kernel import Encoder
 from ottla.records.batch import read_records
-from ottla.records.builder import BatchBuilder, record_size_bound
+from ottla.records.builder import BatchBuilder
 from ottla.records.types import Codec
 
 __all__ = ["Delivery", "ProducerBatch", "RecordMetadata"]
@@ -43,10 +44,13 @@ class ProducerBatch:
         "base_sequence",
         "builder",
         "callbacks",
+        "count",
         "created_at",
         "error",
+        "is_closed",
         "is_settled",
         "not_before",
+        "order",
         "parent",
         "partition",
         "parts",
@@ -64,13 +68,21 @@ class ProducerBatch:
         level: int | None,
         ratio: float,
         created_at: float,
+        encoder: Encoder | None = None,
     ) -> None:
         self.partition = partition
-        self.builder = BatchBuilder(limit_bytes=limit_bytes, codec=codec, level=level, ratio=ratio)
+        self.builder = BatchBuilder(
+            limit_bytes=limit_bytes, codec=codec, level=level, ratio=ratio, encoder=encoder
+        )
+        self.count = self.builder.count
+        # Takes no more records: it was sent before, or its records came all at once.
+        self.is_closed = encoder is not None
         self.created_at = created_at
+        # Its place among the partition's batches; the parts of one that was split share its place in order.
+        self.order: tuple[int, ...] = ()
         self.not_before = 0.0  # loop time before which a failed batch is not tried again
         self.attempts = 0
-        self.size = 0  # what its records count against buffer.memory
+        self.size = self.builder.uncompressed_size if encoder is not None else 0  # against buffer.memory
         # Set when the batch is first sent, and kept for every retry, so that the broker can tell it is one.
         self.producer_id = -1
         self.producer_epoch = -1
@@ -86,14 +98,14 @@ class ProducerBatch:
         self.parts: list[ProducerBatch] = []
         self.parent: ProducerBatch | None = None
 
-    @property
-    def count(self) -> int:
-        return len(self._timestamps)
-
-    def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Any) -> Delivery:
-        self.size += self.builder.append(timestamp, key, value, headers)
-        self._timestamps.append(timestamp)
-        return Delivery(self, len(self._timestamps) - 1)
+    def try_append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Any) -> int:
+        """Adds a record if there is room for it; the bytes it takes, or 0."""
+        added = self.builder.try_append(timestamp, key, value, headers)
+        if added:
+            self.size += added
+            self.count += 1
+            self._timestamps.append(timestamp)
+        return added
 
     def settle(self, base_offset: int, append_time_ms: int) -> None:
         self.base_offset = base_offset
@@ -109,9 +121,11 @@ class ProducerBatch:
         self.is_settled = True
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
-        for callback, delivery in self.callbacks or ():
-            callback(delivery)
-        self.callbacks = None
+        if self.callbacks is not None:
+            loop = asyncio.get_running_loop()
+            for callback, delivery in self.callbacks:
+                loop.call_soon(callback, delivery)
+            self.callbacks = None
         if self.parent is not None and all(part.is_settled for part in self.parent.parts):
             self.parent._settled()
 
@@ -122,8 +136,8 @@ class ProducerBatch:
         part: ProducerBatch | None = None
         sequence = self.base_sequence
         for record in read_records(self.builder.build()):
-            bound = record_size_bound(record.key, record.value, record.headers)
-            if part is None or not part.builder.has_room_for(bound):
+            fields = (record.timestamp, record.key, record.value, record.headers)
+            if part is None or not part.try_append(*fields):
                 part = ProducerBatch(
                     self.partition,
                     limit_bytes=limit_bytes,
@@ -133,12 +147,15 @@ class ProducerBatch:
                     created_at=self.created_at,
                 )
                 part.parent, part.attempts = self, self.attempts
+                part.order = (*self.order, len(self.parts))
                 part.producer_id, part.producer_epoch = self.producer_id, self.producer_epoch
                 part.base_sequence = sequence
                 self.parts.append(part)
-            part.append(record.timestamp, record.key, record.value, record.headers)
+                part.try_append(*fields)
             if sequence >= 0:
                 sequence = (sequence + 1) & 0x7FFFFFFF
+        for made in self.parts:
+            made.is_closed = True
         return self.parts
 
     def done(self) -> asyncio.Future[None]:
@@ -148,6 +165,10 @@ class ProducerBatch:
             if self.is_settled:
                 self._done.set_result(None)
         return self._done
+
+    def leaves(self) -> list[ProducerBatch]:
+        """The batches that were sent in the end: itself, or its parts."""
+        return [leaf for part in self.parts for leaf in part.leaves()] if self.parts else [self]
 
     def failure(self, index: int) -> KafkaError | None:
         for part in self.parts:
@@ -163,7 +184,9 @@ class ProducerBatch:
             index -= part.count
         if self.error is not None:
             raise self.error
-        timestamp = self._timestamps[index] if self.append_time_ms < 0 else self.append_time_ms
+        timestamp = self.append_time_ms
+        if timestamp < 0:
+            timestamp = self._timestamps[index] if self._timestamps else self.builder.max_timestamp
         offset = self.base_offset + index if self.base_offset >= 0 else NO_OFFSET
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, timestamp)
 

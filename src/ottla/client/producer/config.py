@@ -37,8 +37,14 @@ class ProducerConfig:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     metadata_max_age_ms: int = 300_000
+    partitioner_adaptive_partitioning_enable: bool = True
+    partitioner_ignore_keys: bool = False
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    socket_connection_setup_timeout_ms: int = 10_000
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
+    transaction_two_phase_commit_enable: bool = False
 
     def __post_init__(self) -> None:
         if self.acks not in ACKS:

@@ -4,14 +4,46 @@ past.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ottla.client.cluster import Cluster
+from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
-__all__ = ["ProducerIdentity"]
+__all__ = ["Identity", "ProducerIdentity"]
 
 MAX_EPOCH = 32_767
 NO_TRANSACTION_TIMEOUT = 2**31 - 1
+
+
+class Identity(Protocol):
+    """What the sender asks and tells; without transactions most of it is nothing."""
+
+    producer_id: int
+    epoch: int
+
+    @property
+    def is_transactional(self) -> bool: ...
+
+    @property
+    def is_known(self) -> bool: ...
+
+    async def obtain(self) -> None:
+        """Asks for an id if there is none."""
+        ...
+
+    def begin_new_epoch(self) -> None:
+        """After a hole in a partition's sequence: the next epoch, or a new id when there is none left."""
+        ...
+
+    def may_send_to(self, partition: TopicPartition) -> bool: ...
+
+    def produce_version(self, at_most: int | None) -> int | None: ...
+
+    def wrote(self, partition: TopicPartition) -> None: ...
+
+    def failed(self, partition: TopicPartition, error: KafkaError) -> None: ...
 
 
 class ProducerIdentity:
@@ -20,6 +52,8 @@ class ProducerIdentity:
     """
 
     __slots__ = ("_cluster", "epoch", "producer_id")
+
+    is_transactional = False
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -31,7 +65,6 @@ class ProducerIdentity:
         return self.producer_id >= 0
 
     async def obtain(self) -> None:
-        """Asks for an id if there is none."""
         if self.is_known:
             return
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=NO_TRANSACTION_TIMEOUT)
@@ -41,8 +74,19 @@ class ProducerIdentity:
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
 
     def begin_new_epoch(self) -> None:
-        """After a hole in a partition's sequence: the next epoch, or a new id when there is none left."""
         if self.epoch < MAX_EPOCH:
             self.epoch += 1
         else:
             self.producer_id = self.epoch = -1
+
+    def may_send_to(self, partition: TopicPartition) -> bool:
+        return True
+
+    def produce_version(self, at_most: int | None) -> int | None:
+        return at_most
+
+    def wrote(self, partition: TopicPartition) -> None:
+        pass
+
+    def failed(self, partition: TopicPartition, error: KafkaError) -> None:
+        pass

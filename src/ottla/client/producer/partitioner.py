@@ -8,29 +8,19 @@ drawn less often.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from ottla.records.partitioning import partition_for
 from ottla.runtime.random import Random
 
-__all__ = ["KeyPartitioner", "Partitioner", "RoundRobin", "StickyPartitioner"]
-
-CustomPartitioner: TypeAlias = Callable[[str, bytes | None, bytes | None, int], int]
+__all__ = ["Partitioner", "RoundRobin", "StickyPartitioner", "partitioner_of"]
 
 
 class Partitioner(Protocol):
     """Chooses by topic, serialized key and value, and the number of partitions."""
 
     def __call__(self, topic: str, key: bytes | None, value: bytes | None, partitions: int) -> int: ...
-
-
-class KeyPartitioner:
-    """The same key, the same partition, for as long as the number of partitions stays."""
-
-    def __call__(self, topic: str, key: bytes | None, value: bytes | None, partitions: int) -> int:
-        return partition_for(key or b"", partitions)
 
 
 class RoundRobin:
@@ -45,6 +35,15 @@ class RoundRobin:
         turn = self._next.get(topic, 0)
         self._next[topic] = turn + 1
         return turn % partitions
+
+
+def partitioner_of(chosen: Partitioner | str | None) -> Partitioner | None:
+    """None is Kafka's own way: by key, and sticky without one. "round_robin" or any callable instead."""
+    if chosen == "round_robin":
+        return RoundRobin()
+    if chosen is None or callable(chosen):
+        return chosen
+    raise ValueError(f"partitioner={chosen!r}: allowed are round_robin, a callable, or None for Kafka's own")
 
 
 class StickyPartitioner:

@@ -3,80 +3,93 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from ottla.client.cluster import Cluster, ConnectionConfig
-from ottla.client.producer.accumulator import Accumulator, PartitionQueue
-from ottla.client.producer.batch import Delivery, RecordMetadata
+from ottla.client.cluster import Cluster
+from ottla.client.errors import BufferFull
+from ottla.client.producer.accumulator import Accumulator
+from ottla.client.producer.batch import Delivery, ProducerBatch, RecordMetadata
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.identity import ProducerIdentity
-from ottla.client.producer.partitioner import KeyPartitioner, Partitioner, StickyPartitioner
+from ottla.client.producer.identity import Identity, ProducerIdentity
+from ottla.client.producer.interceptors import ProducerInterceptor, ProducerRecord
+from ottla.client.producer.partitioner import Partitioner, partitioner_of
+from ottla.client.producer.routing import Router
 from ottla.client.producer.sender import Sender
-from ottla.client.view import TopicInfo, TopicPartition
+from ottla.client.producer.transaction import TransactionManager
+from ottla.client.producer.transactions import Transaction, Transactions
+from ottla.client.refresher import Refresher
+from ottla.client.serialization import Serializer, serializer
+from ottla.client.settings import Servers, connection_config, settings_of
+from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import record_size_bound
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["Producer"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Producer", "SentBatch"]
 
 Headers: TypeAlias = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 _HEADROOM = 61
+ARROW_BATCH_BYTES = 1_000_000
 
 
-class _Topic:
-    """A topic that records go to: its queues by partition, and where those without a key go for now."""
+class SentBatch(NamedTuple):
+    """Where rows of a table went: `rows` of them, from `base_offset` on."""
 
-    __slots__ = ("count", "info", "name", "queues", "sticky")
-
-    def __init__(self, name: str, sticky: StickyPartitioner) -> None:
-        self.name = name
-        self.sticky = sticky
-        self.info: TopicInfo | None = None
-        self.count = 0
-        self.queues: list[PartitionQueue] = []
+    topic: str
+    partition: int
+    base_offset: int
+    rows: int
 
 
 class Producer:
-    """Sends records. All settings of `ProducerConfig` can be given as keywords.
+    """Sends records. All settings of `ProducerConfig` can be given as keywords, or by Kafka's names as a
+    mapping in the first argument.
 
-    Keys and values are bytes. `send` waits for the broker's word; `send_nowait` returns at once with a
-    handle that can be awaited. Closing waits for everything that was sent.
+    Keys and values are bytes unless serializers are given: a callable, or "str", "json", "int". `send` waits
+    for the broker's word; `send_nowait` returns at once with a handle that can be awaited. Closing waits for
+    everything that was sent.
     """
 
     def __init__(
         self,
-        bootstrap_servers: str | Iterable[str] | None = None,
+        bootstrap_servers: Servers = None,
         *,
-        config: ProducerConfig | None = None,
-        partitioner: Partitioner | None = None,
+        key_serializer: Serializer | str | None = None,
+        value_serializer: Serializer | str | None = None,
+        partitioner: Partitioner | str | None = None,
+        interceptors: Iterable[ProducerInterceptor] = (),
         runtime: Runtime | None = None,
         **settings: Any,
     ) -> None:
-        if bootstrap_servers is not None:
-            settings["bootstrap_servers"] = bootstrap_servers
-        self.config = replace(config, **settings) if config is not None else ProducerConfig(**settings)
+        self.config = settings_of(ProducerConfig, bootstrap_servers, settings)
+        self._key_serializer = serializer(key_serializer)
+        self._value_serializer = serializer(value_serializer)
+        self._interceptors = tuple(interceptors)
+        self._is_plain = not (self._key_serializer or self._value_serializer or self._interceptors)
+        chosen = partitioner_of(partitioner)
         self._own_runtime = runtime is None
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._clock = self._runtime.clock
-        self._cluster = Cluster(
-            self._runtime,
-            ConnectionConfig(
-                self.config.bootstrap_servers,
-                client_id=self.config.client_id,
-                request_timeout_ms=self.config.request_timeout_ms,
-                retry_backoff_ms=self.config.retry_backoff_ms,
-                retry_backoff_max_ms=self.config.retry_backoff_max_ms,
-                metadata_max_age_ms=self.config.metadata_max_age_ms,
-            ),
-        )
-        self._accumulator = Accumulator(self.config)
-        self._sender = Sender(self._cluster, self.config, self._accumulator, ProducerIdentity(self._cluster))
-        self._sending: asyncio.Task[None] | None = None
-        self._topics: dict[str, _Topic] = {}
-        self._partitioner = partitioner
-        self._by_key = KeyPartitioner()
+        self._cluster = Cluster(self._runtime, connection_config(self.config))
+        self._accumulator = Accumulator(self.config, self._loop_time)
+        self._router = Router(self._cluster, self.config, self._accumulator, chosen)
+        self._refresher = Refresher(self._cluster, self._wake_sender)
+        self._transactions: Transactions | None = None
+        identity: Identity
+        if self.config.transactional_id is not None:
+            manager = TransactionManager(self._cluster, self.config, self._wake_sender)
+            self._transactions = Transactions(manager, self._accumulator, self.flush)
+            identity = manager
+        else:
+            identity = ProducerIdentity(self._cluster)
+        self._sender = Sender(self._cluster, self.config, self._accumulator, identity, self._refresher)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -86,22 +99,47 @@ class Producer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def start(self) -> None:
-        """Reaches the cluster; BootstrapFailed says why it cannot."""
+    def __del__(self) -> None:
+        if getattr(self, "_tasks", None) and not self._closed:
+            warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    async def start(self, *, keep_prepared: bool = False) -> None:
+        """Reaches the cluster; BootstrapFailed says why it cannot. With a transactional id, takes it over:
+        what another producer left open is aborted, unless it was prepared and `keep_prepared` is given.
+        """
+        if self._tasks or self._closed:
+            raise RuntimeError("a producer starts once")
+        loop = self._loop = asyncio.get_running_loop()
         try:
             await self._cluster.start()
+            if self._transactions is not None:
+                await self._transactions.init(keep_prepared=keep_prepared)
         except BaseException:
+            self._closed = True
             await self._release()
             raise
-        self._sending = asyncio.get_running_loop().create_task(self._sender.run(), name="ottla-producer")
+        self._tasks = [
+            loop.create_task(self._sender.run(), name="ottla-producer-sender"),
+            loop.create_task(self._refresher.run(), name="ottla-producer-refresher"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that dies takes everything with it, rather than let senders wait for ever."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer has broken down: {error!r}"))
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
-        """Delivers what was sent (within `timeout_ms`, if given; what is left then fails) and disconnects."""
+        """Delivers what was sent (within `timeout_ms`, if given; what is left then fails) and disconnects. A
+        transaction that is open is left to be aborted by its timeout, or by the next producer of its id.
+        """
         if self._closed:
             return
         self._closed = True
         try:
-            if self._sending is not None:
+            if self._tasks:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                     await self.flush()
         except TimeoutError:
@@ -110,22 +148,27 @@ class Producer:
             await self._release()
 
     async def _release(self) -> None:
-        await self._sender.close()
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
-        for batch in self._accumulator.unsettled():
-            batch.fail(KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{batch.partition}: the producer was closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_all(KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the producer was closed"))
         await self._cluster.close()
         if self._own_runtime:
             self._runtime.close()
 
+    def _fail_all(self, error: KafkaError) -> None:
+        for batch in self._accumulator.unsettled():
+            batch.fail(KafkaError(error.code, f"{batch.partition}: {error.message}"))
+            self._accumulator.settled(batch)
+
+    # Records.
+
     async def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: Any,
         *,
-        key: bytes | None = None,
+        key: Any = None,
         partition: int | None = None,
         timestamp: int | None = None,
         headers: Headers = (),
@@ -142,16 +185,15 @@ class Producer:
         """Waits, up to `max.block.ms`, until the topic's partitions are known and there is room for more
         records.
         """
-        if self._closed:
-            raise RuntimeError("the producer is closed")
-        known = self._topics.get(topic)
-        if known is not None and known.count and self._accumulator.has_room():
+        self._check_open()
+        if self._router.knows(topic) and self._accumulator.has_room():
             return
         try:
             async with asyncio.timeout(self.config.max_block_ms / 1000):
-                if known is None or not known.count:
+                if not self._router.knows(topic):
                     await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
-                    self._learn(topic)
+                    self._router.route(topic)
+                self._sender.wake()
                 await self._accumulator.room()
         except TimeoutError:
             raise KafkaError(
@@ -163,48 +205,102 @@ class Producer:
     def send_nowait(
         self,
         topic: str,
-        value: bytes | None,
+        value: Any,
         *,
-        key: bytes | None = None,
+        key: Any = None,
         partition: int | None = None,
         timestamp: int | None = None,
         headers: Headers = (),
     ) -> Delivery:
         """Puts a record on its way and returns a handle. The topic must be known (`ready`), and there must
-        be room: KafkaError otherwise, so that whoever cannot wait learns it.
+        be room: BufferFull otherwise, so that whoever cannot wait learns it.
         """
-        known = self._topics.get(topic)
-        if known is None or known.info is not self._cluster.view.topics.get(topic):
-            known = self._learn(topic)
+        if not self._is_plain:
+            return self._send_dressed(ProducerRecord(topic, value, key, partition, timestamp, headers))
+        return self._send(topic, value, key, partition, timestamp, headers)
+
+    def _send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp: int | None,
+        headers: Headers,
+    ) -> Delivery:
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+        if self._transactions is not None:
+            self._transactions.check_open()
+        route = self._router.route(topic)
         accumulator = self._accumulator
         if accumulator.used_bytes >= self.config.buffer_memory:
-            raise KafkaError(
-                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-                f"topic {topic!r}: buffer.memory={self.config.buffer_memory} is full; await ready() first",
+            raise BufferFull(
+                f"topic {topic!r}: buffer.memory={self.config.buffer_memory} is full; await ready() first"
             )
         if partition is None:
-            partition = self._choose(known, key, value)
-        elif not 0 <= partition < known.count:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"topic {topic!r} has partitions 0 to {known.count - 1}, not {partition}",
-            )
+            partition = self._router.choose(route, key, value)
+        else:
+            self._router.checked(route, partition)
         size = len(value) if value is not None else 0
         if size + _HEADROOM > self.config.max_request_size or headers:
             self._check_size(topic, record_size_bound(key, value, headers))
-        delivery, ready = accumulator.append(
-            known.queues[partition],
+        delivery, opened = accumulator.append(
+            route.queues[partition],
             self._clock.wall_ms() if timestamp is None else timestamp,
             key,
             value,
             headers,
-            asyncio.get_running_loop().time(),
         )
-        if key is None:
-            known.sticky.added(size)
-        if ready:
+        if opened:
             self._sender.wake()
         return delivery
+
+    def _send_dressed(self, record: ProducerRecord) -> Delivery:
+        """The way through interceptors and serializers."""
+        for interceptor in self._interceptors:
+            record = interceptor.on_send(record)
+        key, value = record.key, record.value
+        if self._key_serializer is not None and key is not None:
+            key = self._key_serializer(key)
+        if self._value_serializer is not None and value is not None:
+            value = self._value_serializer(value)
+        delivery = self._send(record.topic, value, key, record.partition, record.timestamp, record.headers)
+        for interceptor in self._interceptors:
+            delivery.add_done_callback(interceptor.on_acknowledgement)
+        return delivery
+
+    async def send_arrow(self, topic: str, data: pa.Table | pa.RecordBatch) -> list[SentBatch]:
+        """Sends all rows of a table and waits until the brokers have them; tells where they went.
+
+        Columns `key`, `value`, `headers`, `timestamp` and `partition` may each be missing. Without a
+        partition the key decides, as for `send`. Serializers and interceptors are not asked. The first
+        error is raised after all batches were tried.
+        """
+        from ottla.client.producer.arrow import encoders_of
+
+        await self.ready(topic)
+        if self._transactions is not None:
+            self._transactions.check_open()
+        route = self._router.route(topic)
+        sent: list[ProducerBatch] = []
+        limit = min(self.config.max_request_size, ARROW_BATCH_BYTES)
+        encoders = encoders_of(data, route, self._router, now_ms=self._clock.wall_ms(), batch_bytes=limit)
+        for partition, encoder in encoders:
+            if not self._accumulator.has_room():
+                await self.ready(topic)
+            queue = route.queues[partition]
+            sent.append(self._accumulator.enqueue_encoded(queue, encoder, limit))
+            self._sender.wake()
+            if len(sent) % 8 == 0:
+                await asyncio.sleep(0)  # let what is ready go out while the rest is encoded
+        for batch in sent:
+            await asyncio.shield(batch.done())
+        found = [part for batch in sent for part in batch.leaves()]
+        for part in found:
+            if part.error is not None:
+                raise part.error
+        return [SentBatch(*part.partition, part.base_offset, part.count) for part in found]
 
     async def flush(self) -> None:
         """Waits until everything sent before this call was delivered or has failed. Failures show on the
@@ -218,47 +314,37 @@ class Producer:
         finally:
             self._accumulator.flushing -= 1
 
-    async def partitions_for(self, topic: str) -> TopicInfo:
-        return await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
+    async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        info = await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
+        return [TopicPartition(topic, p.partition) for p in info.partitions]
 
-    def _learn(self, topic: str) -> _Topic:
-        info = self._cluster.view.topics.get(topic)
-        if info is None or info.error or not info.partitions:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"topic {topic!r} is not known yet; await ready({topic!r}) first",
-            )
-        known = self._topics.get(topic)
-        if known is None:
-            known = self._topics[topic] = _Topic(
-                topic, StickyPartitioner(self._runtime.random, self.config.batch_size)
-            )
-        known.info = info
-        known.count = len(info.partitions)
-        known.queues = [self._accumulator.queue(TopicPartition(topic, p.partition)) for p in info.partitions]
-        return known
+    # Transactions.
 
-    def _choose(self, topic: _Topic, key: bytes | None, value: bytes | None) -> int:
-        if self._partitioner is not None:
-            chosen = self._partitioner(topic.name, key, value, topic.count)
-            if not 0 <= chosen < topic.count:
-                raise ValueError(
-                    f"{topic.name!r} has {topic.count} partitions; the partitioner chose {chosen}"
-                )
-            return chosen
-        if key is not None:
-            return self._by_key(topic.name, key, value, topic.count)
-        sticky = topic.sticky
-        if sticky.is_due or sticky.current >= topic.count:
-            brokers = self._cluster.view.brokers
-            assert topic.info is not None
-            queued = [
-                (p.partition, len(topic.queues[p.partition].batches))
-                for p in topic.info.partitions
-                if p.leader in brokers
-            ]
-            sticky.choose(topic.count, queued)
-        return sticky.current
+    def transaction(self) -> Transaction:
+        """A transaction as `async with`: committed at the end of the block, aborted if it raises."""
+        return self.transactions.transaction()
+
+    @property
+    def transactions(self) -> Transactions:
+        """Transactions step by step: begin, commit, abort, and the two phases of a prepared one."""
+        if self._transactions is None:
+            raise ValueError("transactions need a transactional.id")
+        return self._transactions
+
+    # Inside.
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+        if not self._tasks:
+            raise RuntimeError("the producer has not been started: use `async with`, or await start()")
+
+    def _loop_time(self) -> float:
+        assert self._loop is not None
+        return self._loop.time()
+
+    def _wake_sender(self) -> None:
+        self._sender.wake()
 
     def _check_size(self, topic: str, bound: int) -> None:
         for name, limit in (

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from functools import partial
 
 from ottla.client.cluster import Cluster
 from ottla.client.connection import Connection
-from ottla.client.producer.accumulator import Accumulator, PartitionQueue, is_before
+from ottla.client.producer.accumulator import Accumulator, PartitionQueue
 from ottla.client.producer.batch import ProducerBatch
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.identity import ProducerIdentity
+from ottla.client.producer.identity import Identity
+from ottla.client.refresher import Refresher
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -34,6 +35,9 @@ __all__ = ["Sender"]
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 1.0
+# While the transaction before is ending, which takes milliseconds.
+BRIEF_WAIT_MS = 20
+WITHOUT_TOPIC_IDS = 12
 _STALE_METADATA = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -55,54 +59,58 @@ _OUT_OF_PLACE = frozenset(
     }
 )
 
+Batches = list[tuple[PartitionQueue, ProducerBatch]]
+
 
 class Sender:
     """One task, `run`, wakes when there may be work; answers are taken as they come."""
 
     def __init__(
-        self, cluster: Cluster, config: ProducerConfig, accumulator: Accumulator, identity: ProducerIdentity
+        self,
+        cluster: Cluster,
+        config: ProducerConfig,
+        accumulator: Accumulator,
+        identity: Identity,
+        refresher: Refresher,
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._accumulator = accumulator
         self._identity = identity
+        self._refresher = refresher
         self._wake = asyncio.Event()
         self._in_flight: dict[int, int] = {}  # requests by broker
         self._connecting: dict[int, asyncio.Task[Connection]] = {}
-        self._refreshing: asyncio.Task[object] | None = None
-        self._answers: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._draining: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         self._wake.set()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        while not self._closing:
-            self._wake.clear()
-            wait = await self._step(loop.time())
-            try:
-                async with asyncio.timeout(wait):
+        try:
+            while True:
+                self._wake.clear()
+                wait = await self._step(loop.time())
+                timer = loop.call_later(wait, self._wake.set)
+                try:
                     await self._wake.wait()
-            except TimeoutError:
-                pass
-
-    async def close(self) -> None:
-        self._closing = True
-        self._wake.set()
-        tasks = [*self._answers, *self._connecting.values()]
-        if self._refreshing is not None:
-            tasks.append(self._refreshing)  # type: ignore[arg-type]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+                finally:
+                    timer.cancel()
+        finally:
+            tasks: list[asyncio.Task[object]] = [*self._connecting.values(), *self._draining]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _step(self, now: float) -> float:
         """Sends what is due; the seconds until the next look, if nothing wakes the sender before."""
         accumulator = self._accumulator
         for batch in accumulator.expired(now):
             self._expire(batch)
-        if self._config.idempotent and accumulator.waiting and not self._identity.is_known:
+        if not accumulator.waiting:
+            return IDLE_CHECK_S
+        if self._config.idempotent and not self._identity.is_known:
             try:
                 await self._identity.obtain()
             except KafkaError as error:
@@ -117,24 +125,28 @@ class Sender:
             elif self._may_send(queue):
                 leader = self._cluster.view.leader(queue.partition)
                 if leader is None:
-                    self._refresh_metadata([queue.partition.topic])
+                    self._refresher.ask([queue.partition.topic])
                 else:
                     due.setdefault(leader.leader, []).append(queue)
         for node_id, queues in due.items():
             connection = self._cluster.open_connection(node_id)
             if connection is None:
                 self._connect(node_id)
+            elif self._config.required_acks == 0 and not connection.is_writable:
+                self._send_when_drained(connection)
             else:
                 self._send_to(node_id, connection, queues)
         return max(wait, 0.001)
 
     def _may_send(self, queue: PartitionQueue) -> bool:
-        """Whether order allows the queue's first batch to go now."""
+        """Whether order, and a transaction's progress, allow the queue's first batch to go now."""
         under_way, first = queue.in_flight, queue.batches[0]
         if not self._config.idempotent:
             # Nothing but idempotence lets a broker put retries in order.
             most = self._config.max_in_flight_requests_per_connection
             return not under_way or (len(under_way) < most and not first.attempts)
+        if not self._identity.may_send_to(queue.partition):
+            return False
         if queue.lost_place:
             if under_way:
                 return False
@@ -144,15 +156,15 @@ class Sender:
         if not under_way:
             return True
         if first.base_sequence >= 0:
-            return is_before(first.base_sequence, under_way[0].base_sequence)
+            return first.order < under_way[0].order
         return len(under_way) < self._config.max_in_flight_requests_per_connection
 
     # To the brokers.
 
     def _send_to(self, node_id: int, connection: Connection, queues: list[PartitionQueue]) -> None:
         limit = self._config.max_in_flight_requests_per_connection
-        while queues and self._in_flight.get(node_id, 0) < limit:
-            batches: list[tuple[PartitionQueue, ProducerBatch]] = []
+        while queues and self._in_flight.get(node_id, 0) < limit and connection.is_open:
+            batches: Batches = []
             left: list[PartitionQueue] = []
             size = 0
             for queue in queues:
@@ -172,22 +184,21 @@ class Sender:
             ]
             queues = left + again
 
-    def _send(
-        self, node_id: int, connection: Connection, batches: list[tuple[PartitionQueue, ProducerBatch]]
-    ) -> None:
+    def _send(self, node_id: int, connection: Connection, batches: Batches) -> None:
         # Without a topic id, as on older brokers or for a topic that was just deleted, names have to do.
         ids = {name: self._topic_id(name) for name in {queue.partition.topic for queue, _ in batches}}
-        version = connection.version_for(ProduceRequest, at_most=13 if all(ids.values()) else 12)
         topics: dict[str, TopicProduceData] = {}
         for queue, batch in batches:
             if self._config.idempotent:
                 queue.number(batch, self._identity)
             batch.attempts += 1
+            batch.is_closed = True
             queue.in_flight.append(batch)
             data = batch.builder.build(
                 producer_id=batch.producer_id,
                 producer_epoch=batch.producer_epoch,
                 base_sequence=batch.base_sequence,
+                transactional=self._identity.is_transactional,
             )
             queue.ratio = batch.builder.compression_ratio
             topic = topics.get(batch.partition.topic)
@@ -196,61 +207,54 @@ class Sender:
                 topic = topics[name] = TopicProduceData(name=name, topic_id=ids[name] or ZERO_UUID)
             topic.partition_data.append(PartitionProduceData(index=batch.partition.partition, records=data))
         request = ProduceRequest(
+            transactional_id=self._config.transactional_id,
             acks=self._config.required_acks,
             timeout_ms=self._config.request_timeout_ms,
             topic_data=list(topics.values()),
         )
+        with_ids = all(ids.values())
+        at_most = self._identity.produce_version(None if with_ids else WITHOUT_TOPIC_IDS)
+        try:
+            version = connection.version_for(ProduceRequest, at_most=at_most)
+            if self._config.required_acks == 0:
+                connection.send_and_forget(request, version=version)
+            else:
+                timeout_ms = self._config.request_timeout_ms
+                answer = connection.send(request, ProduceResponse, timeout_ms=timeout_ms, version=version)
+        except KafkaError as error:
+            self._not_answered([batch for _, batch in batches], error)
+            return
         if self._config.required_acks == 0:
-            self._send_without_answer(connection, request, version, batches)
+            for queue, batch in batches:
+                queue.in_flight.remove(batch)
+                self._settle(batch, None)
             return
         self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
-        task = asyncio.get_running_loop().create_task(
-            self._exchange(node_id, connection, request, version, [batch for _, batch in batches])
-        )
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        answer.add_done_callback(partial(self._exchanged, node_id, [batch for _, batch in batches]))
 
     def _topic_id(self, name: str) -> bytes | None:
         topic = self._cluster.view.topics.get(name)
         return topic.topic_id if topic is not None else None
 
-    def _send_without_answer(
-        self,
-        connection: Connection,
-        request: ProduceRequest,
-        version: int,
-        batches: list[tuple[PartitionQueue, ProducerBatch]],
-    ) -> None:
-        error: KafkaError | None = None
-        try:
-            connection.send_and_forget(request, version=version)
-        except KafkaError as failure:
-            error = failure
-        for queue, batch in batches:
-            queue.in_flight.remove(batch)
-            self._settle(batch, error)
+    # Answers.
 
-    async def _exchange(
-        self,
-        node_id: int,
-        connection: Connection,
-        request: ProduceRequest,
-        version: int,
-        batches: list[ProducerBatch],
+    def _exchanged(
+        self, node_id: int, batches: list[ProducerBatch], answer: asyncio.Future[ProduceResponse]
     ) -> None:
-        try:
-            answer = await connection.request(
-                request, ProduceResponse, timeout_ms=self._config.request_timeout_ms, version=version
-            )
-        except KafkaError as error:
-            for batch in batches:
-                self._failed(batch, error)
-            self._refresh_metadata({batch.partition.topic for batch in batches})
+        self._in_flight[node_id] -= 1
+        error = answer.exception()
+        if error is None:
+            self._answered(batches, answer.result())
+        elif isinstance(error, KafkaError):
+            self._not_answered(batches, error)
         else:
-            self._answered(batches, answer)
-        finally:
-            self._in_flight[node_id] -= 1
-            self._wake.set()
+            raise error
+        self._wake.set()
+
+    def _not_answered(self, batches: list[ProducerBatch], error: KafkaError) -> None:
+        for batch in batches:
+            self._failed(batch, error)
+        self._refresher.ask({batch.partition.topic for batch in batches})
 
     def _answered(self, batches: list[ProducerBatch], answer: ProduceResponse) -> None:
         names = self._cluster.view.names_by_id
@@ -263,35 +267,43 @@ class Sender:
         for batch in batches:
             result = results.get((batch.partition.topic, batch.partition.partition))
             if result is None:
+                # It may be written or not: only a retry with the same numbers can tell.
                 missing = f"{batch.partition}: the answer has no result for it"
-                self._failed(batch, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, missing))
+                self._failed(batch, KafkaError(ErrorCode.NETWORK_EXCEPTION, missing))
+                stale.add(batch.partition.topic)
             elif result.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 self._leave(batch)
-                batch.settle(result.base_offset, result.log_append_time_ms)
-                self._accumulator.settled(batch)
+                self._identity.wrote(batch.partition)
+                if not batch.is_settled:
+                    batch.settle(result.base_offset, result.log_append_time_ms)
+                    self._accumulator.settled(batch)
             else:
                 error = _error_of(batch, result)
                 self._failed(batch, error)
                 if error.code in _STALE_METADATA:
                     stale.add(batch.partition.topic)
         if stale:
-            self._refresh_metadata(stale)
+            self._refresher.ask(stale)
 
     # Failures.
 
     def _failed(self, batch: ProducerBatch, error: KafkaError) -> None:
         self._leave(batch)
+        if batch.is_settled:
+            return  # given up meanwhile, by an aborted transaction or a close
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             size = batch.builder.uncompressed_size
-            self._accumulator.split(batch, batch.split(min(size // 2, self._config.batch_size)))
+            self._accumulator.split(batch, batch.split(max(min(size // 2, self._config.batch_size), 1)))
         elif self._is_worth_another_try(batch, error):
             backoff = min(
                 self._config.retry_backoff_ms << min(batch.attempts - 1, 20),
                 self._config.retry_backoff_max_ms,
             )
+            if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+                backoff = min(backoff, BRIEF_WAIT_MS)
             batch.not_before = asyncio.get_running_loop().time() + backoff / 1000
             log.debug("%s: %s; trying again in %d ms", batch.partition, error, backoff)
-            self._accumulator.put_back([batch])
+            self._accumulator.put_back(batch)
         else:
             self._settle(batch, error)
 
@@ -305,18 +317,24 @@ class Sender:
         if batch.attempts > self._config.retries:
             return False
         if error.code in _OUT_OF_PLACE and self._config.idempotent:
-            queue = self._accumulator.queue(batch.partition)
-            numbered = [b.base_sequence for b in (*queue.in_flight, *queue.batches) if b.base_sequence >= 0]
-            if not any(is_before(sequence, batch.base_sequence) for sequence in numbered):
-                queue.lost_place = True
+            if self._identity.is_transactional:
+                return self._is_behind_another(batch)
+            if not self._is_behind_another(batch):
+                self._accumulator.queue(batch.partition).lost_place = True
             return True
         return error.retriable
 
+    def _is_behind_another(self, batch: ProducerBatch) -> bool:
+        """Whether a batch that comes before it is still to be written, so that its refusal means nothing."""
+        queue = self._accumulator.queue(batch.partition)
+        return any(other.order < batch.order for other in (*queue.in_flight, *queue.batches))
+
     def _expire(self, batch: ProducerBatch) -> None:
+        why = f"; last: {self._refresher.last_error}" if self._refresher.last_error is not None else ""
         error = KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"{batch.partition}: {batch.count} record(s) not delivered within "
-            f"delivery.timeout.ms={self._config.delivery_timeout_ms} after {batch.attempts} attempt(s)",
+            f"delivery.timeout.ms={self._config.delivery_timeout_ms} after {batch.attempts} attempt(s){why}",
         )
         self._settle(batch, error)
 
@@ -324,10 +342,11 @@ class Sender:
         if error is None:
             batch.settle(-1, -1)
         else:
+            self._identity.failed(batch.partition, error)
             batch.fail(error)
         self._accumulator.settled(batch)
 
-    # Connections and metadata.
+    # Connections.
 
     def _connect(self, node_id: int) -> None:
         if node_id in self._connecting:
@@ -338,25 +357,19 @@ class Sender:
         def connected(done: asyncio.Task[Connection]) -> None:
             self._connecting.pop(node_id, None)
             if not done.cancelled() and isinstance(done.exception(), KafkaError):
-                self._refresh_metadata([])
+                self._refresher.ask()
             self._wake.set()
 
         task.add_done_callback(connected)
 
-    def _refresh_metadata(self, topics: Iterable[str]) -> None:
-        if self._refreshing is None:
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh(set(topics)))
-
-    async def _refresh(self, topics: set[str]) -> None:
-        try:
-            await self._cluster.refresh(topics=topics)
-        except KafkaError as error:
-            log.debug("metadata: %s", error)
-        finally:
-            # Held for the back-off, so that a topic without a leader is asked for at a decent pace.
-            await asyncio.sleep(self._config.retry_backoff_ms / 1000)
-            self._refreshing = None
-            self._wake.set()
+    def _send_when_drained(self, connection: Connection) -> None:
+        """Nothing but the transport's own buffer holds back what is sent with acks=0."""
+        if self._draining:
+            return
+        task = asyncio.get_running_loop().create_task(connection.drained())
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+        task.add_done_callback(lambda _: self._wake.set())
 
 
 def _error_of(batch: ProducerBatch, result: PartitionProduceResponse) -> KafkaError:

@@ -1,0 +1,92 @@
+"""Rows of Arrow tables to batches: partitioned and encoded by columns, without a Python object for a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ottla.client.producer.routing import Route, Router
+from ottla.records.arrow import encode_rows, partitions_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ottla.records._kernel import Encoder
+
+__all__ = ["encoders_of"]
+
+RECORD_COLUMNS = ("key", "value", "headers", "timestamp")
+_IGNORED = frozenset({"topic", "offset", "timestampType"})
+
+
+def encoders_of(
+    data: pa.Table | pa.RecordBatch, route: Route, router: Router, *, now_ms: int, batch_bytes: int
+) -> Iterator[tuple[int, Encoder]]:
+    """(partition, encoded records of one batch) for all rows; rows of one partition keep their order.
+
+    A `partition` column says where a row goes; where it is null or missing, the key does, and rows without
+    either go to one partition after the other, a batch's worth each.
+    """
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
+    unknown = set(table.column_names).difference(RECORD_COLUMNS, _IGNORED, {"partition"})
+    if unknown:
+        raise ValueError(
+            f"columns {sorted(unknown)} cannot be sent; those that can are "
+            "key, value, headers, timestamp and partition"
+        )
+    for batch in table.to_batches():
+        if batch.num_rows:
+            yield from _of_batch(batch, route, router, now_ms, batch_bytes)
+
+
+def _of_batch(
+    batch: pa.RecordBatch, route: Route, router: Router, now_ms: int, batch_bytes: int
+) -> Iterator[tuple[int, Encoder]]:
+    import pyarrow.compute as pc
+
+    places = _places(batch, route)
+    records = batch.select([name for name in RECORD_COLUMNS if name in batch.schema.names])
+    if places is None or places.null_count == batch.num_rows:
+        for encoder in encode_rows(records, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
+            yield router.sticky(route, encoder.size), encoder
+        return
+    if route.count == 1 and not places.null_count:
+        for encoder in encode_rows(records, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
+            yield 0, encoder
+        return
+    # Sorted by partition, each partition's rows are one slice; the sort keeps the order of equals.
+    order = pc.array_sort_indices(places)
+    places, records = places.take(order), records.take(order)
+    counts = pc.value_counts(places.drop_null())
+    at = 0
+    for entry in counts:
+        partition, count = entry["values"].as_py(), entry["counts"].as_py()
+        rows = records.slice(at, count)
+        at += count
+        for encoder in encode_rows(rows, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
+            yield partition, encoder
+    rest = records.slice(at)
+    if rest.num_rows:
+        for encoder in encode_rows(rest, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
+            yield router.sticky(route, encoder.size), encoder
+
+
+def _places(batch: pa.RecordBatch, route: Route) -> pa.Array | None:
+    """The partition of each row, null where any will do; None where any will do for all."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    chosen: pa.Array | None = None
+    names = batch.schema.names
+    if "key" in names and not pa.types.is_null(batch.schema.field("key").type):
+        chosen = partitions_of(batch.column("key"), route.count)
+    if "partition" in names:
+        explicit = batch.column("partition").cast(pa.int32())
+        if explicit.null_count < len(explicit):
+            lowest, highest = pc.min_max(explicit).values()
+            Router.checked(route, lowest.as_py())
+            Router.checked(route, highest.as_py())
+        chosen = explicit if chosen is None else pc.coalesce(explicit, chosen)
+    return chosen

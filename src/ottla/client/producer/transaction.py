@@ -1,0 +1,406 @@
+"""A transactional producer's identity, and the one transaction that it may have open.
+
+The states and what leads from one to the other:
+
+    NEW -> READY -> OPEN -> (PREPARED ->) READY, by commit or abort
+    OPEN -> DOOMED when something of it failed: only an abort leads on
+    any -> DEAD when another producer took the transactional id over, or an end remained unknown
+
+With brokers of transaction.version 2 a partition joins by being written to, and each end brings a new epoch,
+so that nothing late can slip into the next transaction. Older brokers have to be told first, and keep the
+epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from ottla.client.cluster import Cluster, CoordinatorType
+from ottla.client.coordinator import Coordinator
+from ottla.client.errors import TransactionAborted
+from ottla.client.group_offsets import CommittedOffset, Member
+from ottla.client.producer.config import ProducerConfig
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from ottla.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from ottla.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+
+__all__ = ["GroupMember", "PreparedTransaction", "TransactionManager", "TransactionState"]
+
+log = logging.getLogger(__name__)
+
+LAST_VERSION_1 = {"produce": 11, "add_partitions": 3, "end": 4, "offsets": 4}
+_DEADLY = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+# The end of the transaction before has not reached all partitions yet; it is a matter of milliseconds.
+_SOON = (ErrorCode.CONCURRENT_TRANSACTIONS,)
+
+
+class TransactionState(Enum):
+    NEW = "not initialized"
+    READY = "no transaction open"
+    OPEN = "a transaction is open"
+    PREPARED = "a prepared transaction waits for its end"
+    DOOMED = "the transaction can only be aborted"
+    DEAD = "the producer is of no use any more"
+
+
+class PreparedTransaction(NamedTuple):
+    """What identifies a prepared transaction across a crash; keep it with the other side's commit."""
+
+    producer_id: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}:{self.epoch}"
+
+    @classmethod
+    def parse(cls, text: str) -> PreparedTransaction:
+        producer_id, _, epoch = text.partition(":")
+        return cls(int(producer_id), int(epoch))
+
+
+class GroupMember(NamedTuple):
+    """In whose name offsets are committed in a transaction: `Consumer.group_member` gives it."""
+
+    group_id: str
+    member: Member = Member()
+
+
+class TransactionManager:
+    """The `Identity` of a producer with a transactional id."""
+
+    is_transactional = True
+
+    def __init__(self, cluster: Cluster, config: ProducerConfig, wake: Callable[[], object]) -> None:
+        assert config.transactional_id is not None
+        self._cluster = cluster
+        self._config = config
+        self._wake = wake
+        self._id = config.transactional_id
+        self._coordinator = Coordinator(
+            cluster, CoordinatorType.TRANSACTION, self._id, timeout_ms=config.max_block_ms
+        )
+        self.state = TransactionState.NEW
+        self.producer_id = -1
+        self.epoch = -1
+        self._version_2 = False
+        self._cause: KafkaError | None = None
+        # Of the open transaction: partitions the coordinator knows of, those it is being told, and whether
+        # there is anything to end.
+        self._joined: set[TopicPartition] = set()
+        self._wanted: set[TopicPartition] = set()
+        self._has_offsets = False
+        self._joining: asyncio.Task[None] | None = None
+        self.prepared: PreparedTransaction | None = None
+
+    # What the sender asks.
+
+    @property
+    def is_known(self) -> bool:
+        return self.producer_id >= 0
+
+    async def obtain(self) -> None:
+        raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the producer has not been started")
+
+    def begin_new_epoch(self) -> None:
+        raise AssertionError("a transaction with a hole in its sequence is aborted, not continued")
+
+    def may_send_to(self, partition: TopicPartition) -> bool:
+        if self._version_2 or partition in self._joined:
+            return True
+        self._wanted.add(partition)
+        if self._joining is None:
+            self._joining = asyncio.get_running_loop().create_task(self._join())
+        return False
+
+    def produce_version(self, at_most: int | None) -> int | None:
+        if self._version_2:
+            return at_most
+        return LAST_VERSION_1["produce"] if at_most is None else min(at_most, LAST_VERSION_1["produce"])
+
+    def wrote(self, partition: TopicPartition) -> None:
+        self._joined.add(partition)
+
+    def failed(self, partition: TopicPartition, error: KafkaError) -> None:
+        """A record that is missing makes the whole transaction worthless."""
+        self._joined.add(partition)  # whether anything of it was written is not known
+        self._doom(error)
+
+    # The life of a transaction.
+
+    async def init(self, *, keep_prepared: bool = False) -> None:
+        """Takes the transactional id over: whoever had it is fenced off, and what he left open is aborted
+        (or kept, if it was prepared and `keep_prepared` asks for it).
+        """
+        two_phase = self._config.transaction_two_phase_commit_enable
+        answer = await self._coordinator.call(
+            InitProducerIdRequest(
+                transactional_id=self._id,
+                transaction_timeout_ms=2**31 - 1 if two_phase else self._config.transaction_timeout_ms,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                enable_2pc=two_phase,
+                keep_prepared_txn=keep_prepared,
+            ),
+            InitProducerIdResponse,
+            lambda answer: [answer.error_code],
+            unstable=two_phase,
+            also_later=_SOON,
+        )
+        if answer.error_code:
+            raise self._died(ErrorCode.of(answer.error_code), "cannot be initialized")
+        self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+        versions = (await self._coordinator.connection()).versions
+        self._version_2 = versions is not None and versions.features.get("transaction.version", 0) >= 2
+        self.state = TransactionState.READY
+        if answer.ongoing_txn_producer_id >= 0:
+            self.prepared = PreparedTransaction(
+                answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch
+            )
+            self.state = TransactionState.PREPARED
+            self._has_offsets = True  # something is to be ended, whatever it was
+        self._wake()
+
+    def begin(self) -> None:
+        if self.state is not TransactionState.READY:
+            raise self._refusal("begin a transaction")
+        self._joined.clear()
+        self._wanted.clear()
+        self._has_offsets = False
+        self.prepared = None
+        self._cause = None
+        self.state = TransactionState.OPEN
+
+    def check_open(self) -> None:
+        if self.state is not TransactionState.OPEN:
+            raise self._refusal("send")
+
+    def prepare(self) -> PreparedTransaction:
+        """After everything was flushed: only an end may follow, in this process or in another."""
+        if self.state is not TransactionState.OPEN:
+            raise self._refusal("prepare")
+        self.state = TransactionState.PREPARED
+        self.prepared = PreparedTransaction(self.producer_id, self.epoch)
+        return self.prepared
+
+    async def end(self, *, commit: bool, lost_place: bool = False) -> None:
+        """Commits or aborts, after everything was flushed or given up. `lost_place` tells that a batch with
+        a sequence number was given up, so that the next one needs a new epoch.
+        """
+        allowed = {TransactionState.OPEN, TransactionState.PREPARED}
+        if not commit:
+            allowed.add(TransactionState.DOOMED)
+        if self.state not in allowed:
+            raise self._refusal("commit" if commit else "abort")
+        lost_place |= self.state is TransactionState.DOOMED
+        if self._joined or self._wanted or self._has_offsets:
+            await self._end(commit)
+            if lost_place and not self._version_2:
+                await self.init()
+        self.state = TransactionState.READY
+
+    async def _end(self, commit: bool) -> None:
+        what = "commit" if commit else "abort"
+        try:
+            answer = await self._coordinator.call(
+                EndTxnRequest(
+                    transactional_id=self._id,
+                    producer_id=self.producer_id,
+                    producer_epoch=self.epoch,
+                    committed=commit,
+                ),
+                EndTxnResponse,
+                lambda answer: [answer.error_code],
+                at_most=None if self._version_2 else LAST_VERSION_1["end"],
+                also_later=_SOON,
+            )
+        except KafkaError as error:
+            self.state, self._cause = TransactionState.DEAD, error
+            raise KafkaError(
+                error.code,
+                f"transactional.id {self._id!r}: whether the {what} happened is not known ({error}); "
+                "a new producer with the same id settles it",
+            ) from error
+        except asyncio.CancelledError:
+            self.state = TransactionState.DOOMED if not commit else TransactionState.DEAD
+            self._cause = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"the {what} was cancelled")
+            raise
+        code = ErrorCode.of(answer.error_code)
+        if code is ErrorCode.TRANSACTION_ABORTABLE:
+            self._doom(KafkaError(code, f"transactional.id {self._id!r}: {code.text}"))
+            raise self._refusal(what)
+        if code:
+            raise self._died(code, f"cannot {what}")
+        if answer.producer_id >= 0:
+            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+
+    # Partitions and offsets.
+
+    async def _join(self) -> None:
+        """Tells the coordinator of partitions before they are written to (transaction.version 0 and 1)."""
+        try:
+            while self._wanted - self._joined and self.state is TransactionState.OPEN:
+                wanted = self._wanted - self._joined
+                topics: dict[str, list[int]] = {}
+                for topic, index in sorted(wanted):
+                    topics.setdefault(topic, []).append(index)
+                answer = await self._coordinator.call(
+                    AddPartitionsToTxnRequest(
+                        v3_and_below_transactional_id=self._id,
+                        v3_and_below_producer_id=self.producer_id,
+                        v3_and_below_producer_epoch=self.epoch,
+                        v3_and_below_topics=[
+                            AddPartitionsToTxnTopic(name=name, partitions=indexes)
+                            for name, indexes in topics.items()
+                        ],
+                    ),
+                    AddPartitionsToTxnResponse,
+                    _join_errors,
+                    at_most=LAST_VERSION_1["add_partitions"],
+                    also_later=(*_SOON, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                )
+                code = ErrorCode.of(next((code for code in _join_errors(answer) if code), 0))
+                if code:
+                    self._fail(code, "cannot take partitions in")
+                    return
+                self._joined |= wanted
+        except KafkaError as error:
+            self._doom(error)
+        finally:
+            self._joining = None
+            self._wake()
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember
+    ) -> None:
+        """Makes a group's commit part of the transaction."""
+        if self.state is not TransactionState.OPEN:
+            raise self._refusal("commit offsets in it")
+        if not offsets:
+            return
+        self._has_offsets = True
+        if not self._version_2:
+            answer = await self._coordinator.call(
+                AddOffsetsToTxnRequest(
+                    transactional_id=self._id,
+                    producer_id=self.producer_id,
+                    producer_epoch=self.epoch,
+                    group_id=group.group_id,
+                ),
+                AddOffsetsToTxnResponse,
+                lambda answer: [answer.error_code],
+                also_later=_SOON,
+            )
+            if answer.error_code:
+                raise self._fail(ErrorCode.of(answer.error_code), "cannot take offsets in")
+        await self._commit_offsets(offsets, group)
+
+    async def _commit_offsets(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember
+    ) -> None:
+        topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
+        for (topic, index), committed in offsets.items():
+            topics.setdefault(topic, []).append(
+                TxnOffsetCommitRequestPartition(
+                    partition_index=index,
+                    committed_offset=committed.offset,
+                    committed_leader_epoch=committed.leader_epoch,
+                    committed_metadata=committed.metadata,
+                )
+            )
+        coordinator = Coordinator(
+            self._cluster, CoordinatorType.GROUP, group.group_id, timeout_ms=self._config.max_block_ms
+        )
+        answer = await coordinator.call(
+            TxnOffsetCommitRequest(
+                transactional_id=self._id,
+                group_id=group.group_id,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                generation_id=group.member.epoch,
+                member_id=group.member.member_id,
+                group_instance_id=group.member.instance_id,
+                topics=[
+                    TxnOffsetCommitRequestTopic(name=name, partitions=each) for name, each in topics.items()
+                ],
+            ),
+            TxnOffsetCommitResponse,
+            _offset_errors,
+            at_most=None if self._version_2 else LAST_VERSION_1["offsets"],
+            also_later=(*_SOON, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        )
+        code = ErrorCode.of(next((code for code in _offset_errors(answer) if code), 0))
+        if code:
+            raise self._fail(code, f"cannot commit offsets of group {group.group_id!r}")
+
+    # What goes wrong.
+
+    def _doom(self, error: KafkaError) -> None:
+        if error.code in _DEADLY:
+            self.state, self._cause = TransactionState.DEAD, error
+        elif self.state is TransactionState.OPEN:
+            self.state, self._cause = TransactionState.DOOMED, error
+
+    def _fail(self, code: ErrorCode, what: str) -> KafkaError:
+        if code in _DEADLY:
+            return self._died(code, what)
+        error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}; abort the transaction")
+        self._doom(error)
+        return error
+
+    def _died(self, code: ErrorCode, what: str) -> KafkaError:
+        hint = ""
+        if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
+            hint = "; another producer has taken the id over, or the transaction took too long"
+        error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}{hint}")
+        self.state, self._cause = TransactionState.DEAD, error
+        return error
+
+    def _refusal(self, what: str) -> KafkaError:
+        if self.state is TransactionState.DOOMED:
+            return TransactionAborted(
+                f"transactional.id {self._id!r}: cannot {what}, as the transaction has failed: {self._cause}"
+            )
+        if self.state is TransactionState.DEAD and self._cause is not None:
+            return self._cause
+        return KafkaError(
+            ErrorCode.INVALID_TXN_STATE,
+            f"transactional.id {self._id!r}: cannot {what}: {self.state.value}",
+        )
+
+
+def _join_errors(answer: AddPartitionsToTxnResponse) -> list[int]:
+    return [
+        result.partition_error_code
+        for topic in answer.results_by_topic_v3_and_below
+        for result in topic.results_by_partition
+    ]
+
+
+def _offset_errors(answer: TxnOffsetCommitResponse) -> list[int]:
+    return [entry.error_code for topic in answer.topics for entry in topic.partitions]

@@ -7,33 +7,27 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from ottla.log.files import TopicPartition
 from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.image import MetadataImage
-from ottla.node.auto_topics import CONSUMER_OFFSETS
+from ottla.node.auto_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
-    from ottla.node.context import RequestContext
     from ottla.node.node import Node
-    from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-
-
-class TransactionCoordinator(Protocol):
-    def init_producer_id(
-        self, context: RequestContext, request: InitProducerIdRequest
-    ) -> Awaitable[InitProducerIdResponse]: ...
+    from ottla.node.transactions import NodeTransactions
 
 
 class Coordinators:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._groups: GroupService | None = None
+        self._transactions: NodeTransactions | None = None
 
     @property
     def groups(self) -> GroupService:
@@ -59,25 +53,47 @@ class Coordinators:
         groups.follow(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS))
         return groups
 
+    @property
+    def transactions(self) -> NodeTransactions:
+        if self._transactions is None:
+            self._transactions = self._make_transactions()
+        return self._transactions
+
+    def _make_transactions(self) -> NodeTransactions:
+        from ottla.node.transactions import NodeTransactions
+
+        node = self._node
+        transactions = NodeTransactions(node)
+        service = transactions.service
+        node.replicas.on_progress(service.progressed)
+        service.follow(node.image, leaders=_led(node.replicas, TRANSACTION_STATE))
+        return transactions
+
     def follow(
         self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None
     ) -> None:
         """The metadata moved on, and with it the partitions that are led and followed here."""
+        deleted_topics = [] if delta is None else [topic.name for topic in delta.deleted_topics.values()]
+        led = {partition.topic_partition.topic for partition in changes.leaders}
         if self._groups is not None:
-            deleted = () if delta is None else delta.deleted_topics.values()
             self._groups.follow(
-                image,
-                leaders=changes.leaders,
-                followers=changes.followers,
-                deleted_topics=[topic.name for topic in deleted],
+                image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
-        elif any(partition.topic_partition.topic == CONSUMER_OFFSETS for partition in changes.leaders):
+        elif CONSUMER_OFFSETS in led:
             self._groups = self._make_groups()
+        if self._transactions is not None:
+            self._transactions.service.follow(
+                image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
+            )
+        elif TRANSACTION_STATE in led:
+            self._transactions = self._make_transactions()
 
-    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
+    def resigned(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions that this node can no longer serve."""
         if self._groups is not None:
             self._groups.resigned(partitions)
+        if self._transactions is not None:
+            self._transactions.service.resigned(partitions)
 
     def configure(self) -> None:
         """The node's settings have changed."""
@@ -85,8 +101,14 @@ class Coordinators:
             from ottla.node.groups import group_config
 
             self._groups.configure(group_config(self._node.config))
+        if self._transactions is not None:
+            from ottla.node.transactions import transaction_config
+
+            self._transactions.service.configure(transaction_config(self._node.config))
 
     async def close(self) -> None:
+        if self._transactions is not None:
+            await self._transactions.service.close()
         if self._groups is not None:
             await self._groups.close()
 

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 SERVED: Final = frozenset(
     API_BY_NAME[name].key
     for name in (
+        "AddOffsetsToTxn",
+        "AddPartitionsToTxn",
         "AlterConfigs",
         "AlterPartitionReassignments",
         "AlterReplicaLogDirs",
@@ -48,7 +50,9 @@ SERVED: Final = frozenset(
         "DescribeProducers",
         "DescribeQuorum",
         "DescribeTopicPartitions",
+        "DescribeTransactions",
         "ElectLeaders",
+        "EndTxn",
         "Fetch",
         "FindCoordinator",
         "Heartbeat",
@@ -60,6 +64,7 @@ SERVED: Final = frozenset(
         "ListGroups",
         "ListOffsets",
         "ListPartitionReassignments",
+        "ListTransactions",
         "Metadata",
         "OffsetCommit",
         "OffsetDelete",
@@ -70,8 +75,12 @@ SERVED: Final = frozenset(
         "TxnOffsetCommit",
         "UnregisterBroker",
         "UpdateFeatures",
+        "WriteTxnMarkers",
     )
 )
+
+# APIs whose last version Apache Kafka 4.3 keeps back and this node serves; see decision 0002.
+_AHEAD: Final = frozenset((API_BY_NAME["InitProducerId"].key,))
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 
@@ -110,7 +119,7 @@ class Dispatcher:
         self.kind = kind
         self._unstable = node.config.flag("unstable.api.versions.enable")
         self._routes = {
-            key: _Route(API[key], unstable=self._unstable)
+            key: _Route(API[key], unstable=self._unstable or key in _AHEAD)
             for key in sorted(SERVED)
             if kind in API[key].listeners
         }
@@ -118,7 +127,7 @@ class Dispatcher:
     def announced(self) -> list[tuple[int, int, int]]:
         """The APIs served here, with their first and last versions."""
         return [
-            (key, *route.api.announced(self.kind, unstable=self._unstable))
+            (key, *route.api.announced(self.kind, unstable=self._unstable or key in _AHEAD))
             for key, route in self._routes.items()
         ]
 

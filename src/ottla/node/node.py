@@ -47,7 +47,7 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
     from ottla.node.authorization import Authorizer
-    from ottla.node.coordinators import TransactionCoordinator
+    from ottla.node.transactions import NodeTransactions
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,6 @@ class Node:
         self.logs: LogManager
         self.replicas: ReplicaManager
         self.registration: BrokerRegistration
-        self.transactions: TransactionCoordinator | None = None
         self.coordinators: Final = Coordinators(self)
         self.fetch_sessions: Final = FetchSessionCache(
             config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
@@ -96,6 +95,10 @@ class Node:
     @property
     def groups(self) -> GroupService:
         return self.coordinators.groups
+
+    @property
+    def transactions(self) -> NodeTransactions:
+        return self.coordinators.transactions
 
     @property
     def broker_epoch(self) -> int:

@@ -1,6 +1,6 @@
 """Transactions, over ``__transaction_state``: who may write in which transaction, and how each one ends.
 
-* ``state``, ``transaction``: the states of a transactional id, what is known of it, and each step it can take,
+* ``state``, ``transaction``: the states of a transactional id, what is known of it, and its steps,
 * ``ending``: what EndTxn means in which state, as tables,
 * ``records``: the form on disk, Kafka's to the byte,
 * ``machine``: one partition of the topic: requests in, records and markers out,

@@ -42,7 +42,9 @@ class Transaction:
     partitions: frozenset[TopicPartition] = frozenset()
     start_ms: int = NO_TIME  # when the transaction began; of the last one, if none is open
     last_update_ms: int = NO_TIME
-    previous_producer_id: int = NO_ID  # the one before the last step; tells a repeated request after a hand-over
+    previous_producer_id: int = (
+        NO_ID  # the one before the last step; tells a repeated request after a hand-over
+    )
     next_producer_id: int = NO_ID
     next_producer_epoch: int = NO_EPOCH  # set while a producer has taken over a prepared transaction
     client_version: int = 0  # the transaction version of the client that took the last step
@@ -180,7 +182,9 @@ class Transaction:
 
     def _step(self, state: TransactionState, wall_ms: int, **changes: object) -> Transaction:
         if self.state not in VALID_PREVIOUS_STATES[state]:
-            raise ValueError(f"{self.transactional_id}: there is no way from {self.state.name} to {state.name}")
+            raise ValueError(
+                f"{self.transactional_id}: there is no way from {self.state.name} to {state.name}"
+            )
         changes.setdefault("previous_producer_id", self.producer_id)
         # The wall clock may have been set back; the order of steps has not.
         last_update_ms = max(wall_ms, self.last_update_ms)

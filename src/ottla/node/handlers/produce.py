@@ -13,10 +13,11 @@ names topics by id.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.log.append import AppendInfo
 from ottla.log.files import TopicPartition
+from ottla.log.producer_state_entry import SENTINEL_GUARD
 from ottla.metadata.topic_names import INTERNAL_TOPICS
 from ottla.node.authorization import Operation, Resource
 from ottla.node.connection import ProtocolViolation
@@ -39,6 +40,9 @@ from ottla.records.validation import RecordErrors, check_produce_records
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
 
+if TYPE_CHECKING:
+    from ottla.node.produce_verification import Verification
+
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _ADMIN_CLIENT: Final = "__admin_client"
@@ -53,6 +57,25 @@ def handle(
     if acks not in (-1, 0, 1):
         return failed(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
     appends = _Appends(context, request)
+    if request.transactional_id is not None:
+        verified = appends.verify(request.transactional_id)
+        if verified is not None:
+            return _once_verified(context, request, appends, verified)
+    return _append(context, request, appends)
+
+
+async def _once_verified(
+    context: RequestContext, request: ProduceRequest, appends: _Appends, verified: Awaitable[None]
+) -> ProduceResponse | None:
+    await verified
+    response = _append(context, request, appends)
+    return response if response is None or isinstance(response, ProduceResponse) else await response
+
+
+def _append(
+    context: RequestContext, request: ProduceRequest, appends: _Appends
+) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+    acks = request.acks
     response = ProduceResponse(responses=[appends.topic(topic) for topic in request.topic_data])
     if acks == 0:
         if appends.failure is not None:
@@ -110,6 +133,7 @@ class _Appends:
         "_by_id",
         "_context",
         "_request",
+        "_verification",
         "failure",
         "flushing",
         "moved",
@@ -127,6 +151,24 @@ class _Appends:
         # (topic, its part of the response) where the leader is another.
         self.moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
         self.failure: str | None = None
+        self._verification: Verification | None = None
+
+    def verify(self, transactional_id: str) -> Awaitable[None] | None:
+        """Have the coordinator confirm the request's transaction; None if that is done already."""
+        from ottla.node.produce_verification import Verification
+
+        self._verification = verification = Verification(self._context, transactional_id)
+        for topic in self._request.topic_data:
+            for data in topic.partition_data:
+                try:
+                    partition = self._find(topic, data.index)
+                    header = _one_batch(data.records, self._context.version)
+                    if header.is_transactional:
+                        self._check_transaction()
+                        verification.want(partition, header)
+                except KafkaError:
+                    continue  # the append finds it again, and tells
+        return verification.run()
 
     def topic(self, topic: TopicProduceData) -> TopicProduceResponse:
         return TopicProduceResponse(
@@ -142,8 +184,11 @@ class _Appends:
             partition = self._find(topic, data.index)
             header = _one_batch(data.records, self._context.version)
             assert data.records is not None
+            guard = SENTINEL_GUARD
             if header.is_transactional:
                 self._check_transaction()
+                assert self._verification is not None
+                guard = self._verification.guard(partition)
         except KafkaError as error:
             self._refuse(topic, response, error)
             if error.code is ErrorCode.CORRUPT_MESSAGE and _is_no_batch(data.records):
@@ -151,7 +196,11 @@ class _Appends:
             return response
         try:
             info = partition.append(
-                data.records, now_ms=self._context.node.now_ms(), acks=self._request.acks, inline_flush=False
+                data.records,
+                now_ms=self._context.node.now_ms(),
+                acks=self._request.acks,
+                guard=guard,
+                inline_flush=False,
             )
         except KafkaError as error:
             if error.code not in _BEFORE_THE_LOG:
@@ -185,8 +234,6 @@ class _Appends:
             Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
         ):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        if self._context.node.transactions is None:
-            raise KafkaError(ErrorCode.INVALID_TXN_STATE)
 
     def _appended(self, partition: Partition, info: AppendInfo, response: PartitionProduceResponse) -> None:
         response.base_offset = info.first_offset

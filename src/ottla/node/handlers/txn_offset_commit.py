@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 
 from ottla.coordinator.group.service import answer
 from ottla.log.files import TopicPartition
-from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.log.producer_state_entry import VerificationGuard
 from ottla.node.authorization import Operation, Resource
 from ottla.node.auto_topics import CONSUMER_OFFSETS
 from ottla.node.context import RequestContext
@@ -47,13 +47,10 @@ def handle(
     if not accepted:
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
-    verify = getattr(context.node.transactions, "verify_offsets", None)
-    if verify is None:
-        return _commit(context, request, refused, SENTINEL_GUARD)
     index = context.node.groups.partition_for(request.group_id)
-    return _verified(
-        context, request, refused, verify(context, request, TopicPartition(CONSUMER_OFFSETS, index))
-    )
+    offsets = TopicPartition(CONSUMER_OFFSETS, index)
+    guard = context.node.transactions.verify_offsets(context, request, offsets)
+    return _verified(context, request, refused, guard)
 
 
 def failed(request: TxnOffsetCommitRequest, code: int, _message: str | None) -> TxnOffsetCommitResponse:

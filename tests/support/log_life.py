@@ -78,6 +78,9 @@ class Life:
         self.epoch = 0
         self.producers = [Producer(number) for number in range(1, 4)]
         self.compacted = False
+        # The greatest log start so far: after a crash it may be lower again, but not what it has made
+        # forgotten.
+        self.greatest_start = 0
         self.doing = "beginning"
         self.history: list[str] = []
         # As the node does before it tells anyone of the partition.
@@ -112,6 +115,7 @@ class Life:
         action = rng.choices([each for _, each in actions], [weight for weight, _ in actions])[0]
         self.doing = action.__name__
         action()
+        self.greatest_start = max(self.greatest_start, self.log.log_start_offset)
         self.history.append(self.doing)
 
     def run(self, steps: int) -> None:
@@ -325,12 +329,18 @@ class Life:
         assert [data for _, data in all_batches(log)] == [data for _, data in before]
         assert log.epochs.entries == entries
         self.check()
+        self._forget_lost_producers()
 
     def _forget_lost_producers(self) -> None:
         known = self.log.producers.active_producers
         for producer in self.producers:
             entry = known.get(producer.producer_id)
-            producer.sequence = 0 if entry is None else entry.last_sequence + 1
+            if entry is None or entry.is_empty or entry.producer_epoch != producer.epoch:
+                # As a client does that is no longer known.
+                producer.epoch = max(producer.epoch, -1 if entry is None else entry.producer_epoch) + 1
+                producer.sequence = 0
+            else:
+                producer.sequence = entry.last_sequence + 1
             producer.in_transaction = entry is not None and entry.current_txn_first_offset is not None
 
     # The end
@@ -362,8 +372,8 @@ class Life:
     def check(self) -> None:
         check_log(
             self.log,
-            whole=self.log.log_start_offset == 0 and not self.compacted,
-            exact_epochs=not self.compacted,
+            producers_from=max(self.greatest_start, self.log.log_start_offset),
+            compacted=self.compacted,
         )
 
     def _check_survivor(self) -> None:

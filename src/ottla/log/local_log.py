@@ -26,7 +26,15 @@ from contextlib import suppress
 
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
-from ottla.log.files import CLEANED, DELETED, SEGMENT_KINDS, SWAP, TopicPartition, segment_file_name
+from ottla.log.files import (
+    CLEANED,
+    DELETED,
+    SEGMENT_KINDS,
+    SWAP,
+    TopicPartition,
+    parse_segment_file,
+    segment_file_name,
+)
 from ottla.log.flush import FlushPlan
 from ottla.log.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -338,6 +346,10 @@ class LocalLog:
             if segment.suffix != CLEANED:
                 raise ValueError(f"{segment} is not a cleaned segment")
             segment.sync()
+        # Recovery undoes a swap if it finds a `.cleaned` file at or below it. So all of these must be there
+        # for sure before the first gets its next name, and none that some other cleaning has left.
+        self._remove_cleaned_below(added[0].base_offset)
+        self.sync_names()
         for segment in reversed(added):
             segment.rename(SWAP)
         self.sync_names()
@@ -353,6 +365,13 @@ class LocalLog:
         self.sync_names()
         bases = {segment.base_offset for segment in added}
         return [segment for segment in replaced if segment.base_offset not in bases]
+
+    def _remove_cleaned_below(self, base_offset: int) -> None:
+        disk = self.directory.disk
+        for name in disk.list_dir(self.dir):
+            file = parse_segment_file(name)
+            if file is not None and file.suffix == CLEANED and file.offset < base_offset:
+                disk.unlink(posixpath.join(self.dir, name))
 
     # Leaving
 

@@ -586,7 +586,7 @@ class Log:
             end_offset = self.end_below(offset)
             self.directory.lower_recovery_points({partition: end_offset})
             if end_offset < self._log_start_offset:
-                self.directory.set_log_starts({partition: end_offset})
+                self._set_log_start(end_offset)
         with self._guard("truncating", fatal=True):
             self._upper = None
             self._local.truncate_to(offset)
@@ -605,7 +605,7 @@ class Log:
         partition = self.topic_partition
         with self._guard("noting the new start of a log"):
             self.directory.lower_recovery_points({partition: offset})
-            self.directory.set_log_starts({partition: offset})
+            self._set_log_start(offset)
         with self._guard("truncating", fatal=True):
             self._upper = None
             self._verified_end = True
@@ -614,6 +614,12 @@ class Log:
         epochs.clear()
         self._log_start_offset = offset if log_start_offset is None else min(log_start_offset, offset)
         self._high_watermark = offset
+
+    def _set_log_start(self, offset: int) -> None:
+        """Make another log start durable, a lower one maybe: then what was deleted must be gone for good."""
+        if offset < self._log_start_offset and not self._local.names_synced:
+            self._local.sync_names()
+        self.directory.set_log_starts({self.topic_partition: offset})
 
     def increment_log_start_offset(self, offset: int, reason: str) -> bool:
         """Move the log start up, as DeleteRecords and retention do; False if it is there already."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ottla.log.segment import LogSegment
+from ottla.log.time_index import NO_TIMESTAMP
 from ottla.records.batch import BatchHeader, Record, read_records
 
 
@@ -72,14 +73,13 @@ def _first_with(segment: LogSegment, timestamp: int) -> TimestampAndOffset | Non
 
 def _greatest_in(segment: LogSegment, start_offset: int) -> TimestampAndOffset | None:
     best: TimestampAndOffset | None = None
+    known = NO_TIMESTAMP
     for position, header in segment.headers(segment.offset_index.lookup(start_offset).position):
-        if header.last_offset < start_offset or header.max_timestamp < 0:
-            continue
-        if best is not None and header.max_timestamp <= best.timestamp:
+        if header.last_offset < start_offset or header.max_timestamp <= known:
             continue
         for record in _records(segment, position, header):
-            if record.offset >= start_offset and (best is None or record.timestamp > best.timestamp):
-                best = _found(record, header)
+            if record.offset >= start_offset and record.timestamp > known:
+                best, known = _found(record, header), record.timestamp
     return best
 
 

@@ -55,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 1024 * 1024
 _TEMPORARY = ".tmp"
+_NEVER = 1 << 64
 _MIN_PREALLOCATED_BYTES = 4096
 """Smaller indexes are not told from our own after a crash, which may leave zeros in them too."""
 
@@ -226,14 +227,23 @@ class _Loader:
         return [(name, file) for name, file in parsed if file is not None]
 
     def _remove_leftovers(self, files: list[tuple[str, SegmentFile]]) -> None:
+        # A swap whose `.cleaned` files are not all renamed has not begun: nothing was removed for it. The
+        # `.cleaned` files tell that, so they go last.
+        cleaned = [file.offset for _, file in files if file.suffix == CLEANED]
+        undone = [
+            name
+            for name, file in files
+            if file.suffix == SWAP and file.offset >= min(cleaned, default=_NEVER)
+        ]
+        for name in undone:
+            self._unlink(name)
+        if undone:
+            self.disk.sync_dir(self.dir)
+        for name, file in files:
+            if file.suffix in (DELETED, CLEANED):
+                self._unlink(name)
         for name in self.disk.list_dir(self.dir):
             if name.endswith(_TEMPORARY):
-                self._unlink(name)
-        # A swap whose `.cleaned` files are not all renamed has not begun: nothing was removed for it.
-        first_cleaned = min((file.offset for _, file in files if file.suffix == CLEANED), default=None)
-        for name, file in files:
-            undone = file.suffix == SWAP and first_cleaned is not None and file.offset >= first_cleaned
-            if file.suffix in (DELETED, CLEANED) or undone:
                 self._unlink(name)
 
     def _complete_swaps(self) -> None:
@@ -378,8 +388,9 @@ class _Loader:
                     )
                 segment.rebuild_from(position, header)
                 epochs.reconcile(header.leader_epoch, header.base_offset)
-                marker = end_txn_marker(buffer, at, header) if header.is_control else None
-                aborted.extend(producers.replay([(header, marker)]))
+                if header.last_offset >= self.log_start:
+                    marker = end_txn_marker(buffer, at, header) if header.is_control else None
+                    aborted.extend(producers.replay([(header, marker)]))
                 end_offset = header.next_offset
                 end_position = position + header.size
         except CorruptBatch as error:

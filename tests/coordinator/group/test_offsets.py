@@ -46,11 +46,13 @@ def test_the_record_is_kafkas_to_the_byte() -> None:
     (entry,) = lab.log
     assert entry.key == b"\x00\x01\x00\x07readers\x00\x04logs\x00\x00\x00\x00"
     assert entry.value == (
-        b"\x00\x03"
+        b"\x00\x04"
         + (5).to_bytes(8, "big")
         + b"\xff\xff\xff\xff"
-        + b"\x00\x01m"
+        + b"\x02m"
         + lab.now.wall_ms.to_bytes(8, "big")
+        + b"\x01\x00\x10"
+        + topic_id("logs")
     )
 
 

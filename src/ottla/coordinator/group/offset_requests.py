@@ -101,6 +101,9 @@ class OffsetCoordinator:
     ) -> ErrorCode:
         if len(value.metadata) > self._state.settings.node.offset_metadata_max_bytes:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        known = self._state.image.topics.by_name.get(topic)
+        if value.topic_id == ZERO_UUID and known is not None:
+            value.topic_id = known.id
         effects.records.append(records.offset_commit(group_id, topic, partition, value))
         return ErrorCode.NONE
 

@@ -1,8 +1,8 @@
 """The records of groups, in the versions in which Kafka 4.3 writes them.
 
-Values of offsets and classic groups are written in their last version before tagged fields, as Kafka does
-for the sake of brokers that may still be downgraded; an offset with an expiry of its own needs version 1,
-which alone has it.
+The value of a classic group is written in its last version before tagged fields, as Kafka does for the sake
+of brokers that may still be downgraded. Offsets carry the id of their topic, which needs version 4, but for
+those with an expiry of their own, which version 1 alone has.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from ottla.protocol.consumer_offsets_records import (
     OffsetCommitValue,
     TopicPartition,
 )
-from ottla.protocol.schema import ZERO_UUID
 
 GROUP_METADATA_VERSION: Final = 3
-_OFFSET_VERSION: Final = 3
+_OFFSET_VERSION: Final = 4
 _OFFSET_VERSION_WITH_EXPIRY: Final = 1
-_OFFSET_VERSION_WITH_TOPIC_ID: Final = 4
 
 
 def group_metadata(group_id: str, value: GroupMetadataValue | None) -> CoordinatorRecord:
@@ -50,8 +48,6 @@ def offset_commit(
     version = _OFFSET_VERSION
     if value is not None and value.expire_timestamp != -1:
         version = _OFFSET_VERSION_WITH_EXPIRY
-    elif value is not None and value.topic_id != ZERO_UUID:
-        version = _OFFSET_VERSION_WITH_TOPIC_ID
     return CoordinatorRecord(
         OffsetCommitKey(group=group_id, topic=topic, partition=partition), value, version
     )

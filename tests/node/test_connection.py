@@ -389,3 +389,34 @@ def test_connections_beyond_the_limits_are_refused(caplog: pytest.LogCaptureFixt
     run(main())
     assert "as max.connections.per.ip allows" in caplog.text
     assert "max.connections is 1" in caplog.text
+
+
+def test_a_flood_of_faulty_clients_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as bench:
+            for _ in range(120):
+                client = await bench.client()
+                client.send(b"bad")
+                assert await client.closed()
+
+    run(main())
+    assert 50 <= len(caplog.records) < 110
+
+
+@scenario
+async def test_responses_become_smaller_the_more_clients_do_not_read() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"echo 1")
+        await client.receive()
+        (connection,) = bench.server._connections
+        limits = connection.limits
+        assert limits.response_bytes() == 512 * 1024 * 1024
+        slow = [await bench.client(limit=2**10) for _ in range(3)]
+        for each in slow:
+            each.send(*(b"big 1000000" for _ in range(20)))
+        await until(lambda: limits.slow_readers == 3)
+        assert limits.response_bytes() == 128 * 1024 * 1024
+        for each in slow:
+            each.writer.transport.abort()
+        await until(lambda: limits.slow_readers == 0)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.wire import WireClient
 
 import ottla.node.handlers
-from ottla.node.dispatch import SERVED, handler_module
+from ottla.node.dispatch import _AHEAD, SERVED, handler_module
 from ottla.protocol.api import API, API_BY_NAME, Listener
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -51,7 +51,9 @@ def test_what_is_served_is_announced(client: WireClient) -> None:
     response = client.get(ApiVersionsRequest(), 0, ApiVersionsResponse)
     announced = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
     assert announced == {
-        key: API[key].announced(Listener.BROKER) for key in SERVED if Listener.BROKER in API[key].listeners
+        key: API[key].announced(Listener.BROKER, unstable=key in _AHEAD)
+        for key in SERVED
+        if Listener.BROKER in API[key].listeners
     }
     assert announced[API_BY_NAME["Produce"].key][0] == 0
 

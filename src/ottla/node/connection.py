@@ -33,6 +33,11 @@ _LARGEST_GROWTH_BYTES: Final = 4 * 1024 * 1024
 _ZEROS: Final = memoryview(bytes(_LARGEST_GROWTH_BYTES))
 _WRITE_HIGH_BYTES: Final = 1024 * 1024
 _WRITE_LOW_BYTES: Final = 256 * 1024
+# What all slow readers together may have unread, and what each may have in any case.
+_UNREAD_BYTES: Final = 512 * 1024 * 1024
+_MIN_SHARE_BYTES: Final = 256 * 1024
+_COMPLAINTS_BURST: Final = 50
+_COMPLAINTS_PER_SECOND: Final = 5
 _LENGTH: Final = struct.Struct(">i")
 _NOTHING: Final = memoryview(b"")
 
@@ -94,6 +99,11 @@ class Exchange:
         self._turn: asyncio.Future[None] | None = None
 
     @property
+    def response_bytes(self) -> int:
+        """How large the response should be at most."""
+        return self.connection.limits.response_bytes()
+
+    @property
     def is_turn(self) -> bool:
         """Whether a response would go out now: nothing before it waits and the client keeps reading."""
         return self.connection.is_turn(self)
@@ -112,7 +122,7 @@ class Exchange:
 class Limits:
     """Bounds that all connections of a server share and that may change while it runs."""
 
-    __slots__ = ("max_frame_bytes", "max_in_flight", "max_in_flight_bytes")
+    __slots__ = ("max_frame_bytes", "max_in_flight", "max_in_flight_bytes", "slow_readers")
 
     def __init__(
         self,
@@ -123,17 +133,46 @@ class Limits:
         self.max_frame_bytes = max_frame_bytes
         self.max_in_flight = max_in_flight
         self.max_in_flight_bytes = max_in_flight_bytes
+        # Connections whose clients have not read what they were sent.
+        self.slow_readers = 0
+
+    def response_bytes(self) -> int:
+        """How large a response should be at most, so that slow readers together do not hold too much."""
+        return max(_MIN_SHARE_BYTES, _UNREAD_BYTES // (1 + self.slow_readers))
+
+
+class Complaints:
+    """Lines in the log about clients at fault: each gets one, but a flood of them does not flood the log."""
+
+    __slots__ = ("_left", "_refilled", "_silenced")
+
+    def __init__(self) -> None:
+        self._left = float(_COMPLAINTS_BURST)
+        self._refilled = 0.0
+        self._silenced = 0
+
+    def about(self, peer: tuple[str, int], reason: str, now: float) -> None:
+        self._left = min(_COMPLAINTS_BURST, self._left + (now - self._refilled) * _COMPLAINTS_PER_SECOND)
+        self._refilled = now
+        if self._left < 1:
+            self._silenced += 1
+            return
+        self._left -= 1
+        if self._silenced:
+            log.warning("closed %d more connections for faults of their clients", self._silenced)
+            self._silenced = 0
+        log.warning("closed the connection from %s:%d: %s", *peer, reason)
 
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
+        "_complaints",
         "_exchanges",
         "_filled",
         "_frame",
         "_frame_size",
         "_in_flight_bytes",
-        "_limits",
         "_loop",
         "_memory",
         "_on_close",
@@ -148,6 +187,7 @@ class Connection(asyncio.BufferedProtocol):
         "attributes",
         "closed",
         "last_active",
+        "limits",
         "local",
         "peer",
         "transport",
@@ -161,9 +201,11 @@ class Connection(asyncio.BufferedProtocol):
         receive: memoryview,
         on_open: Callable[[Connection], bool],
         on_close: Callable[[Connection], None],
+        complaints: Complaints,
     ) -> None:
         self._service = service
-        self._limits = limits
+        self.limits = limits
+        self._complaints = complaints
         self._memory = memory
         self._receive = receive
         self._on_open = on_open
@@ -235,14 +277,19 @@ class Connection(asyncio.BufferedProtocol):
             self._memory.give_back(exchange.size)
         self._backlog = b""
         self._out.clear()
+        if self._write_paused:
+            self._write_paused = False
+            self.limits.slow_readers -= 1
         self._on_close(self)
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        self.limits.slow_readers += 1
         self._pause_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self.limits.slow_readers -= 1
         self._advance()
 
     # Frames.
@@ -277,14 +324,14 @@ class Connection(asyncio.BufferedProtocol):
         self._pause_or_resume()
 
     def _check_size(self, size: int, data: memoryview) -> None:
-        if 0 <= size <= self._limits.max_frame_bytes:
+        if 0 <= size <= self.limits.max_frame_bytes:
             return
         guess = looks_like(bytes(data[:64]))
         if guess is not None:
             raise ProtocolViolation(f"it sent what looks like {guess}; this port speaks Kafka's protocol")
         raise ProtocolViolation(
             f"it announced a request of {size} bytes, and socket.request.max.bytes is "
-            f"{self._limits.max_frame_bytes}"
+            f"{self.limits.max_frame_bytes}"
         )
 
     def _begin_frame(self, size: int, data: memoryview) -> None:
@@ -366,8 +413,8 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._write_paused
             or self._waiting_for_memory
-            or len(self._exchanges) >= self._limits.max_in_flight
-            or self._in_flight_bytes >= self._limits.max_in_flight_bytes
+            or len(self._exchanges) >= self.limits.max_in_flight
+            or self._in_flight_bytes >= self.limits.max_in_flight_bytes
         )
 
     def _advance(self) -> None:
@@ -411,7 +458,7 @@ class Connection(asyncio.BufferedProtocol):
     def close_because(self, reason: str) -> None:
         """Close for a fault of the client's, with one line in the log."""
         if not self.closed:
-            log.warning("closed the connection from %s:%d: %s", *self.peer, reason)
+            self._complaints.about(self.peer, reason, self._loop.time())
             self.close()
 
     def close(self) -> None:

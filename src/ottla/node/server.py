@@ -15,7 +15,7 @@ from typing import Final
 
 from ottla.node.config import NodeConfig
 from ottla.node.config_rules import parse_ip_overrides
-from ottla.node.connection import RECEIVE_BYTES, Connection, Limits, RequestMemory, Service
+from ottla.node.connection import RECEIVE_BYTES, Complaints, Connection, Limits, RequestMemory, Service
 from ottla.node.listeners import Endpoint
 from ottla.runtime.network import Listener, Network, SocketOptions
 
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _SWEEPS_PER_IDLE_TIME: Final = 10
 _MAX_SWEEP_SECONDS: Final = 30.0
 _MIN_SWEEP_SECONDS: Final = 0.05
+_LINGER_SECONDS: Final = 10.0
 
 
 class Server:
@@ -39,6 +40,7 @@ class Server:
         self._per_ip: Counter[str] = Counter()
         self._receive = memoryview(bytearray(RECEIVE_BYTES))
         self._limits = Limits()
+        self._complaints = Complaints()
         self.memory = RequestMemory()
         self._sweeper: asyncio.TimerHandle | None = None
         self._refused = 0
@@ -87,7 +89,15 @@ class Server:
 
     def _factory(self, service: Service) -> Callable[[], Connection]:
         def connect() -> Connection:
-            return Connection(service, self._limits, self.memory, self._receive, self._opened, self._closed)
+            return Connection(
+                service,
+                self._limits,
+                self.memory,
+                self._receive,
+                self._opened,
+                self._closed,
+                self._complaints,
+            )
 
         return connect
 
@@ -128,12 +138,19 @@ class Server:
                 del self._per_ip[host]
 
     def _sweep(self) -> None:
-        """Close what has been idle for too long. A connection with requests in work is not idle."""
+        """Close what has been idle for too long. A connection with requests in work is not idle. One that was
+        closed and whose client does not take the rest is cut off.
+        """
         loop = asyncio.get_running_loop()
-        oldest = loop.time() - self._idle_seconds
-        for connection in [c for c in self._connections if c.last_active < oldest and not c.busy]:
-            log.debug("closed the idle connection from %s:%d", *connection.peer)
-            connection.close()
+        now = loop.time()
+        for connection in list(self._connections):
+            silent = now - connection.last_active
+            if connection.closed:
+                if silent > _LINGER_SECONDS:
+                    connection.abort()
+            elif silent > self._idle_seconds and not connection.busy:
+                log.debug("closed the idle connection from %s:%d", *connection.peer)
+                connection.close()
         delay = min(max(self._idle_seconds / _SWEEPS_PER_IDLE_TIME, _MIN_SWEEP_SECONDS), _MAX_SWEEP_SECONDS)
         self._sweeper = loop.call_later(delay, self._sweep)
 

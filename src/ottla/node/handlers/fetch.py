@@ -156,7 +156,8 @@ class _Reader:
         self.keys.clear()
         self._marks.clear()
         self._read_bytes = 0
-        left = self._max_bytes
+        left = min(self._max_bytes, self._context.exchange.response_bytes)
+        enough = min(self._min_bytes, left)
         now = False
         empty = True
         for key, asked in self._fetch.partitions():
@@ -168,7 +169,7 @@ class _Reader:
             size = len(data.records or b"")
             self._read_bytes += size
             left = max(0, left - size)
-        self.satisfied = now or empty or self._read_bytes >= self._min_bytes
+        self.satisfied = now or empty or self._read_bytes >= enough
         return results
 
     def _read_one(self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool) -> PartitionData:

@@ -1,134 +1,100 @@
-"""What EndTxn means: by the version of the transaction, its state, and what is asked.
+"""Ends: by the client's EndTxn, and by the coordinator where a producer is replaced or too slow.
 
-With version 2 every end raises the epoch. So a request that carries the epoch before the present one is
-the repetition of an end that was taken, and one with the present epoch asks for the next end. With version 1
-both carry the same epoch, and only the state tells them apart.
-
-A commit that arrives with the epoch before an abort was overtaken by the coordinator, which aborted the
-transaction on its timeout: the producer is fenced, as it would be with version 1, and can begin anew.
+A decision is a record, and the order to write its markers goes out once that is committed. With version 2
+the markers carry the next epoch, and the client goes on with it; when its epochs are used up, it goes on with
+a fresh producer id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
-from typing import Final
-
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.engine_effects import Effects, Now, Producer, Token
+from ottla.coordinator.transaction.end_rules import Outcome, check_outcome, outcome_of_end
+from ottla.coordinator.transaction.requests import EndTransaction, Missing, WriteMarkers
 from ottla.coordinator.transaction.state import TransactionState
+from ottla.coordinator.transaction.table import TransactionTable
 from ottla.coordinator.transaction.transaction import FIRST_VERSION_OF_EPOCH_BUMPS, Transaction
-from ottla.protocol.errors import ErrorCode, KafkaError
 
 
-class Outcome(Enum):
-    END = "take the decision"
-    DONE = "it was taken before"
-    INVALID = "the state does not allow it"
-    FENCED = "the producer has been replaced, or overtaken"
+class Ending:
+    __slots__ = ("_table",)
 
+    def __init__(self, table: TransactionTable) -> None:
+        self._table = table
 
-_COMMIT: Final = True
-_ABORT: Final = False
-_REPEATED: Final = True
-_NEW: Final = False
-
-_VERSION_1: Final[Mapping[tuple[TransactionState, bool], Outcome]] = {
-    (TransactionState.EMPTY, _COMMIT): Outcome.INVALID,
-    (TransactionState.EMPTY, _ABORT): Outcome.INVALID,
-    (TransactionState.ONGOING, _COMMIT): Outcome.END,
-    (TransactionState.ONGOING, _ABORT): Outcome.END,
-    (TransactionState.COMPLETE_COMMIT, _COMMIT): Outcome.DONE,
-    (TransactionState.COMPLETE_COMMIT, _ABORT): Outcome.INVALID,
-    (TransactionState.COMPLETE_ABORT, _COMMIT): Outcome.INVALID,
-    (TransactionState.COMPLETE_ABORT, _ABORT): Outcome.DONE,
-}
-
-_VERSION_2: Final[Mapping[tuple[TransactionState, bool, bool], Outcome]] = {
-    (TransactionState.EMPTY, _COMMIT, _NEW): Outcome.INVALID,
-    (TransactionState.EMPTY, _COMMIT, _REPEATED): Outcome.FENCED,
-    (TransactionState.EMPTY, _ABORT, _NEW): Outcome.END,
-    (TransactionState.EMPTY, _ABORT, _REPEATED): Outcome.FENCED,
-    (TransactionState.ONGOING, _COMMIT, _NEW): Outcome.END,
-    (TransactionState.ONGOING, _COMMIT, _REPEATED): Outcome.FENCED,
-    (TransactionState.ONGOING, _ABORT, _NEW): Outcome.END,
-    (TransactionState.ONGOING, _ABORT, _REPEATED): Outcome.FENCED,
-    (TransactionState.COMPLETE_COMMIT, _COMMIT, _NEW): Outcome.INVALID,
-    (TransactionState.COMPLETE_COMMIT, _COMMIT, _REPEATED): Outcome.DONE,
-    (TransactionState.COMPLETE_COMMIT, _ABORT, _NEW): Outcome.END,
-    (TransactionState.COMPLETE_COMMIT, _ABORT, _REPEATED): Outcome.INVALID,
-    (TransactionState.COMPLETE_ABORT, _COMMIT, _NEW): Outcome.INVALID,
-    (TransactionState.COMPLETE_ABORT, _COMMIT, _REPEATED): Outcome.FENCED,
-    (TransactionState.COMPLETE_ABORT, _ABORT, _NEW): Outcome.END,
-    (TransactionState.COMPLETE_ABORT, _ABORT, _REPEATED): Outcome.DONE,
-}
-
-
-def is_repeated_end(transaction: Transaction, producer: Producer, max_epoch: int) -> bool:
-    """Whether the producer carries the identity that it had before the last end of version 2."""
-    known = transaction.client
-    if producer.id == known.id:
-        return producer.epoch + 1 == known.epoch
-    return (
-        transaction.state.is_idle
-        and known.epoch == 0
-        and producer == Producer(transaction.previous_producer_id, max_epoch - 1)
-    )
-
-
-def outcome_of_end(
-    transaction: Transaction, producer: Producer, *, commit: bool, client_version: int, max_epoch: int
-) -> Outcome:
-    """What an EndTxn of this producer does; raises what Kafka answers if it does nothing at all."""
-    if client_version < FIRST_VERSION_OF_EPOCH_BUMPS:
-        check_client(transaction, producer)
-        check_not_prepared(transaction)
-        if transaction.is_taken_over:
-            # Its end gives the client a new epoch, which an answer of version 1 cannot carry.
-            return Outcome.INVALID
-        return _VERSION_1[transaction.state, commit]
-    # While an end is under way, the client may already go by the identity that the end will give it.
-    check_not_prepared(transaction)
-    repeated = is_repeated_end(transaction, producer, max_epoch)
-    if not repeated:
-        check_client(transaction, producer)
-    return _VERSION_2[transaction.state, commit, repeated]
-
-
-def check_outcome(outcome: Outcome, transaction: Transaction, producer: Producer, *, commit: bool) -> None:
-    if outcome is Outcome.INVALID:
-        raise KafkaError(
-            ErrorCode.INVALID_TXN_STATE,
-            f"{transaction.transactional_id!r} cannot be {'committed' if commit else 'aborted'} in the state "
-            f"{transaction.state.title}",
+    def end(self, token: Token, request: EndTransaction, now: Now) -> Effects:
+        transaction = self._table.known(request.transactional_id)
+        outcome = outcome_of_end(
+            transaction,
+            request.producer,
+            commit=request.commit,
+            client_version=request.client_version,
+            max_epoch=self._table.config.max_epoch,
         )
-    if outcome is Outcome.FENCED:
-        raise fenced(transaction, producer)
+        check_outcome(outcome, transaction, request.producer, commit=request.commit)
+        if outcome is Outcome.DONE:
+            return Effects().reply(token, transaction.client)
+        if request.client_version >= FIRST_VERSION_OF_EPOCH_BUMPS:
+            decided = self._decided(transaction, commit=request.commit, fresh_id=request.fresh_id, now=now)
+            if decided is None:
+                return Effects().reply(token, Missing.PRODUCER_ID)
+        else:
+            decided = transaction.prepared(
+                commit=request.commit,
+                client_version=0,
+                epoch=transaction.producer_epoch,
+                next_client=None,
+                wall_ms=now.wall_ms,
+            )
+        return self._prepare(decided).reply(token, decided.after_completion)
 
-
-def check_not_prepared(transaction: Transaction) -> None:
-    if transaction.state.is_prepared:
-        raise KafkaError(
-            ErrorCode.CONCURRENT_TRANSACTIONS,
-            f"{transaction.transactional_id!r}: the last transaction is still being ended; ask again",
+    def abort(self, transaction: Transaction, fresh_id: int | None, now: Now) -> Effects | None:
+        """Abort an open transaction against its producer, which is fenced; None if that needs a fresh id."""
+        if self._table.bumps_epochs or transaction.is_taken_over:
+            decided = self._decided(transaction, commit=False, fresh_id=fresh_id, now=now)
+            return None if decided is None else self._prepare(decided)
+        return self._prepare(
+            transaction.prepared(
+                commit=False,
+                client_version=0,
+                epoch=min(transaction.producer_epoch + 1, self._table.config.max_epoch),
+                next_client=None,
+                wall_ms=now.wall_ms,
+            )
         )
 
-
-def check_client(transaction: Transaction, producer: Producer) -> None:
-    """Raise unless this is the producer that the transactional id belongs to now."""
-    known = transaction.client
-    if producer.id != known.id:
-        raise KafkaError(
-            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-            f"{transaction.transactional_id!r} belongs to producer id {known.id}, not to {producer.id}",
+    def _decided(
+        self, transaction: Transaction, *, commit: bool, fresh_id: int | None, now: Now
+    ) -> Transaction | None:
+        """The end of a transaction of version 2; None if the client's epochs are used up and there is no
+        fresh id.
+        """
+        client = transaction.client
+        next_client: Producer | None = None
+        if self._table.is_exhausted(client.epoch):
+            if fresh_id is None:
+                return None
+            next_client = Producer(fresh_id, 0)
+        elif transaction.is_taken_over:
+            next_client = Producer(client.id, client.epoch + 1)
+        return transaction.prepared(
+            commit=commit,
+            client_version=FIRST_VERSION_OF_EPOCH_BUMPS,
+            epoch=min(transaction.producer_epoch + 1, self._table.config.max_epoch),
+            next_client=next_client,
+            wall_ms=now.wall_ms,
         )
-    if producer.epoch != known.epoch:
-        raise fenced(transaction, producer)
 
+    def _prepare(self, decided: Transaction) -> Effects:
+        effects = self._table.write(decided)
+        effects.sends.append(self.markers_of(decided))
+        return effects
 
-def fenced(transaction: Transaction, producer: Producer) -> KafkaError:
-    return KafkaError(
-        ErrorCode.PRODUCER_FENCED,
-        f"{transaction.transactional_id!r}: producer {producer.id} with epoch {producer.epoch} has been "
-        f"replaced by {transaction.client.id} with epoch {transaction.client.epoch}, or its transaction has "
-        "timed out: begin anew with InitProducerId",
-    )
+    def markers_of(self, transaction: Transaction) -> WriteMarkers:
+        return WriteMarkers(
+            transaction.transactional_id,
+            transaction.writer,
+            transaction.state is TransactionState.PREPARE_COMMIT,
+            transaction.partitions,
+            self._table.coordinator_epoch,
+            transaction.client_version,
+        )

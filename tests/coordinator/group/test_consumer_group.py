@@ -20,11 +20,11 @@ def lab_with(partitions: int = 4, **config: Any) -> Lab:
 def test_the_first_member_gets_everything_at_once() -> None:
     lab = lab_with()
     response = lab.beat("a", 0).ok()
-    assert (response.member_id, response.member_epoch, response.heartbeat_interval_ms) == ("a", 1, 5_000)
+    assert (response.member_id, response.member_epoch, response.heartbeat_interval_ms) == ("a", 2, 5_000)
     assert assigned(response) == {"logs": [0, 1, 2, 3]}
     assert lab.consumers.state is ConsumerState.STABLE
-    quiet = lab.beat("a", 1).ok()
-    assert quiet.member_epoch == 1
+    quiet = lab.beat("a", 2).ok()
+    assert quiet.member_epoch == 2
     assert quiet.assignment is None  # nothing new
 
 
@@ -32,19 +32,19 @@ def test_a_second_member_waits_until_the_first_has_given_up_its_share() -> None:
     lab = lab_with()
     lab.beat("a", 0)
     joined = lab.beat("b", 0).ok()
-    assert joined.member_epoch == 2
+    assert joined.member_epoch == 3
     assert assigned(joined) == {}
     assert lab.consumers.members["b"].state is MemberState.UNRELEASED_PARTITIONS
     assert lab.consumers.state is ConsumerState.RECONCILING
-    told = lab.beat("a", 1).ok()
-    assert told.member_epoch == 1  # it stays in its epoch until it has revoked
+    told = lab.beat("a", 2).ok()
+    assert told.member_epoch == 2  # it stays in its epoch until it has revoked
     assert assigned(told) == {"logs": [0, 1]}
-    still = lab.beat("a", 1, owned={"logs": [0, 1, 2, 3]}).ok()
-    assert (still.member_epoch, still.assignment) == (1, None)
-    assert lab.beat("b", 2).ok().assignment is None
-    done = lab.beat("a", 1, owned={"logs": [0, 1]}).ok()
-    assert done.member_epoch == 2
-    assert assigned(lab.beat("b", 2).ok()) == {"logs": [2, 3]}
+    still = lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]}).ok()
+    assert (still.member_epoch, still.assignment) == (2, None)
+    assert lab.beat("b", 3).ok().assignment is None
+    done = lab.beat("a", 2, owned={"logs": [0, 1]}).ok()
+    assert done.member_epoch == 3
+    assert assigned(lab.beat("b", 3).ok()) == {"logs": [2, 3]}
     assert lab.consumers.state is ConsumerState.STABLE
 
 
@@ -52,15 +52,15 @@ def test_members_that_do_not_revoke_in_time_are_fenced() -> None:
     lab = lab_with()
     lab.beat("a", 0, rebalance_ms=20_000)
     lab.beat("b", 0)
-    lab.beat("a", 1)
+    lab.beat("a", 2)
     for _ in range(4):
         lab.advance(5_000)
         lab.beat("b", lab.consumers.members["b"].epoch)
         if "a" in lab.consumers.members:
-            lab.beat("a", 1)
+            lab.beat("a", 2)
     assert "a" not in lab.consumers.members
-    assert lab.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
-    lab.beat("b", 2)
+    assert lab.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
+    lab.beat("b", 3)
     assert assigned(lab.beat("b", 0).ok()) == {"logs": [0, 1, 2, 3]}
 
 
@@ -72,7 +72,7 @@ def test_a_silent_member_is_fenced_after_its_session() -> None:
     lab.advance(1)
     assert lab.consumers.members == {}
     assert lab.consumers.state is ConsumerState.EMPTY
-    assert lab.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert lab.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_the_session_timeout_of_one_group_can_be_set() -> None:
@@ -96,7 +96,7 @@ def test_a_member_that_leaves_gives_its_partitions_to_the_others() -> None:
     assert assigned(lab.beat("b", 0).ok()) == {"logs": [0, 1, 2, 3]}
 
 
-@pytest.mark.parametrize("epoch", [2, 5])
+@pytest.mark.parametrize("epoch", [3, 6])
 def test_an_epoch_from_the_future_is_fenced(epoch: int) -> None:
     lab = lab_with()
     lab.beat("a", 0)
@@ -107,12 +107,12 @@ def test_the_epoch_before_is_taken_if_the_answer_may_have_been_lost() -> None:
     lab = lab_with()
     lab.beat("a", 0)
     lab.set_topic("more", 2)
-    lab.beat("a", 1, topics=("logs", "more"), rebalance_ms=1_000, owned={"logs": [0, 1, 2, 3]})
-    assert lab.consumers.members["a"].epoch == 2
-    again = lab.beat("a", 1, owned={"logs": [0, 1, 2, 3]})
-    assert again.ok().member_epoch == 2
-    assert lab.beat("a", 1, owned={"logs": [7]}).error is ErrorCode.FENCED_MEMBER_EPOCH
-    assert lab.beat("a", 1).error is ErrorCode.FENCED_MEMBER_EPOCH
+    lab.beat("a", 2, topics=("logs", "more"), rebalance_ms=1_000, owned={"logs": [0, 1, 2, 3]})
+    assert lab.consumers.members["a"].epoch == 3
+    again = lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]})
+    assert again.ok().member_epoch == 3
+    assert lab.beat("a", 2, owned={"logs": [7]}).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert lab.beat("a", 2).error is ErrorCode.FENCED_MEMBER_EPOCH
 
 
 def test_a_fenced_member_joins_again_with_epoch_zero() -> None:
@@ -124,10 +124,10 @@ def test_a_fenced_member_joins_again_with_epoch_zero() -> None:
 
 def test_requests_for_what_does_not_exist() -> None:
     lab = lab_with()
-    assert lab.beat("a", 1).error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert lab.beat("a", 2).error is ErrorCode.GROUP_ID_NOT_FOUND
     assert lab.beat("a", -1).error is ErrorCode.GROUP_ID_NOT_FOUND
     lab.beat("a", 0)
-    assert lab.beat("z", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert lab.beat("z", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert lab.beat("z", -1).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -176,26 +176,26 @@ def test_a_full_group_takes_no_more_members() -> None:
     lab = lab_with(consumer_max_size=1)
     lab.beat("a", 0)
     assert lab.beat("b", 0).error is ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert lab.beat("a", 1).ok()
+    assert lab.beat("a", 2).ok()
 
 
 def test_topics_that_grow_are_assigned_anew() -> None:
     lab = lab_with(2)
     lab.beat("a", 0)
     lab.set_topic("logs", 3)
-    grown = lab.beat("a", 1).ok()
-    assert grown.member_epoch == 2
+    grown = lab.beat("a", 2).ok()
+    assert grown.member_epoch == 3
     assert assigned(grown) == {"logs": [0, 1, 2]}
-    assert lab.beat("a", 2).ok().assignment is None
+    assert lab.beat("a", 3).ok().assignment is None
 
 
 def test_topics_that_come_later_are_assigned_when_they_come() -> None:
     lab = lab_with()
     assert assigned(lab.beat("a", 0, topics=("later",)).ok()) == {}
     lab.set_topic("unrelated", 9)
-    assert lab.beat("a", 1).ok().member_epoch == 1
+    assert lab.beat("a", 2).ok().member_epoch == 2
     lab.set_topic("later", 1)
-    assert assigned(lab.beat("a", 1).ok()) == {"later": [0]}
+    assert assigned(lab.beat("a", 2).ok()) == {"later": [0]}
 
 
 def test_topics_that_are_deleted_are_given_up() -> None:
@@ -203,17 +203,17 @@ def test_topics_that_are_deleted_are_given_up() -> None:
     lab.set_topic("gone", 1)
     lab.beat("a", 0, topics=("gone", "logs"))
     lab.delete_topic("gone")
-    told = lab.beat("a", 1).ok()
+    told = lab.beat("a", 2).ok()
     assert assigned(told) == {"logs": [0, 1, 2, 3]}
-    done = lab.beat("a", 1, owned={"logs": [0, 1, 2, 3]}).ok()
-    assert done.member_epoch == 2
+    done = lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]}).ok()
+    assert done.member_epoch == 3
 
 
 def test_a_subscription_that_shrinks_is_given_up_without_waiting() -> None:
     lab = lab_with()
     lab.set_topic("other", 1)
     lab.beat("a", 0, topics=("logs", "other"))
-    told = lab.beat("a", 1, topics=("other",)).ok()
+    told = lab.beat("a", 2, topics=("other",)).ok()
     assert assigned(told) == {"other": [0]}
     assert lab.consumers.members["a"].state is MemberState.UNREVOKED_PARTITIONS
 
@@ -224,9 +224,9 @@ class TestRegularExpressions:
         lab.set_topic("logs-eu", 1)
         assert assigned(lab.beat("a", 0, regex="logs-.*").ok()) == {"logs-eu": [0]}
         lab.set_topic("logs-us", 1)
-        assert assigned(lab.beat("a", 1).ok()) == {"logs-eu": [0], "logs-us": [0]}
+        assert assigned(lab.beat("a", 2).ok()) == {"logs-eu": [0], "logs-us": [0]}
         lab.set_topic("unlogs-x", 1)
-        assert lab.beat("a", 2).ok().member_epoch == 2
+        assert lab.beat("a", 3).ok().member_epoch == 3
 
     def test_they_are_those_of_re2(self) -> None:
         lab = lab_with()
@@ -250,7 +250,7 @@ class TestRegularExpressions:
         lab = lab_with(1)
         lab.beat("a", 0, regex="l.*")
         assert set(lab.consumers.regexes) == {"l.*"}
-        lab.beat("a", 1, regex="")
+        lab.beat("a", 2, regex="")
         assert lab.consumers.regexes == {}
         lab.beat("a", lab.consumers.members["a"].epoch, regex="lo.*", owned={})
         lab.beat("a", -1)
@@ -260,7 +260,7 @@ class TestRegularExpressions:
         lab = lab_with(1)
         lab.beat("a", 0, regex="l.*")
         lab.reload()
-        assert lab.beat("a", 1).ok().member_epoch == 1
+        assert lab.beat("a", 2).ok().member_epoch == 2
 
 
 class TestStaticMembers:
@@ -270,11 +270,11 @@ class TestStaticMembers:
         assert lab.beat("a", -2, instance="one").ok().member_epoch == -2
         assert lab.consumers.members["a"].has_left
         back = lab.beat("b", 0, instance="one").ok()
-        assert back.member_epoch == 1  # no rebalance
+        assert back.member_epoch == 2  # no rebalance
         assert assigned(back) == {"logs": [0, 1, 2, 3]}
         assert set(lab.consumers.members) == {"b"}
-        assert lab.beat("a", 1, instance="one").error is ErrorCode.FENCED_INSTANCE_ID
-        assert lab.beat("a", 1).error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert lab.beat("a", 2, instance="one").error is ErrorCode.FENCED_INSTANCE_ID
+        assert lab.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
     def test_an_instance_that_is_in_use_is_not_released(self) -> None:
         lab = lab_with()
@@ -297,9 +297,9 @@ class TestStaticMembers:
     def test_others_do_not_speak_for_an_instance(self) -> None:
         lab = lab_with()
         lab.beat("a", 0, instance="one")
-        assert lab.beat("x", 1, instance="one").error is ErrorCode.FENCED_INSTANCE_ID
+        assert lab.beat("x", 2, instance="one").error is ErrorCode.FENCED_INSTANCE_ID
         assert lab.beat("x", -1, instance="one").error is ErrorCode.FENCED_INSTANCE_ID
-        assert lab.beat("x", 1, instance="two").error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert lab.beat("x", 2, instance="two").error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_assignments_are_computed_at_most_once_an_interval() -> None:
@@ -307,12 +307,12 @@ def test_assignments_are_computed_at_most_once_an_interval() -> None:
     lab.beat("a", 0)
     lab.advance(100)
     joined = lab.beat("b", 0).ok()
-    assert joined.member_epoch == 1  # the target is still the one before
+    assert joined.member_epoch == 2  # the target is still the one before
     assert lab.consumers.state is ConsumerState.ASSIGNING
     lab.beat("c", 0)
-    assert lab.consumers.target_epoch == 1
+    assert lab.consumers.target_epoch == 2
     lab.advance(900)
-    assert lab.consumers.target_epoch == 3  # two joins, one assignment
+    assert lab.consumers.target_epoch == 4  # two joins, one assignment
     assert {len(target.get(next(iter(target), b""), ())) for target in lab.consumers.target.values()} == {
         1,
         2,
@@ -325,7 +325,7 @@ def test_a_write_that_fails_changes_nothing() -> None:
     before = durable(lab.machine)
     lab.fail_writes = True
     assert lab.beat("b", 0).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert lab.beat("a", 1, topics=("x",)).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert lab.beat("a", 2, topics=("x",)).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert lab.beat("a", -1).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert durable(lab.machine) == before
 
@@ -334,12 +334,12 @@ def test_after_a_restart_members_go_on_in_their_epochs() -> None:
     lab = lab_with()
     lab.beat("a", 0)
     lab.beat("b", 0)
-    lab.beat("a", 1)
+    lab.beat("a", 2)
     before = durable(lab.machine)
     lab.reload()
     assert durable(lab.machine) == before
-    lab.beat("a", 1, owned={"logs": [0, 1]})
-    assert assigned(lab.beat("b", 2).ok()) == {"logs": [2, 3]}
+    lab.beat("a", 2, owned={"logs": [0, 1]})
+    assert assigned(lab.beat("b", 3).ok()) == {"logs": [2, 3]}
     lab.advance(45_000)
     assert lab.consumers.members == {}
 
@@ -348,7 +348,7 @@ def test_after_a_restart_a_revocation_still_has_a_deadline() -> None:
     lab = lab_with()
     lab.beat("a", 0, rebalance_ms=10_000)
     lab.beat("b", 0)
-    lab.beat("a", 1)
+    lab.beat("a", 2)
     lab.reload()
     lab.advance(9_999)
     assert "a" in lab.consumers.members
@@ -468,13 +468,13 @@ class TestMigration:
         lab.beat("new", 0)
         member = lab.member_id()
         joined = lab.join(member).ok()
-        assert (joined.generation_id, joined.leader, joined.protocol_name) == (2, "", "range")
-        assert decoded(lab.sync(member, 2).ok().assignment) == {}
-        told = lab.beat("new", 1).ok()
-        lab.beat("new", 1, owned={"logs": assigned(told)["logs"]})
-        assert lab.heartbeat(member, 2).error is ErrorCode.REBALANCE_IN_PROGRESS
-        assert lab.join(member).ok().generation_id == 2
-        assert decoded(lab.sync(member, 2).ok().assignment) == {"logs": [2, 3]}
+        assert (joined.generation_id, joined.leader, joined.protocol_name) == (3, "", "range")
+        assert decoded(lab.sync(member, 3).ok().assignment) == {}
+        told = lab.beat("new", 2).ok()
+        lab.beat("new", 2, owned={"logs": assigned(told)["logs"]})
+        assert lab.heartbeat(member, 3).error is ErrorCode.REBALANCE_IN_PROGRESS
+        assert lab.join(member).ok().generation_id == 3
+        assert decoded(lab.sync(member, 3).ok().assignment) == {"logs": [2, 3]}
         assert lab.leave(member, "new", "nobody") == [
             ErrorCode.NONE,
             ErrorCode.UNKNOWN_MEMBER_ID,

@@ -108,36 +108,36 @@ class TestConsumerGroups:
     def test_the_epoch_of_the_member_is_checked(self) -> None:
         lab = lab_with()
         lab.beat("a", 0)
-        assert lab.commit({LOGS: 1}, member_id="a", epoch=1).ok()
-        assert lab.commit({LOGS: 1}, member_id="a", epoch=2).error is ErrorCode.STALE_MEMBER_EPOCH
-        assert lab.commit({LOGS: 1}, member_id="z", epoch=1).error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert lab.commit({LOGS: 1}, member_id="a", epoch=2).ok()
+        assert lab.commit({LOGS: 1}, member_id="a", epoch=3).error is ErrorCode.STALE_MEMBER_EPOCH
+        assert lab.commit({LOGS: 1}, member_id="z", epoch=2).error is ErrorCode.UNKNOWN_MEMBER_ID
         assert lab.commit({LOGS: 1}).error is ErrorCode.UNKNOWN_MEMBER_ID
-        assert lab.commit({LOGS: 1}, member_id="a", epoch=1, version=8).error is ErrorCode.UNSUPPORTED_VERSION
+        assert lab.commit({LOGS: 1}, member_id="a", epoch=2, version=8).error is ErrorCode.UNSUPPORTED_VERSION
         lab.beat("a", -1)
         assert lab.commit({LOGS: 2}).ok()
 
     def test_an_older_epoch_is_fine_for_partitions_that_it_has_had_since(self) -> None:
         lab = lab_with()
         lab.beat("a", 0)
-        lab.beat("a", 1, topics=("logs", "other"))
-        assert lab.consumers.members["a"].epoch == 2
-        assert lab.commit({LOGS: 1}, member_id="a", epoch=1).ok()
-        stale = lab.commit({("other", 0): 1}, member_id="a", epoch=1)
+        lab.beat("a", 2, topics=("logs", "other"))
+        assert lab.consumers.members["a"].epoch == 3
+        assert lab.commit({LOGS: 1}, member_id="a", epoch=2).ok()
+        stale = lab.commit({("other", 0): 1}, member_id="a", epoch=2)
         assert stale.error is ErrorCode.STALE_MEMBER_EPOCH
 
     def test_a_partition_that_is_being_revoked_may_still_be_committed(self) -> None:
         lab = lab_with()
         lab.beat("a", 0)
         lab.beat("b", 0)
-        lab.beat("a", 1)
-        assert lab.commit({("logs", 3): 1}, member_id="a", epoch=1).ok()
+        lab.beat("a", 2)
+        assert lab.commit({("logs", 3): 1}, member_id="a", epoch=2).ok()
 
     def test_a_fetch_may_name_its_member_and_epoch(self) -> None:
         lab = lab_with()
         lab.beat("a", 0)
-        assert lab.fetch(LOGS, member_id="a", epoch=1).ok()
+        assert lab.fetch(LOGS, member_id="a", epoch=2).ok()
         assert lab.fetch(LOGS, member_id="a", epoch=0).error is ErrorCode.STALE_MEMBER_EPOCH
-        assert lab.fetch(LOGS, member_id="z", epoch=1).error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert lab.fetch(LOGS, member_id="z", epoch=2).error is ErrorCode.UNKNOWN_MEMBER_ID
         assert lab.fetch(LOGS).ok()
 
 
@@ -192,7 +192,7 @@ class TestTransactions:
     def test_the_epoch_is_checked_in_consumer_groups(self) -> None:
         lab = lab_with()
         lab.beat("a", 0)
-        assert lab.txn_commit(P, {LOGS: 1}, member_id="a", epoch=1).ok()
+        assert lab.txn_commit(P, {LOGS: 1}, member_id="a", epoch=2).ok()
         assert lab.txn_commit(P, {LOGS: 1}, member_id="a", epoch=0).error is ErrorCode.STALE_MEMBER_EPOCH
 
     def test_deleting_an_offset_reaches_open_transactions(self) -> None:
@@ -243,7 +243,7 @@ class TestDeleting:
     def test_consumer_groups_keep_what_they_subscribe_to(self) -> None:
         lab = lab_with()
         lab.beat("a", 0)
-        lab.commit({LOGS: 1}, member_id="a", epoch=1)
+        lab.commit({LOGS: 1}, member_id="a", epoch=2)
         assert delete(lab, LOGS) == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
 
     def test_a_whole_group_once_it_is_empty(self) -> None:
@@ -317,7 +317,7 @@ class TestExpiry:
     def test_consumer_groups_lose_what_they_no_longer_subscribe_to(self) -> None:
         lab = lab_with(consumer_session_timeout_ms=100 * DAY_MS)
         lab.beat("a", 0, topics=("logs",))
-        lab.commit({LOGS: 1, ("other", 0): 1}, member_id="a", epoch=1)
+        lab.commit({LOGS: 1, ("other", 0): 1}, member_id="a", epoch=2)
         lab.advance(8 * DAY_MS)
         assert lab.offsets() == {LOGS: 1}
 
@@ -388,8 +388,8 @@ class TestLooking:
         described = lab.submit(DescribeConsumer(GROUP)).ok()
         assert (described.group_state, described.group_epoch, described.assignment_epoch) == (
             "Reconciling",
-            2,
-            2,
+            3,
+            3,
         )
         assert described.assignor_name == "uniform"
         member = next(member for member in described.members if member.member_id == "b")

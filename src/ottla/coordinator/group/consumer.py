@@ -14,6 +14,7 @@ from functools import partial
 from ottla.coordinator.engine_effects import CoordinatorRecord, Effects, Now, Token
 from ottla.coordinator.group import records
 from ottla.coordinator.group.consumer_group import (
+    FIRST_EPOCH,
     JOIN_EPOCH,
     LEAVE_EPOCH,
     STATIC_LEAVE_EPOCH,
@@ -220,7 +221,7 @@ class ConsumerCoordinator:
         image = self._state.image
         digest = metadata_hash(draft.subscribed_topics, image)
         if bump or digest != draft.metadata_hash:
-            draft.epoch += 1
+            draft.epoch = max(draft.epoch + 1, FIRST_EPOCH)
             draft.metadata_hash = digest
             out.append(records.group_epoch(draft.group_id, draft.epoch, digest))
             return

@@ -29,6 +29,8 @@ Partitions = Mapping[bytes, frozenset[int]]
 Owned = Mapping[int, int]
 """Partitions of a topic, with the epoch in which each was assigned."""
 
+FIRST_EPOCH: Final = 2
+"""The epoch of a new group, as Kafka 4.3 begins."""
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 STATIC_LEAVE_EPOCH: Final = -2

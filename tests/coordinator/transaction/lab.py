@@ -1,0 +1,233 @@
+"""A transaction machine on a workbench: a virtual clock, a log in memory, and a producer's requests in one line
+each.
+
+`Lab` does what the engine does, without asyncio: an event's records are encoded, kept as the log, decoded and
+replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are written.
+With `fail_writes` a write is refused as if replicas were missing. `reload` builds another machine from the log
+alone, as after a restart, with the coordinator's next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ottla.coordinator.engine_effects import Effects, Now, Producer, ReplayedRecord
+from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.coordinator.transaction.machine import TransactionMachine
+from ottla.coordinator.transaction.requests import (
+    AbortTimedOut,
+    AddPartitions,
+    EndTransaction,
+    Initialized,
+    InitProducerId,
+    MarkersWritten,
+    Missing,
+    NewSettings,
+    ProducerIdWanted,
+    Settings,
+    VerifyPartitions,
+    WriteMarkers,
+)
+from ottla.coordinator.transaction.state import TransactionState
+from ottla.coordinator.transaction.transaction import Transaction
+from ottla.log.files import TopicPartition
+from ottla.protocol.coordinator_records import encode_key, encode_value
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.transaction_state_records import RECORDS
+
+TXN = "txn"
+WALL_MS = 1_700_000_000_000
+A = TopicPartition("a", 0)
+B = TopicPartition("b", 1)
+_NO_ANSWER = object()
+
+
+class Lab:
+    def __init__(self, config: TransactionConfig | None = None, *, version: int = 2) -> None:
+        self.settings = Settings(config or TransactionConfig(), version)
+        self.log: list[tuple[bytes, bytes | None]] = []
+        self.now = Now(WALL_MS, 0)
+        self.epoch = 0
+        self.markers: list[WriteMarkers] = []
+        self.fail_writes = False
+        self.fresh_ids = iter(range(1000, 10_000))
+        self.machine = TransactionMachine(self.settings, self.epoch)
+        self._run(self.machine.on_loaded(self.now))
+
+    def __getitem__(self, transactional_id: str) -> Transaction:
+        return self.machine.transactions[transactional_id]
+
+    @property
+    def state(self) -> TransactionState:
+        return self[TXN].state
+
+    @property
+    def client(self) -> Producer:
+        return self[TXN].client
+
+    # The engine's part
+
+    def submit(self, request: Any) -> Any:
+        """The answer; an error is raised. A fresh producer id is there as soon as one is asked for."""
+        answer = self._event(request)
+        if answer is Missing.PRODUCER_ID:
+            answer = self._event(replace(request, fresh_id=next(self.fresh_ids)))
+        if isinstance(answer, KafkaError):
+            raise answer
+        return answer
+
+    def code(self, request: Any) -> ErrorCode:
+        """The error that a request is answered with, or NONE."""
+        try:
+            self.submit(request)
+        except KafkaError as error:
+            return error.code
+        return ErrorCode.NONE
+
+    def _event(self, request: Any) -> Any:
+        token = object()
+        try:
+            effects = self.machine.handle(token, request, self.now)
+        except KafkaError as error:
+            return error
+        replies = self._run(effects)
+        return next((answer for to, answer in replies if to is token), _NO_ANSWER)
+
+    def _run(self, effects: Effects) -> list[tuple[Any, Any]]:
+        if effects.records and self.fail_writes:
+            error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the replicas are gone")
+            if effects.failed is not None:
+                self._run(effects.failed(error, self.now))
+            return [(token, error) for token, _ in effects.replies]
+        for record in effects.records:
+            value = None if record.value is None else encode_value(record.value, record.version)
+            self.log.append((encode_key(record.key), value))
+            self._replay(len(self.log) - 1)
+        for send in effects.sends:
+            if isinstance(send, WriteMarkers):
+                self.markers.append(send)
+            else:
+                assert isinstance(send, ProducerIdWanted)
+                self._event(AbortTimedOut(send.transactional_id, send.writer, next(self.fresh_ids)))
+        if effects.applied is not None:
+            effects.applied(self.now)
+        return effects.replies
+
+    def _replay(self, offset: int) -> None:
+        key, value = RECORDS.decode(*self.log[offset])
+        self.machine.replay(ReplayedRecord(key, value, offset, self.now.wall_ms))
+
+    def reload(self) -> None:
+        self.epoch += 1
+        self.markers.clear()
+        self.machine = TransactionMachine(self.settings, self.epoch)
+        for offset in range(len(self.log)):
+            self._replay(offset)
+        self._run(self.machine.on_loaded(self.now))
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, and all that is due happen in its order."""
+        end = self.now.tick_ms + ms
+        while (deadline := self.machine.next_deadline_ms()) is not None and deadline <= end:
+            self._set(deadline)
+            self._run(self.machine.on_timer(self.now))
+        self._set(end)
+
+    def _set(self, tick_ms: int) -> None:
+        self.now = Now(WALL_MS + tick_ms, tick_ms)
+
+    def configure(self, config: TransactionConfig | None = None, *, version: int | None = None) -> None:
+        self.settings = Settings(
+            config or self.settings.config, self.settings.transaction_version if version is None else version
+        )
+        self._event(NewSettings(self.settings))
+
+    # What producers and leaders do
+
+    def confirm(self) -> None:
+        """All markers that were ordered are written."""
+        markers, self.markers = self.markers, []
+        for marker in markers:
+            self._event(MarkersWritten(marker.transactional_id, marker.writer))
+
+    def init(
+        self, expected: Producer | None = None, *, timeout_ms: int = 60_000, **options: Any
+    ) -> Initialized:
+        answer = self.submit(InitProducerId(TXN, timeout_ms, expected, **options))
+        assert isinstance(answer, Initialized)
+        return answer
+
+    def begin(self) -> Producer:
+        """A new producer, whatever the one before has left."""
+        if TXN in self.machine.transactions and self.state is TransactionState.ONGOING:
+            assert self.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
+        self.confirm()
+        return self.init().producer
+
+    def add(self, producer: Producer, *partitions: TopicPartition, version: int = 2) -> None:
+        self.submit(AddPartitions(TXN, producer, frozenset(partitions or (A,)), version))
+
+    def verify(self, producer: Producer, *partitions: TopicPartition) -> dict[TopicPartition, ErrorCode]:
+        codes: dict[TopicPartition, ErrorCode] = self.submit(
+            VerifyPartitions(TXN, producer, frozenset(partitions))
+        )
+        return codes
+
+    def end(self, producer: Producer, *, commit: bool = True, version: int = 2) -> Producer:
+        answer = self.submit(EndTransaction(TXN, producer, commit, version))
+        assert isinstance(answer, Producer)
+        return answer
+
+    def commit(self, producer: Producer, **options: Any) -> Producer:
+        """To the very end, markers included."""
+        after = self.end(producer, commit=True, **options)
+        self.confirm()
+        return after
+
+    def abort(self, producer: Producer, **options: Any) -> Producer:
+        after = self.end(producer, commit=False, **options)
+        self.confirm()
+        return after
+
+
+def in_state(state: TransactionState, *, version: int, config: TransactionConfig | None = None) -> Lab:
+    """A lab whose transactional id has come to this state by requests of this version."""
+    lab = Lab(config, version=2)
+    producer = lab.init().producer
+    if state is TransactionState.EMPTY:
+        return lab
+    lab.add(producer, A, B, version=version)
+    if state is TransactionState.ONGOING:
+        return lab
+    commit = state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+    lab.end(producer, commit=commit, version=version)
+    if not state.is_prepared:
+        lab.confirm()
+    assert lab.state is state
+    return lab
+
+
+def written(lab: Lab) -> list[TransactionState]:
+    """The states in the log, in order."""
+    return [value_state(value) for _, value in lab.log]
+
+
+def value_state(value: bytes | None) -> TransactionState:
+    if value is None:
+        return TransactionState.DEAD
+    key = encode_key_of_txn()
+    _, decoded = RECORDS.decode(key, value)
+    assert decoded is not None
+    return TransactionState(decoded.transaction_status)  # type: ignore[attr-defined]
+
+
+def encode_key_of_txn() -> bytes:
+    from ottla.protocol.transaction_state_records import TransactionLogKey
+
+    return encode_key(TransactionLogKey(transactional_id=TXN))
+
+
+def codes(answers: Iterable[ErrorCode]) -> list[str]:
+    return [code.name for code in answers]

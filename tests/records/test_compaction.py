@@ -19,7 +19,7 @@ keys = st.none() | st.binary(max_size=2)
 entries = st.lists(
     st.tuples(st.integers(0, 3), keys, st.none() | st.binary(max_size=5), st.integers(0, NOW)),
     min_size=1,
-    max_size=12,
+    max_size=40,
 )
 
 
@@ -76,7 +76,7 @@ def test_a_batch_that_does_not_fit_is_taken_up_to_where_it_does() -> None:
     assert (offset_map.used, offset_map.latest_offset) == (5, 9)
 
 
-@given(rows=entries, start=st.integers(0, 40), codec=st.sampled_from(list(Codec)))
+@given(rows=entries, start=st.integers(0, 120), codec=st.sampled_from(list(Codec)))
 def test_batches_are_mapped_from_an_offset_on(
     rows: list[tuple[int, bytes | None, bytes | None, int]], start: int, codec: Codec
 ) -> None:
@@ -100,8 +100,8 @@ def test_maps_that_could_hold_nothing_are_refused() -> None:
 
 @given(
     rows=entries,
-    newest=st.dictionaries(st.binary(max_size=2), st.integers(0, 60)),
-    latest=st.integers(-1, 60),
+    newest=st.dictionaries(st.binary(max_size=2), st.integers(0, 120)),
+    latest=st.integers(-1, 120),
     codec=st.sampled_from(list(Codec)),
     horizon=st.none() | st.sampled_from([NOW - 1, NOW, NOW + 1]),
     append_time=st.booleans(),

@@ -318,6 +318,17 @@ def test_produce_requests_carry_exactly_one_batch() -> None:
         assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.parametrize(
+    ("magic", "code"), [(0, "INVALID_RECORD"), (1, "INVALID_RECORD"), (3, "CORRUPT_MESSAGE")]
+)
+def test_other_record_formats_are_not_produced(magic: int, code: str) -> None:
+    data = bytearray(three())
+    data[16] = magic
+    with pytest.raises(KafkaError) as caught:
+        check_produce_records(data, 9)
+    assert caught.value.code.name == code
+
+
 def test_zstd_needs_produce_version_7() -> None:
     zstd = three(codec=Codec.ZSTD)
     assert check_produce_records(zstd, 7).codec is Codec.ZSTD

@@ -35,6 +35,7 @@ from ottla.records.batch import (
 from ottla.records.builder import attributes_of, join_batch
 from ottla.records.compression import compress
 from ottla.records.types import (
+    MAGIC,
     MAX_DECOMPRESSED_BYTES,
     NO_TIMESTAMP,
     Codec,
@@ -48,6 +49,7 @@ MAX_RECORD_ERRORS: Final = 1000
 """Bad records that are named one by one; a batch that has more is refused all the same."""
 MAX_TIMESTAMP_DIFFERENCE_MS: Final = 2**63 - 1
 PRODUCE_VERSION_WITH_ZSTD: Final = 7
+MAGIC_POSITION: Final = 16
 
 
 class AppendOrigin(Enum):
@@ -100,7 +102,14 @@ class Validated:
 
 def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
     """The one batch that a partition of a Produce request must carry, or the error that Kafka gives."""
-    batches = list(iter_batches(data)) if data is not None else []
+    view = memoryview(data if data is not None else b"").cast("B")
+    if len(view) > MAGIC_POSITION and view[MAGIC_POSITION] < MAGIC:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {version} are only allowed to contain record batches with magic"
+            f" version {MAGIC}, not {view[MAGIC_POSITION]}",
+        )
+    batches = list(iter_batches(view))
     if not batches:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,

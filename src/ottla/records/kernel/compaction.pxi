@@ -63,6 +63,18 @@ cdef struct Slot:
     int64_t offset_plus_one         # 0: free
 
 
+cdef extern from *:
+    void __builtin_prefetch(const void* address) nogil
+
+cdef enum:
+    PROBES = 16
+
+
+cdef struct Probe:
+    Entry entry
+    Digest digest                   # of the key, if there is one
+
+
 @cython.final
 cdef class OffsetMap:
     """The newest offset of each key, in a fixed amount of memory.
@@ -106,12 +118,10 @@ cdef class OffsetMap:
         self.used = 0
         self.latest_offset = -1
 
-    cdef Slot* find(self, const uint8_t* key, Py_ssize_t size, Digest* digest) noexcept nogil:
+    cdef Slot* find(self, Digest digest) noexcept nogil:
         """The slot of this key, or the free one where it belongs; one is always free."""
         cdef Slot* slot
-        cdef uint64_t at
-        digest[0] = digest_of(key, size, self.secret)
-        at = digest.low % self.slot_count
+        cdef uint64_t at = digest.low % self.slot_count
         while True:
             slot = &self.slots[at]
             if slot.offset_plus_one == 0 or (slot.low == digest.low and slot.high == digest.high):
@@ -120,9 +130,8 @@ cdef class OffsetMap:
             if at == self.slot_count:
                 at = 0
 
-    cdef bint set(self, const uint8_t* key, Py_ssize_t size, int64_t offset) noexcept nogil:
-        cdef Digest digest
-        cdef Slot* slot = self.find(key, size, &digest)
+    cdef bint set(self, Digest digest, int64_t offset) noexcept nogil:
+        cdef Slot* slot = self.find(digest)
         if slot.offset_plus_one == 0:
             if self.used >= self.capacity:
                 return False
@@ -132,9 +141,27 @@ cdef class OffsetMap:
         slot.offset_plus_one = offset + 1
         return True
 
-    cdef int64_t lookup(self, const uint8_t* key, Py_ssize_t size) noexcept nogil:
-        cdef Digest digest
-        return self.find(key, size, &digest).offset_plus_one - 1
+    cdef int64_t lookup(self, Digest digest) noexcept nogil:
+        return self.find(digest).offset_plus_one - 1
+
+    cdef Fault probe(self, const uint8_t** at, const uint8_t* end, int32_t left, Probe* probes,
+                     int32_t* count) noexcept nogil:
+        """The next few records of a batch, with their slots on the way from memory: waiting for each in turn
+        is what a large map costs.
+        """
+        cdef Probe* probe
+        cdef Fault fault
+        count[0] = 0
+        while count[0] < left and count[0] < PROBES:
+            probe = &probes[count[0]]
+            fault = read_entry(at, end, &probe.entry)
+            if fault:
+                return fault
+            if probe.entry.key_size >= 0:
+                probe.digest = digest_of(probe.entry.key, probe.entry.key_size, self.secret)
+                __builtin_prefetch(&self.slots[probe.digest.low % self.slot_count])
+            count[0] += 1
+        return SOUND
 
     def get(self, key):
         """The newest offset of this key, or -1."""
@@ -143,7 +170,7 @@ cdef class OffsetMap:
             raise TypeError("a record without a key has no place in an offset map")
         open_field(key, &field)
         try:
-            return self.lookup(field.data, field.size)
+            return self.lookup(digest_of(field.data, field.size, self.secret))
         finally:
             close_field(&field)
 
@@ -156,7 +183,7 @@ cdef class OffsetMap:
             raise ValueError(f"{offset} is not an offset")
         open_field(key, &field)
         try:
-            if not self.set(field.data, field.size, offset):
+            if not self.set(digest_of(field.data, field.size, self.secret), offset):
                 return False
         finally:
             close_field(&field)
@@ -171,9 +198,12 @@ cdef class OffsetMap:
         cdef Py_buffer view
         cdef const uint8_t* p
         cdef const uint8_t* end
-        cdef Entry entry
+        cdef Probe[PROBES] probes
+        cdef Entry* entry
         cdef Fault fault = SOUND
-        cdef int32_t i = 0
+        cdef int32_t done = 0
+        cdef int32_t count = 0
+        cdef int32_t i
         cdef int64_t offset
         cdef bint full = False
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
@@ -181,21 +211,22 @@ cdef class OffsetMap:
             p = <const uint8_t*> view.buf
             end = p + view.len
             with nogil:
-                for i in range(header.count):
-                    fault = read_entry(&p, end, &entry)
-                    if fault:
-                        break
-                    offset = wrapping_add(header.base_offset, entry.offset_delta)
-                    if entry.key_size < 0 or offset < start_offset or offset < 0 or offset == INT64_MAX:
-                        continue
-                    if not self.set(entry.key, entry.key_size, offset):
-                        full = True
-                        break
-                    self.latest_offset = offset
+                while done < header.count and not full and not fault:
+                    fault = self.probe(&p, end, header.count - done, probes, &count)
+                    for i in range(count):
+                        entry = &probes[i].entry
+                        offset = wrapping_add(header.base_offset, entry.offset_delta)
+                        if entry.key_size < 0 or offset < start_offset or offset < 0 or offset == INT64_MAX:
+                            continue
+                        if not self.set(probes[i].digest, offset):
+                            full = True
+                            break
+                        self.latest_offset = offset
+                    done += count
         finally:
             PyBuffer_Release(&view)
-        if fault:
-            raise corrupt(fault, i)
+        if fault and not full:
+            raise corrupt(fault, done)
         if full:
             return False
         offset = wrapping_add(header.base_offset, header.last_offset_delta)
@@ -214,9 +245,12 @@ def select_records(payload, BatchHeader header not None, OffsetMap offset_map no
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef const uint8_t* end
-    cdef Entry entry
+    cdef Probe[PROBES] probes
+    cdef Entry* entry
     cdef Fault fault = SOUND
-    cdef int32_t i = 0
+    cdef int32_t done = 0
+    cdef int32_t count = 0
+    cdef int32_t i
     cdef Py_ssize_t kept = 0
     cdef bint tombstones = False
     cdef bint keep
@@ -232,26 +266,24 @@ def select_records(payload, BatchHeader header not None, OffsetMap offset_map no
         p = <const uint8_t*> view.buf
         end = p + view.len
         with nogil:
-            for i in range(header.count):
-                fault = read_entry(&p, end, &entry)
-                if fault:
-                    break
-                offset = wrapping_add(header.base_offset, entry.offset_delta)
-                if offset > offset_map.latest_offset:
-                    keep = True
-                elif entry.key_size < 0:
-                    keep = False
-                else:
-                    keep = (
-                        (entry.value_size >= 0 or keep_tombstones)
-                        and offset >= offset_map.lookup(entry.key, entry.key_size)
-                    )
-                mark[i] = keep
-                kept += keep
-                if keep and entry.value_size < 0:
-                    tombstones = True
+            while done < header.count and not fault:
+                fault = offset_map.probe(&p, end, header.count - done, probes, &count)
+                for i in range(count):
+                    entry = &probes[i].entry
+                    offset = wrapping_add(header.base_offset, entry.offset_delta)
+                    if offset > offset_map.latest_offset:
+                        keep = True
+                    elif entry.key_size < 0 or (entry.value_size < 0 and not keep_tombstones):
+                        keep = False
+                    else:
+                        keep = offset >= offset_map.lookup(probes[i].digest)
+                    mark[done + i] = keep
+                    kept += keep
+                    if keep and entry.value_size < 0:
+                        tombstones = True
+                done += count
     finally:
         PyBuffer_Release(&view)
     if fault:
-        raise corrupt(fault, i)
+        raise corrupt(fault, done)
     return kept, tombstones, marks

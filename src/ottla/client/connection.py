@@ -322,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
                     hello, ApiVersionsResponse, timeout_ms=timeout_ms, version=version
                 )
             except ConnectionLost as error:
-                raise NotKafka(
+                raise ConnectionLost(
                     f"{error.message} before it answered ApiVersions "
                     "(a TLS or SASL listener? a broker older than Kafka 0.10?)"
                 ) from None

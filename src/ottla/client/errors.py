@@ -80,7 +80,14 @@ class NotKafka(ClientFailure):
 
 
 class BootstrapFailed(ClientFailure):
-    """None of the bootstrap servers could be used. The text names each address and what was wrong with it."""
+    """None of the bootstrap servers could be used. The text names each address and what was wrong with it.
+
+    Retriable, as brokers may come back; what starts a client tells it at once all the same.
+    """
 
     __slots__ = ()
     CODE = ErrorCode.BROKER_NOT_AVAILABLE
+
+    @property
+    def retriable(self) -> bool:
+        return True

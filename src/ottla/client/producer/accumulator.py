@@ -30,6 +30,7 @@ class PartitionQueue:
         "batches",
         "epoch",
         "in_flight",
+        "is_established",
         "lost_place",
         "next_sequence",
         "opened",
@@ -50,6 +51,9 @@ class PartitionQueue:
         self.next_sequence = 0
         self.producer_id = -1
         self.epoch = -1
+        # Whether the broker has taken a batch of this id and epoch. It takes any number as the first, so
+        # until then a second batch must not be on the way: it could be taken for the first.
+        self.is_established = False
         # A record before those that are waiting will never come: they need a new epoch, numbered from zero.
         self.lost_place = False
         # Compressed share of what was sent last, to guess how much fits into the next batch.
@@ -68,6 +72,7 @@ class PartitionQueue:
         if (self.producer_id, self.epoch) != (identity.producer_id, identity.epoch) and not self.has_numbered:
             self.producer_id, self.epoch = identity.producer_id, identity.epoch
             self.next_sequence = 0
+            self.is_established = False
         batch.producer_id, batch.producer_epoch = self.producer_id, self.epoch
         batch.base_sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) & MAX_SEQUENCE

@@ -1,10 +1,11 @@
 """Takes batches that are due to the leaders of their partitions, and settles them by what the brokers answer.
 
 Order and exactly-once rest on three rules. A partition's batches leave in order, at most five of them
-unanswered. A batch keeps the sequence number it was first sent with, so a broker recognises a retry. And
-while a failed batch waits to be tried again, nothing behind it overtakes it. When a batch was given up, the
-partition's sequence may have a hole. Then the broker refuses what comes after it, so none of that was
-written, and the partition starts over in a new epoch as soon as nothing of it is under way.
+unanswered, and in a new epoch only one until it is answered. A batch keeps the sequence number it was first
+sent with, so a broker recognises a retry. And while a failed batch waits to be tried again, nothing behind it
+overtakes it. When a batch was given up, the partition's sequence may have a hole. Then the broker refuses
+what comes after it, so none of that was written, and the partition starts over in a new epoch as soon as
+nothing of it is under way.
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ class Sender:
                 return False
         if not under_way:
             return True
+        if not queue.is_established:
+            return False
         if first.base_sequence >= 0:
             return first.order < under_way[0].order
         return len(under_way) < self._config.max_in_flight_requests_per_connection
@@ -272,7 +275,9 @@ class Sender:
                 self._failed(batch, KafkaError(ErrorCode.NETWORK_EXCEPTION, missing))
                 stale.add(batch.partition.topic)
             elif result.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                self._leave(batch)
+                queue = self._leave(batch)
+                if (batch.producer_id, batch.producer_epoch) == (queue.producer_id, queue.epoch):
+                    queue.is_established = True
                 self._identity.wrote(batch.partition)
                 if not batch.is_settled:
                     batch.settle(result.base_offset, result.log_append_time_ms)
@@ -307,8 +312,10 @@ class Sender:
         else:
             self._settle(batch, error)
 
-    def _leave(self, batch: ProducerBatch) -> None:
-        self._accumulator.queue(batch.partition).in_flight.remove(batch)
+    def _leave(self, batch: ProducerBatch) -> PartitionQueue:
+        queue = self._accumulator.queue(batch.partition)
+        queue.in_flight.remove(batch)
+        return queue
 
     def _is_worth_another_try(self, batch: ProducerBatch, error: KafkaError) -> bool:
         now = asyncio.get_running_loop().time()

@@ -1,0 +1,57 @@
+"""The brokers that a client is tried against: Ottla, and Apache Kafka where the machine has it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from ottla.client.admin import Admin
+from ottla.testing.local_node import LocalNode
+
+_names = itertools.count()
+
+
+class Broker(NamedTuple):
+    name: str
+    servers: str
+
+
+@pytest.fixture(scope="session")
+def ottla_for_clients() -> Iterator[LocalNode]:
+    with LocalNode({"num.partitions": 3}) as node:
+        yield node
+
+
+@pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """The same behaviour is asked of both."""
+    if request.param == "ottla":
+        return Broker("ottla", request.getfixturevalue("ottla_for_clients").bootstrap_servers)
+    return Broker("kafka", request.getfixturevalue("apache_kafka").bootstrap)
+
+
+@pytest.fixture
+def servers(broker: Broker) -> str:
+    return broker.servers
+
+
+@pytest.fixture
+async def admin(servers: str) -> AsyncIterator[Admin]:
+    async with Admin(servers) as admin:
+        yield admin
+
+
+@pytest.fixture
+async def topic(admin: Admin) -> str:
+    """A topic of this test alone, with three partitions."""
+    name = f"topic-{next(_names)}"
+    await admin.topics.create(name, partitions=3)
+    return name
+
+
+@pytest.fixture
+def fresh_name() -> str:
+    return f"name-{next(_names)}"

@@ -1,0 +1,167 @@
+"""Broker faults as a client sees them, by a proxy that cuts and holds what goes through it.
+
+Whatever happens to connections, an idempotent producer's records are in the log once each and in order, and
+a consumer gets each of them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ottla.client.consumer import Consumer
+from ottla.client.errors import ConnectionLost
+from ottla.client.producer import Producer
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.testing.local_node import LocalNode
+from tests.support.proxy import Proxy
+
+IMPATIENT = {
+    "retry_backoff_ms": 5,
+    "retry_backoff_max_ms": 20,
+    "reconnect_backoff_ms": 2,
+    "reconnect_backoff_max_ms": 10,
+}
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    """A node that all clients reach through a proxy."""
+    async with Proxy() as proxy:
+        settings = {"advertised.listeners": f"PLAINTEXT://{proxy.address}", "num.partitions": 2}
+        node = LocalNode(settings)
+        await asyncio.to_thread(node.start)
+        try:
+            proxy.target = ("127.0.0.1", node.port)
+            yield proxy
+        finally:
+            await asyncio.to_thread(node.stop)
+
+
+async def read(proxy: Proxy, topic: str, count: int) -> dict[int, list[bytes]]:
+    """What lies in the partitions, read over a connection that holds."""
+    async with Consumer(proxy.address, auto_offset_reset="earliest") as consumer:
+        consumer.assign(await consumer.partitions_for(topic))
+        found: dict[int, list[bytes]] = {}
+        total = 0
+        async with asyncio.timeout(30):
+            while total < count:
+                for record in await consumer.poll():
+                    found.setdefault(record.partition, []).append(record.value)
+                    total += 1
+            for record in await consumer.poll(timeout_ms=100):
+                found.setdefault(record.partition, []).append(record.value)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_cut_connections_lose_nothing_double_nothing_and_keep_order(proxy: Proxy, seed: int) -> None:
+    dice = random.Random(seed)
+    done = asyncio.Event()
+
+    async def cut() -> None:
+        while not done.is_set():
+            await asyncio.sleep(dice.random() * 0.02)
+            if dice.random() < 0.5:
+                proxy.cut_all()
+            else:
+                proxy.cut_after(dice.randrange(1, 200))
+
+    async with Producer(proxy.address, batch_size=300, linger_ms=1, **IMPATIENT) as producer:
+        await producer.ready("t")
+        cutter = asyncio.create_task(cut())
+        try:
+            handles = []
+            for n in range(1500):
+                handles.append(producer.send_nowait("t", b"%d" % n, partition=n % 2))
+                if n % 25 == 0:
+                    await asyncio.sleep(0.002)
+            async with asyncio.timeout(60):
+                await producer.flush()
+        finally:
+            done.set()
+            await cutter
+            proxy.heal()
+        offsets = [handle.result().offset for handle in handles]
+    found = await read(proxy, "t", 1500)
+    assert found == {p: [b"%d" % n for n in range(p, 1500, 2)] for p in (0, 1)}
+    assert proxy.connections > 5
+    for p in (0, 1):
+        known = [(offset, n) for n, offset in enumerate(offsets) if n % 2 == p and offset >= 0]
+        assert known == sorted(known)
+
+
+async def test_a_consumer_reads_on_through_cuts(proxy: Proxy) -> None:
+    async with Producer(proxy.address) as producer:
+        await producer.ready("t")
+        for n in range(3000):
+            producer.send_nowait("t", b"%d" % n * 20, partition=0)
+        await producer.flush()
+    settings = {"auto_offset_reset": "earliest", "max_partition_fetch_bytes": 2000, **IMPATIENT}
+    async with Consumer(proxy.address, **settings) as consumer:
+        consumer.assign([("t", 0)])
+        values: list[bytes] = []
+        async with asyncio.timeout(60):
+            while len(values) < 3000:
+                proxy.cut_after(5000)
+                values += [record.value for record in await consumer.poll()]
+    assert values == [b"%d" % n * 20 for n in range(3000)]
+    assert proxy.connections > 5
+
+
+async def test_a_broker_that_is_silent_ends_the_request_and_not_the_client(proxy: Proxy) -> None:
+    settings = {
+        "request_timeout_ms": 200,
+        "socket_connection_setup_timeout_ms": 200,
+        "delivery_timeout_ms": 20_000,
+        **IMPATIENT,
+    }
+    async with Producer(proxy.address, **settings) as producer:
+        await producer.send("t", b"before", partition=0)
+        proxy.hold_answers()
+        handle = producer.send_nowait("t", b"held", partition=0)
+        async with asyncio.timeout(10):
+            await proxy.connected(4)
+        proxy.release_answers()
+        async with asyncio.timeout(20):
+            await handle
+    assert (await read(proxy, "t", 2))[0] == [b"before", b"held"]
+
+
+async def test_records_that_cannot_be_delivered_fail_by_their_timeout_and_memory_stays_bounded(
+    proxy: Proxy,
+) -> None:
+    settings = {"request_timeout_ms": 100, "delivery_timeout_ms": 400, "linger_ms": 0, **IMPATIENT}
+    async with Producer(proxy.address, buffer_memory=50_000, max_block_ms=10_000, **settings) as producer:
+        await producer.send("t", b"first", partition=0)
+        proxy.refuse = True
+        proxy.cut_all()
+        handles = []
+        most = 0
+        for _ in range(1000):
+            await producer.ready("t")
+            handles.append(producer.send_nowait("t", b"x" * 1000, partition=0))
+            most = max(most, producer._accumulator.used_bytes)
+            if len(handles) > 120:
+                break
+        assert most < 52_000
+        with pytest.raises(KafkaError, match=r"delivery\.timeout\.ms=400") as caught:
+            await asyncio.wait_for(handles[0], 10)
+        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        proxy.refuse = False
+        async with asyncio.timeout(20):
+            after = await producer.send("t", b"after", partition=0)
+        assert after.offset >= 1
+
+
+async def test_a_request_in_the_middle_of_a_cut_answer_fails_with_the_address(proxy: Proxy) -> None:
+    async with Producer(proxy.address) as producer:
+        await producer.ready("t")
+        connection = await producer._cluster.any_connection()
+        proxy.cut_after(10)
+        with pytest.raises(ConnectionLost, match=proxy.address):
+            await connection.request(MetadataRequest(topics=None), MetadataResponse, timeout_ms=5000)

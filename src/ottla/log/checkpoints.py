@@ -193,8 +193,12 @@ def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
     return epochs
 
 
+def encode_topic_id(topic_id: bytes) -> bytes:
+    return f"version: {_VERSION}\ntopic_id: {uuid_text(topic_id)}".encode()
+
+
 def write_topic_id(disk: Disk, path: str, topic_id: bytes) -> None:
-    write_file(disk, path, f"version: {_VERSION}\ntopic_id: {uuid_text(topic_id)}".encode())
+    write_file(disk, path, encode_topic_id(topic_id))
 
 
 def read_topic_id(disk: Disk, path: str) -> bytes | None:

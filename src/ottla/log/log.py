@@ -35,6 +35,7 @@ from ottla.log.producer_state_snapshot import ProducerSnapshots
 from ottla.log.replay import with_markers
 from ottla.log.retention import Deletion, segments_to_delete
 from ottla.log.segment import LogSegment
+from ottla.log.settlement import Settlement
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import NO_TIMESTAMP
@@ -63,6 +64,7 @@ class Log:
         "_local",
         "_log_start_offset",
         "_producers",
+        "_settled",
         "_topic_id",
         "_upper",
         "_verified_end",
@@ -76,6 +78,8 @@ class Log:
         *,
         epochs: LeaderEpochCache | None = None,
         verified_end: bool = True,
+        settled: bool = True,
+        topic_id: bytes | None = None,
     ) -> None:
         self._local = local
         self._log_start_offset = log_start_offset
@@ -83,9 +87,11 @@ class Log:
         self._producers = producers
         # Both are read from disk when they are first needed.
         self._epochs = epochs
-        self._topic_id: bytes | None = None
+        self._topic_id = topic_id
         # False while the end of the log is taken from the checkpoint of a clean shutdown.
-        self._verified_end = verified_end
+        self._verified_end = verified_end and settled
+        # False while a crash may leave anything, or nothing, of a new log; then it is empty (`settlement`).
+        self._settled = settled
         self._last_flush_ms = local.directory.clock.wall_ms()
         # Where the upper bound of the last read lies.
         self._upper: tuple[int, LogSegment, int] | None = None
@@ -153,6 +159,35 @@ class Log:
                 f"{self.dir} belongs to the topic id {checkpoints.uuid_text(known)}, not "
                 f"{checkpoints.uuid_text(topic_id)}",
             )
+
+    def settlement(self) -> Settlement | None:
+        """What would settle this log without blocking; None if that is not needed."""
+        if self._settled or self._closed or self._topic_id is None:
+            return None
+        return Settlement(self._disk, self.dir, self._topic_id)
+
+    def install(self, settlement: Settlement) -> bool:
+        """Take over what `Settlement.write` wrote; False if it is no longer wanted."""
+        if self._settled or self._closed or settlement.dir != self.dir:
+            return False
+        with self._guard("settling a new log"):
+            settlement.install()
+        return True
+
+    def settled(self, settlement: Settlement) -> None:
+        """Note that `Settlement.sync` was done."""
+        if settlement.dir == self.dir:
+            self._settled = self._verified_end = True
+
+    def _settle(self) -> None:
+        """The same, here and now."""
+        if not self._settled:
+            with self._guard("settling a new log"):
+                if self._topic_id is not None:
+                    checkpoints.write_topic_id(self._disk, self._file(PARTITION_METADATA), self._topic_id)
+                else:
+                    self._disk.sync_dir(self.dir)
+            self._settled = self._verified_end = True
 
     @property
     def segments(self) -> tuple[LogSegment, ...]:
@@ -601,6 +636,7 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
         """Remove everything; the log goes on at `offset`, which is also its start unless told otherwise."""
         self._check_usable()
+        self._settle()
         epochs = self.epochs
         partition = self.topic_partition
         with self._guard("noting the new start of a log"):
@@ -710,6 +746,7 @@ class Log:
         not touched since it was loaded is as it was.
         """
         self._check_usable()
+        self._settle()
         if self._verified_end:
             self.producers  # noqa: B018 - loaded if it was not, so that there is something to write
             with self._guard("closing"):
@@ -749,8 +786,13 @@ class Log:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log {self.dir} is closed")
 
     def _verify_end(self) -> None:
-        """Before the first change after a clean shutdown, see that the log ends where the checkpoint says."""
+        """Before the first change after a clean shutdown, see that the log ends where the checkpoint says;
+        before the first change of a new log, settle it.
+        """
         if self._verified_end:
+            return
+        if not self._settled:
+            self._settle()
             return
         with self._guard("finding the end of the log"):
             actual = self.active_segment.next_offset()

@@ -16,6 +16,7 @@ import asyncio
 import heapq
 import logging
 import posixpath
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from ottla.log import checkpoints
@@ -33,6 +34,7 @@ from ottla.log.handles import DEFAULT_CAPACITY, FileHandles
 from ottla.log.log import Log
 from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
 from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log, load_log
+from ottla.log.settlement import settle
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk, Lock, remove_tree
@@ -91,6 +93,8 @@ class LogManager:
         # (due time, number, directory, path): partitions to remove, and when.
         self._removals: list[tuple[int, int, LogDirectory, str]] = []
         self._removals_made = 0
+        self._unsettled: deque[Log] = deque()
+        self._settling: asyncio.Task[None] | None = None
         self._strays: list[str] = []
         self._clean_epochs: dict[str, int] = {}
 
@@ -339,6 +343,7 @@ class LogManager:
             (self._future_logs if future else self._logs)[partition] = log
             return log
         raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
+            self._unsettled.append(log)
 
     def _by_load(self) -> list[LogDirectory]:
         """The directories that can be used, the one with the fewest logs first."""
@@ -417,6 +422,12 @@ class LogManager:
 
     async def flush_dirty(self, now_ms: int) -> int:
         """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
+    def settle_new(self) -> None:
+        """Begin to make the logs that were created since the last time durable, off the event loop."""
+        if self._unsettled and (self._settling is None or self._settling.done()):
+            work = settle(self._unsettled, self._pool)
+            self._settling = asyncio.get_running_loop().create_task(work)
+
         flushed = 0
         async for log in self._each_log():
             due = log.unflushed_messages > 0 and now_ms - log.last_flush_ms >= log.config.flush_ms
@@ -545,6 +556,9 @@ class LogManager:
         """Make everything durable and say so, directory by directory, and let go of them."""
         try:
             await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
+        self._unsettled.clear()
+        if self._settling is not None:
+            await self._settling
         finally:
             self._unlock()
 

@@ -98,7 +98,9 @@ def create_log(
     topic_id: bytes | None = None,
     producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
 ) -> Log:
-    """Make the directory of a new partition, with an empty segment at offset 0."""
+    """Make the directory of a new partition, with an empty segment at offset 0. It is durable once it has
+    been settled: from then on a log that does not begin with this segment has lost it on purpose.
+    """
     directory.check_online()
     dir = posixpath.join(directory.path, name)
     try:
@@ -106,16 +108,11 @@ def create_log(
             directory.forget([partition])
         directory.disk.make_dirs(dir)
         segment = LogSegment.create(directory.handles, dir, 0, config, created_ms=directory.clock.wall_ms())
-        # From now on a log that does not begin with this segment has lost it on purpose.
-        directory.disk.sync_dir(dir)
     except OSError as error:
         raise directory.io_error(f"creating {dir}", error) from error
     local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
     producers = LogProducers(local, producer_config, new_producers(partition, producer_config))
-    log = Log(local, 0, producers, epochs=LeaderEpochCache())
-    if topic_id is not None:
-        log.assign_topic_id(topic_id)
-    return log
+    return Log(local, 0, producers, epochs=LeaderEpochCache(), settled=False, topic_id=topic_id)
 
 
 def load_log(

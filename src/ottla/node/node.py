@@ -79,6 +79,7 @@ class Node:
         self.moves: Final = DirectoryMoves(self)
         self.server: Final = Server(runtime.network, config, self._dispatcher)
         self._upkeep: Final = Upkeep(self)
+        self._plain_topic = (config, log_config(config, {}))
         self._flushes: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[str]
@@ -131,7 +132,12 @@ class Node:
 
     def topic_config(self, topic: str) -> LogConfig:
         overrides = self.controller.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
-        return log_config(self.config, overrides)
+        if overrides:
+            return log_config(self.config, overrides)
+        # Most topics have no settings of their own, and share one object.
+        if self._plain_topic[0] is not self.config:
+            self._plain_topic = (self.config, log_config(self.config, {}))
+        return self._plain_topic[1]
 
     def flush_later(self, closed: Log) -> None:
         """Make what lies in closed segments durable, in the background."""
@@ -283,6 +289,7 @@ class Node:
             default=image.config(CLUSTER_DEFAULT), broker=image.config(own)
         )
         for problem in problems:
+        self.logs.settle_new()
             log.warning("%s", problem)
         self.server.configure(self.config)
         self._upkeep.configure()

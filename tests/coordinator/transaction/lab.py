@@ -1,15 +1,13 @@
-"""A transaction machine on a workbench: a virtual clock, a log in memory, and a producer's requests in one line
-each.
+"""A transaction machine on a workbench: a virtual clock, a log in memory, and requests in one line each.
 
-`Lab` does what the engine does, without asyncio: an event's records are encoded, kept as the log, decoded and
-replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are written.
-With `fail_writes` a write is refused as if replicas were missing. `reload` builds another machine from the log
-alone, as after a restart, with the coordinator's next epoch.
+`Lab` does what the engine does, without asyncio: an event's records are encoded, kept as the log, decoded
+and replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are
+written. With `fail_writes` a write is refused as if replicas were missing. `reload` builds another machine
+from the log alone, as after a restart, with the coordinator's next epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +33,7 @@ from ottla.coordinator.transaction.transaction import Transaction
 from ottla.log.files import TopicPartition
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.transaction_state_records import RECORDS
+from ottla.protocol.transaction_state_records import RECORDS, TransactionLogValue
 
 TXN = "txn"
 WALL_MS = 1_700_000_000_000
@@ -135,6 +133,11 @@ class Lab:
             self._run(self.machine.on_timer(self.now))
         self._set(end)
 
+    def leap(self, ms: int) -> None:
+        """The same for a long time, all at once at its end, as after a machine that slept."""
+        self._set(self.now.tick_ms + ms)
+        self.advance(0)
+
     def _set(self, tick_ms: int) -> None:
         self.now = Now(WALL_MS + tick_ms, tick_ms)
 
@@ -209,25 +212,14 @@ def in_state(state: TransactionState, *, version: int, config: TransactionConfig
     return lab
 
 
-def written(lab: Lab) -> list[TransactionState]:
-    """The states in the log, in order."""
-    return [value_state(value) for _, value in lab.log]
-
-
-def value_state(value: bytes | None) -> TransactionState:
-    if value is None:
-        return TransactionState.DEAD
-    key = encode_key_of_txn()
-    _, decoded = RECORDS.decode(key, value)
-    assert decoded is not None
-    return TransactionState(decoded.transaction_status)  # type: ignore[attr-defined]
-
-
-def encode_key_of_txn() -> bytes:
-    from ottla.protocol.transaction_state_records import TransactionLogKey
-
-    return encode_key(TransactionLogKey(transactional_id=TXN))
-
-
-def codes(answers: Iterable[ErrorCode]) -> list[str]:
-    return [code.name for code in answers]
+def written(lab: Lab) -> list[str]:
+    """The states in the log, in order; a tombstone is 'gone'."""
+    states = []
+    for key, value in lab.log:
+        decoded = RECORDS.decode(key, value)[1]
+        states.append(
+            TransactionState(decoded.transaction_status).title
+            if isinstance(decoded, TransactionLogValue)
+            else "gone"
+        )
+    return states

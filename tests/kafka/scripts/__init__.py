@@ -21,6 +21,7 @@ for _family in (
     "fetch",
     "offsets",
     "cluster",
+    "groups",
     "random_walk",
 ):
     import_module(f"tests.kafka.scripts.{_family}")

@@ -96,7 +96,7 @@ class GroupAdmin:
             client_id=member.client_id,
             client_host=member.client_host,
             subscribed_topic_names=sorted(member.topics),
-            subscribed_topic_regex=member.regex or None,
+            subscribed_topic_regex=member.regex,
             assignment=self._assignment(partitions_of(member.assigned)),
             target_assignment=self._assignment(group.target.get(member.member_id, {})),
             member_type=_CLASSIC_MEMBER if member.is_classic else _CONSUMER_MEMBER,

@@ -206,7 +206,7 @@ class ConsumerCoordinator:
         if updated != member or member.member_id not in draft.members:
             out.append(records.member_subscription(group_id, updated))
         names_changed = updated.topics != member.topics
-        regex_changed = (updated.regex or "") != (member.regex or "")
+        regex_changed = updated.regex != member.regex
         is_new = member.member_id not in draft.members
         draft.update(updated)
         self._resolve(draft, member, updated, request, out, now)

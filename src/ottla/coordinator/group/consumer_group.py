@@ -74,7 +74,7 @@ class ConsumerMember:
     client_id: str = ""
     client_host: str = ""
     topics: frozenset[str] = frozenset()
-    regex: str | None = None
+    regex: str = ""
     rebalance_timeout_ms: int = -1
     server_assignor: str | None = None
     classic: ClassicMemberMetadata | None = None
@@ -105,7 +105,7 @@ class ConsumerMember:
             client_id=value.client_id,
             client_host=value.client_host,
             topics=frozenset(value.subscribed_topic_names),
-            regex=value.subscribed_topic_regex,
+            regex=value.subscribed_topic_regex or "",
             rebalance_timeout_ms=value.rebalance_timeout_ms,
             server_assignor=value.server_assignor,
             classic=value.classic_member_metadata,

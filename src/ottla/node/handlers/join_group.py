@@ -23,17 +23,33 @@ _FIRST_VERSION_WITH_NULL_PROTOCOL = 7
 def handle(
     context: RequestContext, request: JoinGroupRequest
 ) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
-    check_group(context, request.group_id)
-    check_group_id(request.group_id)
-    config = context.node.groups.config
-    timeout_ms = request.session_timeout_ms
-    if not config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms:
-        raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
-    return submit(context, request.group_id, request, lambda response: _for_version(context, response))
+    try:
+        check_group(context, request.group_id)
+        check_group_id(request.group_id)
+        config = context.node.groups.config
+        timeout_ms = request.session_timeout_ms
+        if not config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms:
+            raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
+        reply = submit(context, request.group_id, request)
+    except KafkaError as error:
+        return _failed(context, request, error)
+    if isinstance(reply, JoinGroupResponse):
+        return _for_version(context, reply)
+    return _later(context, request, reply)
 
 
-def failed(request: JoinGroupRequest, code: int, _message: str | None) -> JoinGroupResponse:
-    return JoinGroupResponse(error_code=int(code), member_id=request.member_id, protocol_name="")
+async def _later(
+    context: RequestContext, request: JoinGroupRequest, reply: Awaitable[JoinGroupResponse]
+) -> JoinGroupResponse:
+    try:
+        return _for_version(context, await reply)
+    except KafkaError as error:
+        return _failed(context, request, error)
+
+
+def _failed(context: RequestContext, request: JoinGroupRequest, error: KafkaError) -> JoinGroupResponse:
+    response = JoinGroupResponse(error_code=int(error.code), member_id=request.member_id, protocol_name=None)
+    return _for_version(context, response)
 
 
 def _for_version(context: RequestContext, response: JoinGroupResponse) -> JoinGroupResponse:

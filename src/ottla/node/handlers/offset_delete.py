@@ -27,16 +27,26 @@ def handle(
     for topic in request.topics:
         if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
-        elif topic.name not in context.node.image.topics.by_name:
-            refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        else:
-            accepted.append(topic)
+            continue
+        image = context.node.image.topics.by_name.get(topic.name)
+        known = [part for part in topic.partitions if image and part.partition_index in image.partitions]
+        unknown = [part for part in topic.partitions if part not in known]
+        if known:
+            accepted.append(OffsetDeleteRequestTopic(name=topic.name, partitions=known))
+        if unknown:
+            missing = OffsetDeleteRequestTopic(name=topic.name, partitions=unknown)
+            refused.append(_refusal(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     request.topics = accepted
     return submit(context, request.group_id, request, lambda response: _with(response, refused))
 
 
 def _with(response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]) -> OffsetDeleteResponse:
-    response.topics += refused
+    answered = {topic.name: topic for topic in response.topics}
+    for topic in refused:
+        if topic.name in answered:
+            answered[topic.name].partitions += topic.partitions
+        else:
+            response.topics.append(topic)
     return response
 
 

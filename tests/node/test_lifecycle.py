@@ -14,9 +14,12 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.node_process import READY, NodeProcess, run_start
+from tests.support.wire import CLOSED, WireClient
 
 from ottla.node.config import NodeConfig
 from ottla.node.storage import NodeFailed, open_storage
+from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.runtime import Runtime
 
@@ -190,3 +193,40 @@ def test_help_and_version_need_no_node() -> None:
         [sys.executable, "-m", "ottla", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("ottla ")
+
+
+def test_a_kafka_node_of_one_starts_with_its_own_file(tmp_path: Path) -> None:
+    """The file of a combined node of Apache Kafka, with a listener for the controller."""
+    ports = free_ports(2)
+    file = tmp_path / "server.properties"
+    file.write_text(
+        f"""
+        process.roles=broker,controller
+        node.id=7
+        controller.quorum.voters=7@127.0.0.1:{ports[1]}
+        listeners=PLAINTEXT://127.0.0.1:{ports[0]},CONTROLLER://127.0.0.1:{ports[1]}
+        controller.listener.names=CONTROLLER
+        listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+        log.dirs={tmp_path / "data"}
+        offsets.topic.replication.factor=1
+        """
+    )
+    with NodeProcess(None, str(file), listen=None) as node:
+        assert node.port == ports[0]
+        with WireClient(f"127.0.0.1:{ports[1]}") as controller:
+            response = controller.get(DescribeClusterRequest(endpoint_type=2), 1, DescribeClusterResponse)
+            assert [(each.broker_id, each.port) for each in response.brokers] == [(7, ports[1])]
+            assert controller.ask(MetadataRequest(topics=[]), 12) is CLOSED
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def test_a_listener_that_cannot_be_served_as_asked_is_refused(tmp_path: Path) -> None:
+    line = refused(["--data-dir", str(tmp_path), "--set", "listeners=SSL://127.0.0.1:0"])
+    assert "asks for SSL, which is not served yet" in line

@@ -19,11 +19,17 @@ START_SECONDS = 30
 
 
 class NodeProcess:
-    """A node in its own process, started on a free port; `with` kills it at the end if it still runs."""
+    """A node in its own process; `with` kills it at the end if it still runs.
 
-    def __init__(self, data_dir: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
-        self.data_dir = data_dir
-        self._arguments = ["--data-dir", str(data_dir), "--listen", listen, *arguments]
+    Without a data directory and an address it goes by its file alone.
+    """
+
+    def __init__(self, data_dir: Path | None, *arguments: str, listen: str | None = "127.0.0.1:0") -> None:
+        self._arguments = list(arguments)
+        if data_dir is not None:
+            self._arguments += ["--data-dir", str(data_dir)]
+        if listen is not None:
+            self._arguments += ["--listen", listen]
         self._process: subprocess.Popen[str] | None = None
         self.ready_line = ""
         self.port = 0

@@ -227,6 +227,11 @@ class NodeConfig:
     def controller_listener_names(self) -> tuple[str, ...]:
         return tuple(name.upper() for name in self.names("controller.listener.names"))
 
+    @property
+    def listeners_of_controller(self) -> tuple[Endpoint, ...]:
+        names = self.controller_listener_names
+        return tuple(endpoint for endpoint in self.listeners if endpoint.name in names)
+
     def topic_defaults(self) -> dict[str, Value]:
         """What a topic without settings of its own has, by the topic's names."""
         defaults: dict[str, Value] = {}

@@ -32,7 +32,7 @@ from ottla.node.coordinators import Coordinators
 from ottla.node.directory_moves import DirectoryMoves
 from ottla.node.dispatch import Dispatcher
 from ottla.node.fetch_session import FetchSessionCache
-from ottla.node.listeners import Endpoint
+from ottla.node.listeners import Endpoint, SecurityProtocol
 from ottla.node.producer_ids import ProducerIds
 from ottla.node.registration import BrokerRegistration
 from ottla.node.server import Server
@@ -243,12 +243,21 @@ class Node:
             incarnation_id=self.runtime.random.uuid(),
             directories=[storage.directories[path] for path in config.log_dirs],
         )
+        for endpoint in config.listeners:
+            if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
+                raise NodeFailed(
+                    f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
+                )
         try:
             self.endpoints = await self.server.listen(config.listeners)
         except OSError as error:
             raise NodeFailed(f"{error.strerror or error}; is another node running there?") from None
         self._undo(self._stop_serving)
         previous = self.logs.clean_shutdown_epoch
+        if config.is_controller and config.listeners_of_controller:
+            await self.registration.register_controller(
+                [self.endpoints[endpoint.name] for endpoint in config.listeners_of_controller]
+            )
         await self.registration.register(
             self._advertised(), config.rack, -1 if previous is None else previous
         )
@@ -280,6 +289,7 @@ class Node:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             self._configure(image)
         changes = self.replicas.apply(delta, image, self.now_ms())
+        self.logs.settle_new()
         self.coordinators.follow(image, changes, delta)
 
     def _configure(self, image: MetadataImage) -> None:
@@ -289,7 +299,6 @@ class Node:
             default=image.config(CLUSTER_DEFAULT), broker=image.config(own)
         )
         for problem in problems:
-        self.logs.settle_new()
             log.warning("%s", problem)
         self.server.configure(self.config)
         self._upkeep.configure()

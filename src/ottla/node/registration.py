@@ -16,6 +16,9 @@ from ottla.metadata.quorum_controller import QuorumController
 from ottla.node.listeners import Endpoint
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest, Feature, Listener
+from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
+from ottla.protocol.messages.controller_registration import Feature as ControllerFeature
+from ottla.protocol.messages.controller_registration import Listener as ControllerListener
 
 # How often a broker that leaves asks whether its leaderships have moved.
 _LEAVING_PAUSE_SECONDS: Final = 0.05
@@ -70,6 +73,29 @@ class BrokerRegistration:
             # This process holds the lock of the directories, so there is no former one left to wait for.
             supersede=True,
         )
+
+    async def register_controller(self, endpoints: Iterable[Endpoint]) -> None:
+        """Say by which addresses this node is reached as a controller."""
+        request = ControllerRegistrationRequest(
+            controller_id=self._broker_id,
+            incarnation_id=self._incarnation_id,
+            listeners=[
+                ControllerListener(
+                    name=endpoint.name,
+                    host=endpoint.host,
+                    port=endpoint.port,
+                    security_protocol=endpoint.protocol,
+                )
+                for endpoint in endpoints
+            ],
+            features=[
+                ControllerFeature(
+                    name=name, min_supported_version=levels.min, max_supported_version=levels.max
+                )
+                for name, levels in SUPPORTED_FEATURES.items()
+            ],
+        )
+        await self._controller.commit(self._controller.controller.register_controller(request))
 
     async def heartbeat(self, *, leaving: bool = False) -> HeartbeatReply:
         """Say that the broker lives and wants to serve, or (leaving) to hand over and stop."""

@@ -23,7 +23,15 @@ from ottla.coordinator.group.consumer_group import (
     MemberState,
     Partitions,
     ResolvedRegex,
-    partitions_of,
+)
+from ottla.coordinator.group.consumer_members import (
+    assignment_of,
+    check_epoch,
+    check_request,
+    check_static,
+    member_tombstones,
+    owned_partitions,
+    replace_member,
 )
 from ottla.coordinator.group.migration import Migration
 from ottla.coordinator.group.reconcile import reconcile
@@ -38,10 +46,8 @@ from ottla.coordinator.group.subscriptions import (
 from ottla.coordinator.group.target import new_target
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
-    Assignment,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
-    TopicPartitions,
 )
 
 
@@ -56,7 +62,7 @@ class ConsumerCoordinator:
 
     def heartbeat(self, token: Token, request: GroupRequest, now: Now) -> Effects:
         body: ConsumerGroupHeartbeatRequest = request.body
-        self._check(request)
+        check_request(request, self._state.settings.node.consumer_assignors)
         if body.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(token, body, now)
         effects = Effects()
@@ -71,7 +77,7 @@ class ConsumerCoordinator:
         member_id = body.member_id or self._state.new_id()
         member = self._member_of(draft, member_id, body, out)
         updated = self._updated(member, request)
-        owned = _owned(body.topic_partitions)
+        owned = owned_partitions(body.topic_partitions)
         updated = self.advance(draft, member, updated, owned, request, out, now, created=changed)
         effects.extend(Effects(applied=partial(self._watch, body.group_id, member_id)))
         full = (
@@ -85,33 +91,8 @@ class ConsumerCoordinator:
             heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms(body.group_id),
         )
         if body.member_epoch == JOIN_EPOCH or full or updated.assigned != member.assigned:
-            response.assignment = _assignment(updated)
+            response.assignment = assignment_of(updated)
         return effects.reply(token, response)
-
-    def _check(self, request: GroupRequest) -> None:
-        body: ConsumerGroupHeartbeatRequest = request.body
-        epoch = body.member_epoch
-        if not body.member_id and (request.version >= 1 or epoch != JOIN_EPOCH):
-            raise _invalid("MemberId is empty; the client chooses it")
-        if body.instance_id == "" or body.rack_id == "":
-            raise _invalid("InstanceId and RackId are null or not empty")
-        if epoch < STATIC_LEAVE_EPOCH:
-            raise _invalid(f"MemberEpoch {epoch} is none")
-        if epoch == STATIC_LEAVE_EPOCH and body.instance_id is None:
-            raise _invalid("MemberEpoch -2 is for static members; InstanceId is null")
-        if epoch == JOIN_EPOCH:
-            if body.rebalance_timeout_ms == -1:
-                raise _invalid("RebalanceTimeoutMs is missing in the heartbeat that joins")
-            if body.topic_partitions is None or body.topic_partitions:
-                raise _invalid("TopicPartitions is not empty in the heartbeat that joins")
-            if body.subscribed_topic_names is None and body.subscribed_topic_regex is None:
-                raise _invalid("a heartbeat that joins needs SubscribedTopicNames or SubscribedTopicRegex")
-        known = self._state.settings.node.consumer_assignors
-        if body.server_assignor is not None and body.server_assignor not in known:
-            raise KafkaError(
-                ErrorCode.UNSUPPORTED_ASSIGNOR,
-                f"there is no assignor {body.server_assignor!r}, only {', '.join(known)}",
-            )
 
     def _group_of(
         self, body: ConsumerGroupHeartbeatRequest, effects: Effects, now: Now
@@ -164,7 +145,7 @@ class ConsumerCoordinator:
         elif joining and member_id not in draft.members:
             return ConsumerMember(member_id)
         member = draft.member(member_id)
-        _check_epoch(member, body)
+        check_epoch(member, body)
         return member
 
     def _updated(self, member: ConsumerMember, request: GroupRequest) -> ConsumerMember:
@@ -417,83 +398,3 @@ class ConsumerCoordinator:
             for kind in ("session", "revocation", "join", "sync"):
                 self._state.timers.cancel((group.group_id, kind, member_id))
         return effects
-
-
-def check_static(
-    known: ConsumerMember | None, group_id: str, member_id: str, instance_id: str
-) -> ConsumerMember:
-    if known is None:
-        raise KafkaError(
-            ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id} has no member with instance id {instance_id}"
-        )
-    if known.member_id != member_id:
-        raise KafkaError(
-            ErrorCode.FENCED_INSTANCE_ID,
-            f"instance {instance_id} of group {group_id} is member {known.member_id} now, not {member_id}",
-        )
-    return known
-
-
-def replace_member(
-    draft: ConsumerGroup, old: ConsumerMember, member_id: str, out: list[CoordinatorRecord]
-) -> ConsumerMember:
-    """A static member is back under a new id: it takes the place of the old one, with all that it had."""
-    group_id = draft.group_id
-    member = replace(old, member_id=member_id, epoch=0, previous_epoch=0)
-    if member_id != old.member_id:
-        member_tombstones(draft, old.member_id, out)
-    target = draft.target.pop(old.member_id, {})
-    draft.remove(old.member_id)
-    draft.update(member)
-    draft.target[member_id] = target
-    out.append(records.member_subscription(group_id, member))
-    out.append(records.target_assignment(group_id, member_id, target))
-    out.append(records.current_assignment(group_id, member))
-    return member
-
-
-def member_tombstones(draft: ConsumerGroup, member_id: str, out: list[CoordinatorRecord]) -> None:
-    out.append(records.current_assignment_tombstone(draft.group_id, member_id))
-    out.append(records.target_assignment_tombstone(draft.group_id, member_id))
-    out.append(records.member_subscription_tombstone(draft.group_id, member_id))
-
-
-def _check_epoch(member: ConsumerMember, body: ConsumerGroupHeartbeatRequest) -> None:
-    epoch = body.member_epoch
-    if epoch in (JOIN_EPOCH, member.epoch):
-        return
-    if epoch == member.previous_epoch and epoch < member.epoch:
-        # The answer with the new epoch may have been lost; fine if it has nothing that is not its own.
-        owned = _owned(body.topic_partitions)
-        assigned = partitions_of(member.assigned)
-        if owned is not None and all(
-            partitions <= assigned.get(topic_id, frozenset()) for topic_id, partitions in owned.items()
-        ):
-            return
-    raise KafkaError(
-        ErrorCode.FENCED_MEMBER_EPOCH,
-        f"member {member.member_id} of group {body.group_id} is in epoch {member.epoch}, not {epoch}; "
-        "give up all partitions and join again with epoch 0",
-    )
-
-
-def _owned(topics: list[TopicPartitions] | None) -> dict[bytes, frozenset[int]] | None:
-    if topics is None:
-        return None
-    owned: dict[bytes, frozenset[int]] = {}
-    for topic in topics:
-        owned[topic.topic_id] = owned.get(topic.topic_id, frozenset()) | frozenset(topic.partitions)
-    return owned
-
-
-def _assignment(member: ConsumerMember) -> Assignment:
-    return Assignment(
-        topic_partitions=[
-            TopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
-            for topic_id, partitions in sorted(member.assigned.items())
-        ]
-    )
-
-
-def _invalid(message: str) -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_REQUEST, message)

@@ -21,8 +21,9 @@ from ottla.coordinator.group.classic import (
 )
 from ottla.coordinator.group.classic_group import CONSUMER_PROTOCOL_TYPE
 from ottla.coordinator.group.classic_rebalance import join_error
-from ottla.coordinator.group.consumer import ConsumerCoordinator, check_static, replace_member
+from ottla.coordinator.group.consumer import ConsumerCoordinator
 from ottla.coordinator.group.consumer_group import ConsumerGroup, ConsumerMember, MemberState
+from ottla.coordinator.group.consumer_members import check_static, replace_member
 from ottla.coordinator.group.migration import Migration, assignment_bytes
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.state import GroupState

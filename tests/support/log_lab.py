@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,6 +52,7 @@ class LogLab:
         self.path = path
         self.open_files = open_files
         self.disk.make_dirs(path)
+        self.disk.sync_dir(posixpath.dirname(path))
         self.directory = self._open_directory()
         self.log = create_log(
             self.directory,
@@ -60,6 +62,8 @@ class LogLab:
             topic_id=TOPIC_ID,
             producer_config=PRODUCERS,
         )
+        if isinstance(self.disk, SimDisk):
+            self.disk.sync_all()
 
     @property
     def sim_disk(self) -> SimDisk:

@@ -83,8 +83,6 @@ class Life:
         self.greatest_start = 0
         self.doing = "beginning"
         self.history: list[str] = []
-        # As the node does before it tells anyone of the partition.
-        self.disk.sync_all()
 
     @property
     def log(self):  # type: ignore[no-untyped-def]

@@ -12,7 +12,6 @@ them, so it does not matter which of the removals survive a crash.
 
 from __future__ import annotations
 
-import errno
 import heapq
 import logging
 import posixpath
@@ -22,14 +21,13 @@ from ottla.log import checkpoints
 from ottla.log.checkpoints import OffsetCheckpoint
 from ottla.log.files import TopicPartition
 from ottla.log.handles import FileHandles
+from ottla.log.index import is_lack_of_room
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk
 from ottla.runtime.random import Random
 
 _log = logging.getLogger(__name__)
-
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class LogDirectory:
@@ -104,7 +102,7 @@ class LogDirectory:
 
     def io_error(self, action: str, error: OSError) -> KafkaError:
         """What to raise for an I/O error. Unless it is a lack of room, the directory goes offline."""
-        if error.errno in _NO_ROOM and self._failure is None:
+        if is_lack_of_room(error) and self._failure is None:
             return KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "

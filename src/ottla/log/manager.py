@@ -174,7 +174,9 @@ class LogManager:
     def _open(self, directory: LogDirectory) -> None:
         path = directory.path
         try:
-            self._disk.make_dirs(path)
+            if not self._disk.exists(path):
+                self._disk.make_dirs(path)
+                self._disk.sync_dir(posixpath.dirname(path) or ".")
             if self._lock:
                 self._locks[path] = self._disk.lock(posixpath.join(path, checkpoints.LOCK))
             properties = checkpoints.read_meta_properties(self._disk, path)
@@ -341,9 +343,9 @@ class LogManager:
                 error = refused
                 continue
             (self._future_logs if future else self._logs)[partition] = log
+            self._unsettled.append(log)
             return log
         raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
-            self._unsettled.append(log)
 
     def _by_load(self) -> list[LogDirectory]:
         """The directories that can be used, the one with the fewest logs first."""
@@ -420,14 +422,14 @@ class LogManager:
 
     # From time to time
 
-    async def flush_dirty(self, now_ms: int) -> int:
-        """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
     def settle_new(self) -> None:
         """Begin to make the logs that were created since the last time durable, off the event loop."""
         if self._unsettled and (self._settling is None or self._settling.done()):
             work = settle(self._unsettled, self._pool)
             self._settling = asyncio.get_running_loop().create_task(work)
 
+    async def flush_dirty(self, now_ms: int) -> int:
+        """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
         flushed = 0
         async for log in self._each_log():
             due = log.unflushed_messages > 0 and now_ms - log.last_flush_ms >= log.config.flush_ms
@@ -554,11 +556,11 @@ class LogManager:
 
     async def shutdown(self, broker_epoch: int = -1) -> None:
         """Make everything durable and say so, directory by directory, and let go of them."""
-        try:
-            await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
         self._unsettled.clear()
         if self._settling is not None:
             await self._settling
+        try:
+            await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
         finally:
             self._unlock()
 

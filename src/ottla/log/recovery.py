@@ -34,6 +34,7 @@ from ottla.log.files import (
     parse_segment_file,
     segment_file_name,
 )
+from ottla.log.index import is_lack_of_room
 from ottla.log.leader_epochs import LeaderEpochCache
 from ottla.log.local_log import LocalLog
 from ottla.log.log import Log, read_epochs
@@ -203,14 +204,16 @@ class _Loader:
 
     def _tidy(self) -> list[int]:
         """Complete or undo what was half done; the base offsets of the segments."""
-        files = self._files()
-        if any(file.suffix for _, file in files) or any(
-            name.endswith(_TEMPORARY) for name in self.disk.list_dir(self.dir)
-        ):
+        names = self.disk.list_dir(self.dir)
+        files = _segment_files(names)
+        temporary = [name for name in names if name.endswith(_TEMPORARY)]
+        if temporary or any(file.suffix for _, file in files):
+            for name in temporary:
+                self._unlink(name)
             self._remove_leftovers(files)
             self._complete_swaps()
             self.disk.sync_dir(self.dir)
-            files = self._files()
+            files = _segment_files(self.disk.list_dir(self.dir))
         bases = [file.offset for _, file in files if file.kind == LOG]
         known = set(bases)
         for name, file in files:
@@ -219,19 +222,11 @@ class _Loader:
                 self._unlink(name)
         return bases
 
-    def _files(self) -> list[tuple[str, SegmentFile]]:
-        parsed = ((name, parse_segment_file(name)) for name in self.disk.list_dir(self.dir))
-        return [(name, file) for name, file in parsed if file is not None]
-
     def _remove_leftovers(self, files: list[tuple[str, SegmentFile]]) -> None:
         # A swap whose `.cleaned` files are not all renamed has not begun: nothing was removed for it. The
         # `.cleaned` files tell that, so they go last.
-        cleaned = [file.offset for _, file in files if file.suffix == CLEANED]
-        undone = [
-            name
-            for name, file in files
-            if file.suffix == SWAP and file.offset >= min(cleaned, default=_NEVER)
-        ]
+        first_cleaned = min((file.offset for _, file in files if file.suffix == CLEANED), default=_NEVER)
+        undone = [name for name, file in files if file.suffix == SWAP and file.offset >= first_cleaned]
         for name in undone:
             self._unlink(name)
         if undone:
@@ -239,12 +234,9 @@ class _Loader:
         for name, file in files:
             if file.suffix in (DELETED, CLEANED):
                 self._unlink(name)
-        for name in self.disk.list_dir(self.dir):
-            if name.endswith(_TEMPORARY):
-                self._unlink(name)
 
     def _complete_swaps(self) -> None:
-        files = self._files()
+        files = _segment_files(self.disk.list_dir(self.dir))
         swaps = [(name, file) for name, file in files if file.suffix == SWAP]
         if not swaps:
             return
@@ -309,7 +301,7 @@ class _Loader:
                 break
             if number > first:
                 producers.map_end_offset = segment.base_offset
-                producers.take_snapshot(snapshots)
+                self._take_snapshot(producers, snapshots)
             end_offset, complete = self._scan(segment, epochs, producers)
             if not complete:
                 self._discard(segments, number + 1, end_offset)
@@ -340,6 +332,14 @@ class _Loader:
         )
         _log.info("%r was recovered from offset %d on", log, self.recovery_point)
         return log
+
+    def _take_snapshot(self, producers: ProducerStateManager, snapshots: ProducerSnapshots) -> None:
+        try:
+            producers.take_snapshot(snapshots)
+        except OSError as error:
+            if not is_lack_of_room(error):
+                raise
+            _log.warning("no room for a producer snapshot, the log will do: %s", error)
 
     def _first_to_scan(self, segments: list[LogSegment]) -> int:
         scan_from = max(self.recovery_point, self.log_start)
@@ -505,6 +505,11 @@ class _Loader:
             )
         )
         return self.log_start
+
+
+def _segment_files(names: list[str]) -> list[tuple[str, SegmentFile]]:
+    parsed = ((name, parse_segment_file(name)) for name in names)
+    return [(name, file) for name, file in parsed if file is not None]
 
 
 def _batches_after(segment: LogSegment, position: int) -> tuple[int, int, int] | None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ottla.log.config import LogConfig
 from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
 from ottla.log.handles import FileHandles, LazyFile
-from ottla.log.index import CorruptIndex
+from ottla.log.index import CorruptIndex, is_lack_of_room
 from ottla.log.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from ottla.log.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
 from ottla.log.txn_index import TransactionIndex
@@ -37,11 +37,13 @@ _WALK_BYTES = 16 * 1024
 _SCAN_BYTES = 1024 * 1024
 
 
-class CorruptBatch(Exception):
+class CorruptBatch(KafkaError):
     """The bytes at `position` of a segment's file are not a batch, or not the one that was written."""
 
+    __slots__ = ("path", "position", "reason")
+
     def __init__(self, path: str, position: int, reason: str) -> None:
-        super().__init__(f"{path}, position {position}: {reason}")
+        super().__init__(ErrorCode.CORRUPT_MESSAGE, f"{path}, position {position}: {reason}")
         self.path = path
         self.position = position
         self.reason = reason
@@ -352,12 +354,12 @@ class LogSegment:
                         raise CorruptIndex(f"{self.path(INDEX)}: {indexed} is not where a batch ends")
                     check = False
                 if length < _MIN_LENGTH:
-                    raise self._unreadable(position + at, f"a batch of length {length}")
+                    raise CorruptBatch(self.path(LOG), position + at, f"a batch of length {length}")
                 if last_offset >= offset:
                     return BatchPosition(position + at, length + LOG_OVERHEAD, base_offset, last_offset)
                 at += length + LOG_OVERHEAD
             if at == 0:
-                raise self._unreadable(position, f"{len(chunk)} bytes, too few for a batch")
+                raise CorruptBatch(self.path(LOG), position, f"{len(chunk)} bytes, too few for a batch")
             position += at
         return None
 
@@ -373,10 +375,7 @@ class LogSegment:
             chunk = file.pread(min(_WALK_BYTES, size - position), position)
             at = 0
             while len(chunk) - at >= HEADER_SIZE:
-                try:
-                    header = BatchHeader.parse(chunk, at)
-                except KafkaError as error:
-                    raise CorruptBatch(self.path(LOG), position + at, error.message) from None
+                header = _parse(chunk, at, self.path(LOG), position + at)
                 if header.size > size - position - at:
                     return
                 yield position + at, header
@@ -400,19 +399,16 @@ class LogSegment:
                     if position + len(chunk) < size:
                         break
                     raise CorruptBatch(path, position + at, f"{rest} bytes, too few for a batch")
+                header = _parse(chunk, at, path, position + at)
+                if header.size > rest:
+                    left = size - position - at
+                    if header.size > left:
+                        reason = f"a batch of {header.size} bytes, but the file ends after {left}"
+                        raise CorruptBatch(path, position + at, reason)
+                    if at:
+                        break
+                    chunk = self.read(position, header.size)
                 try:
-                    header = BatchHeader.parse(chunk, at)
-                    if header.size > rest:
-                        if header.size > size - position - at:
-                            raise CorruptBatch(
-                                path,
-                                position + at,
-                                f"a batch of {header.size} bytes, but the file ends after "
-                                f"{size - position - at}",
-                            )
-                        if at:
-                            break
-                        chunk = self.read(position, header.size)
                     verify_crc(chunk, at, header)
                 except KafkaError as error:
                     raise CorruptBatch(path, position + at, error.message) from None
@@ -447,11 +443,6 @@ class LogSegment:
             return self.next_offset()
         return next_offset
 
-    def _unreadable(self, position: int, what: str) -> KafkaError:
-        return KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"{self.path(LOG)} is damaged: at position {position} is {what}"
-        )
-
     # Indexes
 
     def _new_indexes(self) -> None:
@@ -467,11 +458,22 @@ class LogSegment:
             time_index = TimeIndex(self._handles, self.path(TIME_INDEX), self.base_offset, size)
             offset_index.sanity_check(self.size)
             time_index.sanity_check()
-        except (CorruptIndex, FileNotFoundError) as error:
+            self._check_end(offset_index, time_index)
+        except (CorruptIndex, CorruptBatch, FileNotFoundError) as error:
             self._rebuild(error)
             return
         self._offset_index, self._time_index = offset_index, time_index
         self._bytes_since_index = self.size - offset_index.last_entry.position
+
+    def _check_end(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
+        """The last entries must fit the last batches: what a crash can take of an index is its end."""
+        last = offset_index.last_entry
+        newest = time_index.last_entry.timestamp
+        for position, header in self.headers(last.position):
+            if position == last.position and position and header.last_offset != last.offset:
+                raise CorruptIndex(f"{offset_index.path}: {last} is not where a batch ends")
+            if header.max_timestamp > newest:
+                raise CorruptIndex(f"{time_index.path} does not know the timestamp {header.max_timestamp}")
 
     def _rebuild(self, error: Exception) -> None:
         _log.warning("an index is damaged and will be built anew from its segment: %s", error)
@@ -504,7 +506,13 @@ class LogSegment:
 
     def end_rebuild(self) -> None:
         self.time_index.maybe_append(*self.max_timestamp)
-        self.flush_indexes()
+        try:
+            self.flush_indexes()
+        except OSError as error:
+            if not is_lack_of_room(error):
+                raise
+            # A full disk must not keep a log from being read; the entries wait in memory.
+            _log.warning("no room for an index that was built anew: %s", error)
 
     # Files
 
@@ -549,3 +557,10 @@ class LogSegment:
             self._offset_index.close()
         if self._time_index is not None:
             self._time_index.close()
+
+
+def _parse(chunk: bytes, at: int, path: str, position: int) -> BatchHeader:
+    try:
+        return BatchHeader.parse(chunk, at)
+    except KafkaError as error:
+        raise CorruptBatch(path, position, error.message) from None

@@ -1,0 +1,171 @@
+"""A disk that is full, and a disk that fails."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from ottla.log.config import LogConfig
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.builder import build_batch
+from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
+from ottla.records.validation import AppendOrigin
+from tests.support.log_lab import LogLab, all_batches, check_log
+
+
+def full(lab: LogLab, spare: int = 0) -> None:
+    usage = lab.sim_disk.usage("/data")
+    lab.sim_disk.limit(usage.total_bytes - usage.free_bytes + spare)
+
+
+def fill_up(lab: LogLab) -> KafkaError:
+    """Append until that fails."""
+    for _ in range(50):
+        try:
+            lab.put(b"x" * 200)
+        except KafkaError as error:
+            return error
+    raise AssertionError("the disk never got full")
+
+
+def test_a_full_disk_fails_the_append_and_nothing_else() -> None:
+    for seed in range(10):
+        lab = LogLab(LogConfig(), seed=seed)
+        lab.fill(20)
+        content = [data for _, data in all_batches(lab.log)]
+        full(lab)
+        error = fill_up(lab)
+        assert error.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert "no room in the log directory /data" in error.message
+        assert lab.directory.is_online
+        end = lab.log.log_end_offset
+        assert [data for _, data in all_batches(lab.log)][:20] == content
+        check_log(lab.log)
+        assert lab.log.read(0, 10_000).records
+        # The same disk after a crash right now.
+        copy = LogLab.__new__(LogLab)
+        copy.__dict__.update(lab.__dict__)
+        copy.disk = lab.sim_disk.after_crash(seed)
+        copy.reload()
+        assert copy.log.log_end_offset <= end
+        check_log(copy.log)
+        lab.sim_disk.limit(1 << 40)
+        assert lab.put(b"on") == end
+        check_log(lab.log)
+
+
+def test_a_full_disk_at_a_roll_fails_the_append_until_there_is_room() -> None:
+    lab = LogLab(LogConfig(segment_bytes=530))
+    lab.fill(3)
+    fault = lab.sim_disk.fail(errno.ENOSPC, ops=["create"], prefix="/data/orders-3", times=None)
+    for _ in range(3):
+        with pytest.raises(KafkaError, match="no room"):
+            lab.put(b"x" * 200)
+    assert lab.log.log_end_offset == 3
+    assert not [name for name in lab.disk.list_dir(lab.log.dir) if name.startswith("00000000000000000003")]
+    lab.sim_disk.heal(fault)
+    assert lab.put(b"x" * 200) == 3
+    assert [segment.base_offset for segment in lab.log.segments] == [0, 3]
+    check_log(lab.log)
+
+
+def test_an_index_that_finds_no_room_waits_in_memory() -> None:
+    lab = LogLab(LogConfig(index_interval_bytes=0))
+    lab.fill(5)
+    fault = lab.sim_disk.fail(
+        errno.ENOSPC, ops=["write"], prefix=lab.log.active_segment.path(".index"), times=None
+    )
+    lab.fill(600, size=10)
+    assert lab.directory.is_online
+    check_log(lab.log)
+    lab.sim_disk.heal(fault)
+    lab.close()
+    lab.reload(clean=True)
+    check_log(lab.log)
+
+
+@pytest.mark.parametrize("operation", ["write", "truncate", "sync"])
+def test_a_failed_write_whose_traces_stay_takes_the_directory_offline(operation: str) -> None:
+    lab = LogLab()
+    lab.fill(3)
+    path = lab.log.active_segment.path(".log")
+    lab.sim_disk.fail(errno.ENOSPC if operation != "write" else errno.EIO, ops=["write"], prefix=path)
+    if operation != "write":
+        lab.sim_disk.fail(errno.EIO, ops=[operation], prefix=path)
+    with pytest.raises(KafkaError) as refused:
+        lab.put(b"x" * 500)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not lab.directory.is_online
+    assert lab.directory.failure is not None
+    with pytest.raises(KafkaError, match=r"is offline: .*restart the node once the disk is repaired"):
+        lab.put(b"y")
+    lab.crash()
+    assert lab.log.log_end_offset <= 4
+    check_log(lab.log)
+
+
+def test_an_aborted_transaction_that_cannot_be_indexed_is_not_ended() -> None:
+    lab = LogLab()
+    data = build_batch(
+        [(lab.now_ms, None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    lab.log.append_as_leader(bytearray(data), 0, now_ms=lab.now_ms)
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(ControlType.ABORT, 0), producer_id=4, producer_epoch=0, timestamp=lab.now_ms
+    )
+
+    def end() -> int:
+        return lab.log.append_as_leader(
+            bytearray(marker), 0, now_ms=lab.now_ms, origin=AppendOrigin.COORDINATOR, transaction_version=1
+        ).first_offset
+
+    fault = lab.sim_disk.fail(
+        errno.ENOSPC, ops=["write"], prefix=lab.log.active_segment.path(".txnindex"), times=None
+    )
+    with pytest.raises(KafkaError, match="writing the transaction index"):
+        end()
+    assert lab.directory.is_online
+    assert lab.log.log_end_offset == 1
+    assert lab.log.first_unstable_offset == 0
+    check_log(lab.log)
+    lab.sim_disk.heal(fault)
+    assert end() == 1
+    lab.log.high_watermark = 2
+    assert lab.log.last_stable_offset == 2
+    check_log(lab.log)
+
+
+def test_a_truncation_that_fails_half_way_takes_the_directory_offline() -> None:
+    lab = LogLab(LogConfig(segment_bytes=500))
+    lab.fill(12)
+    lab.sim_disk.fail(errno.EIO, ops=["rename"], skip=1)
+    with pytest.raises(KafkaError):
+        lab.log.truncate_to(1)
+    assert not lab.directory.is_online
+    lab.crash()
+    check_log(lab.log)
+
+
+def test_a_truncation_that_cannot_begin_changes_nothing() -> None:
+    lab = LogLab()
+    lab.fill(12)
+    lab.log.flush()
+    lab.checkpoint()
+    lab.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix="/data/recovery-point")
+    with pytest.raises(KafkaError, match="no room"):
+        lab.log.truncate_to(5)
+    assert lab.directory.is_online
+    assert lab.log.log_end_offset == 12
+    lab.log.truncate_to(5)
+    assert lab.log.log_end_offset == 5
+
+
+def test_a_read_that_fails_takes_the_directory_offline() -> None:
+    lab = LogLab()
+    lab.fill(3)
+    lab.sim_disk.fail(errno.EIO, ops=["read"])
+    with pytest.raises(KafkaError) as refused:
+        lab.log.read(0, 100)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not lab.directory.is_online

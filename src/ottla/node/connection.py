@@ -32,6 +32,7 @@ _FIRST_ALLOCATION_BYTES: Final = 1024 * 1024
 _LARGEST_GROWTH_BYTES: Final = 4 * 1024 * 1024
 _ZEROS: Final = memoryview(bytes(_LARGEST_GROWTH_BYTES))
 _WRITE_HIGH_BYTES: Final = 1024 * 1024
+_JOIN_BYTES: Final = 64 * 1024
 _WRITE_LOW_BYTES: Final = 256 * 1024
 # What all slow readers together may have unread, and what each may have in any case.
 _UNREAD_BYTES: Final = 512 * 1024 * 1024
@@ -396,9 +397,14 @@ class Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         if self._out and not self.closed:
             parts, self._out = self._out, []
+            # A few small responses cost less as one buffer than as many.
+            small = len(parts) > 1 and self._out_bytes < _JOIN_BYTES
             self._out_bytes = 0
             self.last_active = self._loop.time()
-            self.transport.writelines(parts)
+            if small:
+                self.transport.write(b"".join(parts))
+            else:
+                self.transport.writelines(parts)
 
     def is_turn(self, exchange: Exchange) -> bool:
         return bool(self._exchanges) and self._exchanges[0] is exchange and not self._write_paused

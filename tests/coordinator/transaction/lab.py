@@ -136,7 +136,8 @@ class Lab:
     def leap(self, ms: int) -> None:
         """The same for a long time, all at once at its end, as after a machine that slept."""
         self._set(self.now.tick_ms + ms)
-        self.advance(0)
+        while (deadline := self.machine.next_deadline_ms()) is not None and deadline <= self.now.tick_ms:
+            self._run(self.machine.on_timer(self.now))
 
     def _set(self, tick_ms: int) -> None:
         self.now = Now(WALL_MS + tick_ms, tick_ms)

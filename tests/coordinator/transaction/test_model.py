@@ -1,0 +1,107 @@
+"""Random lives of producers, coordinator and partitions: each transaction ends in one way everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ottla.coordinator.engine_effects import Effects
+from ottla.coordinator.transaction.machine import TransactionMachine
+from ottla.coordinator.transaction.transaction import Transaction
+from ottla.log.files import TopicPartition
+
+from .world import World
+
+STEPS = 250
+
+
+def live(seed: int, version: int) -> World:
+    world = World(seed, version)
+    for _ in range(STEPS):
+        world.step()
+    world.settle()
+    world.check()
+    return world
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_transaction_ends_in_one_way_on_all_partitions(version: int) -> None:
+    committed = aborted = overflowed = 0
+    for seed in range(150):
+        try:
+            world = live(seed, version)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, version {version}: {error}") from error
+        committed += sum(attempt.told is True for attempt in world.attempts)
+        aborted += sum(attempt.told is False for attempt in world.attempts)
+        overflowed += any(attempt.writer.id > 1000 for attempt in world.attempts)
+    # The walk has been where it matters.
+    assert committed > 100
+    assert aborted > 100
+    assert overflowed > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [1, 2])
+def test_it_does_so_for_thousands_of_seeds(version: int) -> None:
+    for seed in range(1_000, 4_000):
+        try:
+            live(seed, version)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, version {version}: {error}") from error
+
+
+def _forget_decisions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransactionMachine, "on_loaded", lambda self, now: Effects())
+
+
+def _drop_a_partition(patch: pytest.MonkeyPatch) -> None:
+    with_partitions = Transaction.with_partitions
+
+    def forgetful(self: Transaction, added: frozenset[TopicPartition], *rest: int) -> Transaction:
+        return with_partitions(replace(self, partitions=frozenset()), added, *rest)
+
+    patch.setattr(Transaction, "with_partitions", forgetful)
+
+
+def _end_without_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
+    prepared = Transaction.prepared
+
+    def standing(self: Transaction, **step: Any) -> Transaction:
+        return prepared(self, **{**step, "epoch": self.producer_epoch})
+
+    patch.setattr(Transaction, "prepared", standing)
+
+
+def _serve_the_replaced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("ottla.coordinator.transaction.machine.check_client", lambda transaction, producer: None)
+    patch.setattr("ottla.coordinator.transaction.end_rules.check_client", lambda transaction, producer: None)
+
+
+def _begin_while_the_last_one_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("ottla.coordinator.transaction.machine.check_not_prepared", lambda transaction: None)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _forget_decisions,
+        _drop_a_partition,
+        _end_without_a_new_epoch,
+        _serve_the_replaced,
+        _begin_while_the_last_one_ends,
+    ],
+)
+def test_planted_bugs_are_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        with pytest.raises((AssertionError, ValueError, KeyError)):
+            _live_many(200)
+
+
+def _live_many(seeds: int) -> None:
+    for seed in range(seeds):
+        live(seed, 2)

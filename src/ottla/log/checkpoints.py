@@ -73,8 +73,12 @@ def decode_entries(data: bytes, path: str) -> list[list[str]]:
     return entries
 
 
+def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
+    return encode_entries(f"{tp.topic} {tp.partition} {at}" for tp, at in offsets.items())
+
+
 def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    write_file(disk, path, encode_entries(f"{tp.topic} {tp.partition} {at}" for tp, at in offsets.items()))
+    write_file(disk, path, encode_offsets(offsets))
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
@@ -167,7 +171,13 @@ class StagedOffsets:
         return self.path + ".staged.tmp"
 
     def write(self) -> None:
-        write_offsets(self.disk, self.temporary, self.offsets)
+        file = self.disk.open(self.temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(encode_offsets(self.offsets), 0)
+            file.sync()
+        finally:
+            file.close()
 
     def settle(self) -> None:
         self.disk.sync_dir(posixpath.dirname(self.path))

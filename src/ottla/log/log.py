@@ -16,6 +16,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from ottla.log import checkpoints, lookup
 from ottla.log.append import AppendInfo, Incoming, as_given, from_producer
@@ -698,20 +699,35 @@ class Log:
         return sum(self.delete_segments(each, now_ms) for each in self.deletable(now_ms))
 
     def delete_segments(self, deletion: Deletion[LogSegment], now_ms: int) -> int:
-        """Remove segments from the front."""
+        """Remove segments from the front; how many went."""
+        return self.remove_passed(self.pass_over(deletion, now_ms))
+
+    def pass_over(self, deletion: Deletion[LogSegment], now_ms: int) -> list[LogSegment]:
+        """The first half of a deletion: move the log start behind the segments; those that can now go."""
+        self._check_usable()
         self._verify_end()
         known = set(self.segments)
-        gone = [segment for segment in deletion.segments if segment in known]
+        passed = [segment for segment in deletion.segments if segment in known]
+        if passed:
+            if passed[-1] is self.active_segment:
+                with self._guard("rolling a segment"):
+                    self._roll(self.log_end_offset, now_ms)
+            self.increment_log_start_offset(deletion.new_log_start_offset, deletion.reason.value)
+        return passed
+
+    def remove_passed(self, passed: Sequence[LogSegment]) -> int:
+        """The second half: make the log start durable, if it is not yet, and remove what lies below it."""
+        self._check_usable()
+        start, below = self._log_start_offset, set()
+        for segment, following in pairwise(self.segments):
+            if following.base_offset <= start:
+                below.add(segment)
+        gone = [segment for segment in passed if segment in below]
         if not gone:
             return 0
-        if gone[-1] is self.active_segment:
-            with self._guard("rolling a segment"):
-                self._roll(self.log_end_offset, now_ms)
-        self.increment_log_start_offset(deletion.new_log_start_offset, deletion.reason.value)
         with self._guard("noting the new start of a log"):
-            self.directory.set_log_starts({self.topic_partition: self._log_start_offset})
+            self._set_log_start(start)
         with self._guard("deleting segments", fatal=True):
-            _log.info("%s: %d segments go: %s", self.topic_partition, len(gone), deletion.reason.value)
             self._local.remove_front(gone)
             self._producers.drop_snapshots(gone)
         return len(gone)

@@ -34,6 +34,7 @@ from ottla.log.handles import DEFAULT_CAPACITY, FileHandles
 from ottla.log.log import Log
 from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
 from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log, load_log
+from ottla.log.segment import LogSegment
 from ottla.log.settlement import settle
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.clock import Clock
@@ -174,9 +175,7 @@ class LogManager:
     def _open(self, directory: LogDirectory) -> None:
         path = directory.path
         try:
-            if not self._disk.exists(path):
-                self._disk.make_dirs(path)
-                self._disk.sync_dir(posixpath.dirname(path) or ".")
+            _make_durable_dirs(self._disk, path)
             if self._lock:
                 self._locks[path] = self._disk.lock(posixpath.join(path, checkpoints.LOCK))
             properties = checkpoints.read_meta_properties(self._disk, path)
@@ -512,11 +511,20 @@ class LogManager:
         return True
 
     async def delete_expired(self, now_ms: int) -> int:
-        """Apply retention to all logs; how many segments went."""
-        deleted = 0
+        """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
+        passed: list[tuple[Log, list[LogSegment]]] = []
         async for log in self._each_log():
             try:
-                deleted += log.delete_old_segments(now_ms)
+                passed += [(log, log.pass_over(each, now_ms)) for each in log.deletable(now_ms)]
+            except KafkaError as error:
+                _log.error("retention of %s: %s", log.topic_partition, error.message)
+        if not passed:
+            return 0
+        await self.checkpoint_log_starts()
+        deleted = 0
+        for log, segments in passed:
+            try:
+                deleted += log.remove_passed(segments)
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
         return deleted
@@ -589,6 +597,17 @@ class LogManager:
     def _unlock(self) -> None:
         while self._locks:
             self._locks.popitem()[1].release()
+
+
+def _make_durable_dirs(disk: Disk, path: str) -> None:
+    missing = []
+    while path and not disk.exists(path):
+        missing.append(path)
+        path = posixpath.dirname(path)
+    if missing:
+        disk.make_dirs(missing[0])
+        for made in missing:
+            disk.sync_dir(posixpath.dirname(made) or ".")
 
 
 def _close_part(logs: Iterable[Log]) -> bool:

@@ -1,0 +1,546 @@
+"""The logs of a node, in one directory and in several."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ottla.log import checkpoints
+from ottla.log.config import LogConfig
+from ottla.log.directory import LogDirectory
+from ottla.log.files import TopicPartition, segment_file_name
+from ottla.log.log import Log
+from ottla.log.manager import LogManager
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.builder import build_batch
+from ottla.runtime.clock import SystemClock
+from ottla.runtime.disk import Disk, RealDisk
+from ottla.runtime.pool import InlinePool, Pool, ThreadPool
+from ottla.runtime.random import SeededRandom
+from ottla.sim.clock import SimClock
+from ottla.sim.disk import SimDisk
+from tests.support.log_lab import all_batches, check_log
+
+A, B = "/disks/a", "/disks/b"
+CONFIG = LogConfig(segment_bytes=1000, file_delete_delay_ms=500)
+IDS = {"orders": bytes([1]) * 16, "bills": bytes([2]) * 16}
+
+
+class Node:
+    """What a node is to its logs."""
+
+    def __init__(self, *dirs: str, disk: Disk | None = None, pool: Pool | None = None) -> None:
+        self.clock = SimClock()
+        self.disk = disk if disk is not None else SimDisk(3, clock=self.clock)
+        self.pool = pool if pool is not None else InlinePool()
+        self.dirs = dirs or (A,)
+        self.failures: list[LogDirectory] = []
+        self.config = CONFIG
+        self.manager: LogManager
+
+    async def start(self) -> LogManager:
+        self.manager = LogManager(
+            self.dirs,
+            disk=self.disk,
+            clock=self.clock,
+            random=SeededRandom(5),
+            pool=self.pool,
+            on_directory_failure=self.failures.append,
+        )
+        await self.manager.start(lambda topic: self.config)
+        return self.manager
+
+    @property
+    def sim_disk(self) -> SimDisk:
+        assert isinstance(self.disk, SimDisk)
+        return self.disk
+
+    def log(self, topic: str = "orders", partition: int = 0, **how: object) -> Log:
+        return self.manager.get_or_create_log(
+            TopicPartition(topic, partition),
+            self.config,
+            topic_id=IDS[topic],
+            **how,  # type: ignore[arg-type]
+        )
+
+    def fill(self, log: Log, count: int = 20) -> None:
+        for _ in range(count):
+            data = build_batch([(self.clock.wall_ms(), None, b"x" * 100)])
+            log.append_as_leader(bytearray(data), 0, now_ms=self.clock.wall_ms())
+        log.high_watermark = log.log_end_offset
+
+    async def crash(self) -> LogManager:
+        self.sim_disk.crash()
+        return await self.start()
+
+
+async def test_logs_come_back_after_a_clean_shutdown() -> None:
+    node = Node(A, B)
+    await node.start()
+    for topic in IDS:
+        for partition in range(3):
+            node.fill(node.log(topic, partition), 5 + partition)
+    content = {log.topic_partition: all_batches(log) for log in node.manager.logs()}
+    await node.manager.shutdown(broker_epoch=9)
+    manager = await node.start()
+    assert manager.clean_shutdown_epoch == 9
+    assert {log.topic_partition for log in manager.logs()} == content.keys()
+    for log in manager.logs():
+        assert [data for _, data in all_batches(log)] == [data for _, data in content[log.topic_partition]]
+        assert log.high_watermark == log.log_end_offset
+        assert log.topic_id == IDS[log.topic_partition.topic]
+        check_log(log)
+
+
+async def test_the_mark_of_a_clean_shutdown_serves_once() -> None:
+    node = Node()
+    await node.start()
+    node.fill(node.log())
+    await node.manager.shutdown()
+    assert node.disk.exists(f"{A}/.kafka_cleanshutdown")
+    await node.start()
+    assert not node.disk.exists(f"{A}/.kafka_cleanshutdown")
+    await node.crash()
+    assert node.manager.clean_shutdown_epoch is None
+    assert node.log().log_end_offset == 20
+
+
+async def test_after_a_crash_logs_are_recovered_from_the_checkpoint_on() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    await node.manager.flush_dirty(node.clock.wall_ms())
+    assert log.recovery_point == log.active_segment.base_offset > 0
+    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_high_watermarks()
+    await node.crash()
+    again = node.log()
+    assert again is not log
+    assert again.log_end_offset >= log.recovery_point
+    assert again.recovery_point == log.recovery_point
+    check_log(again)
+
+
+# Directories
+
+
+async def test_a_new_log_goes_to_the_directory_with_the_fewest() -> None:
+    node = Node(A, B)
+    await node.start()
+    paths = [node.log("orders", partition).directory.path for partition in range(6)]
+    assert sorted(paths) == [A] * 3 + [B] * 3
+    assert paths[0] != paths[1]
+
+
+async def test_a_new_log_goes_where_the_controller_put_it() -> None:
+    node = Node(A, B)
+    await node.start()
+    for number, directory in enumerate(node.manager.directories):
+        directory.directory_id = bytes([number]) * 16
+    for partition in range(4):
+        assert node.log("orders", partition, directory_id=bytes([1]) * 16).directory.path == B
+    assert node.manager.directory_of_id(bytes([9]) * 16) is None
+
+
+async def test_a_directory_is_used_by_one_process_at_a_time() -> None:
+    node = Node(A, B)
+    await node.start()
+    other = Node(B, disk=node.disk)
+    with pytest.raises(KafkaError, match="/disks/b is in use by another process"):
+        await other.start()
+    await node.manager.shutdown()
+    await other.start()
+
+
+async def test_a_directory_twice_is_refused() -> None:
+    with pytest.raises(KafkaError, match=r"log\.dirs"):
+        await Node(A, A).start()
+
+
+async def test_a_directory_knows_its_id() -> None:
+    node = Node()
+    node.disk.make_dirs(A)
+    checkpoints.write_meta_properties(node.disk, A, checkpoints.MetaProperties("c", 1, bytes(range(16))))
+    manager = await node.start()
+    assert manager.directories[0].directory_id == bytes(range(16))
+    assert manager.directory_of_id(bytes(range(16))) is manager.directories[0]
+
+
+async def test_a_failing_directory_goes_offline_and_the_others_go_on() -> None:
+    node = Node(A, B)
+    await node.start()
+    first, second = node.log("orders", 0), node.log("orders", 1)
+    assert {first.directory.path, second.directory.path} == {A, B}
+    broken, sound = (first, second) if first.directory.path == A else (second, first)
+    node.sim_disk.fail(errno.EIO, prefix=A, ops=["write"], times=None)
+    with pytest.raises(KafkaError) as refused:
+        node.fill(broken)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert node.failures == [broken.directory]
+    assert [each.path for each in node.manager.live_directories] == [B]
+    node.fill(sound)
+    with pytest.raises(KafkaError, match="/disks/a is offline"):
+        node.manager.get_log(broken.topic_partition)
+    # Periodic work leaves the broken one alone.
+    now_ms = node.clock.wall_ms() + 10_000
+    await node.manager.flush_dirty(now_ms)
+    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_starts()
+    await node.manager.checkpoint_high_watermarks()
+    await node.manager.delete_expired(now_ms)
+    await node.manager.remove_deleted(now_ms)
+    # A partition that may be on the broken disk is not made anew on the other.
+    with pytest.raises(KafkaError, match="may be in a log directory that is offline"):
+        node.log("bills", 0, is_new=False)
+    assert node.log("bills", 0).directory.path == B
+    await node.manager.shutdown()
+    assert node.disk.exists(f"{B}/.kafka_cleanshutdown")
+    assert not node.disk.exists(f"{A}/.kafka_cleanshutdown")
+
+
+async def test_a_directory_that_cannot_be_opened_is_offline() -> None:
+    node = Node(A, B)
+    node.sim_disk.fail(errno.EIO, prefix=A, times=None)
+    manager = await node.start()
+    assert [each.path for each in manager.live_directories] == [B]
+    node.fill(node.log())
+
+
+async def test_without_any_directory_the_node_does_not_start() -> None:
+    node = Node(A, B)
+    node.sim_disk.fail(errno.EIO, times=None)
+    with pytest.raises(KafkaError, match=r"no log directory can be used: /disks/a: .*; /disks/b: "):
+        await node.start()
+
+
+async def test_what_is_no_partition_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node()
+    for name in ("lost+found", "not-a-partition", "__cluster_metadata-0"):
+        node.disk.make_dirs(f"{A}/{name}")
+    manager = await node.start()
+    assert manager.logs() == []
+    assert "'not-a-partition' is not named topic-partition" in caplog.text
+    assert node.disk.list_dir(A) == [".lock", "__cluster_metadata-0", "lost+found", "not-a-partition"]
+
+
+# Refused logs
+
+
+async def test_a_damaged_log_is_refused_and_the_others_are_served() -> None:
+    node = Node()
+    await node.start()
+    bad, good = node.log("orders", 0), node.log("orders", 1)
+    for log in (bad, good):
+        node.fill(log)
+        log.flush()
+    await node.manager.checkpoint_recovery_points()
+    path = bad.active_segment.path(".log")
+    for _ in range(2):
+        node.sim_disk.crash()
+        file = node.disk.open(path)
+        file.pwrite(b"\xff", 80)
+        file.sync()
+        await node.start()
+        assert list(node.manager.failed) == [bad.topic_partition]
+        with pytest.raises(KafkaError, match="is damaged") as refused:
+            node.log("orders", 0)
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert node.log("orders", 1).log_end_offset == 20
+        # Nothing that happens later makes anybody take the log for sound.
+        await node.manager.checkpoint_recovery_points()
+        await node.manager.checkpoint_log_starts()
+        await node.manager.shutdown()
+        assert not node.disk.exists(f"{A}/.kafka_cleanshutdown")
+
+
+# Creating and deleting
+
+
+async def test_a_topic_of_the_same_name_but_another_id_is_told() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    assert node.log() is log
+    with pytest.raises(KafkaError) as refused:
+        node.manager.get_or_create_log(log.topic_partition, CONFIG, topic_id=bytes([9]) * 16)
+    assert refused.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+async def test_a_deleted_log_is_renamed_at_once_and_removed_later() -> None:
+    node = Node()
+    manager = await node.start()
+    log = node.log()
+    node.fill(log)
+    manager.delete_log(log.topic_partition)
+    assert manager.get_log(log.topic_partition) is None
+    (name,) = [each for each in node.disk.list_dir(A) if each.startswith("orders")]
+    assert name.startswith("orders-0.")
+    assert name.endswith("-delete")
+    assert await manager.remove_deleted(node.clock.wall_ms()) == 0
+    node.clock.advance_ms(500)
+    assert await manager.remove_deleted(node.clock.wall_ms()) == 1
+    assert [each for each in node.disk.list_dir(A) if each.startswith("orders")] == []
+    with pytest.raises(KafkaError, match="is closed"):
+        log.read(0, 100)
+
+
+async def test_a_log_that_was_deleted_stays_deleted_after_a_crash() -> None:
+    node = Node()
+    await node.start()
+    node.fill(node.log())
+    node.manager.delete_log(TopicPartition("orders", 0))
+    await node.crash()
+    assert node.manager.logs() == []
+    assert await node.manager.remove_deleted(node.clock.wall_ms()) == 1
+
+
+async def test_a_new_log_inherits_nothing_from_one_of_the_same_name() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    log.flush()
+    log.increment_log_start_offset(15, "a test")
+    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_starts()
+    node.manager.delete_log(log.topic_partition)
+    node.fill(node.log(), 3)
+    node.log().flush()
+    await node.crash()
+    assert (node.log().log_start_offset, node.log().log_end_offset) == (0, 3)
+
+
+async def test_a_stray_log_is_kept_but_not_served() -> None:
+    node = Node()
+    manager = await node.start()
+    node.fill(node.log())
+    manager.set_stray(TopicPartition("orders", 0))
+    assert manager.logs() == []
+    (path,) = manager.strays
+    assert path.endswith("-stray")
+    await manager.shutdown()
+    manager = await node.start()
+    assert manager.strays == (path,)
+    assert manager.logs() == []
+    assert node.disk.exists(f"{path}/{segment_file_name(0, '.log')}")
+
+
+async def test_a_log_moves_to_another_directory() -> None:
+    node = Node(A, B)
+    manager = await node.start()
+    for number, directory in enumerate(manager.directories):
+        directory.directory_id = bytes([number]) * 16
+    current = node.log(directory_id=bytes([0]) * 16)
+    node.fill(current)
+    with pytest.raises(KafkaError) as refused:
+        node.log(directory_id=bytes([0]) * 16, future=True)
+    assert refused.value.code is ErrorCode.LOG_DIR_NOT_FOUND
+    future = node.log(directory_id=bytes([1]) * 16, future=True)
+    assert future.is_future
+    future.append_as_follower(current.read(0, 1000).records, 0, now_ms=0)
+    while future.log_end_offset < current.log_end_offset:
+        future.append_as_follower(current.read(future.log_end_offset, 1000).records, 0, now_ms=0)
+    assert manager.promote_future_log(current.topic_partition) is future
+    assert node.log() is future
+    assert future.dir == f"{B}/orders-0"
+    assert future.high_watermark == 20
+    node.fill(future, 2)
+    await manager.shutdown()
+    manager = await node.start()
+    (log,) = manager.logs()
+    assert (log.directory.path, log.log_end_offset) == (B, 22)
+    check_log(log)
+
+
+async def test_a_future_log_is_a_future_log_after_a_restart() -> None:
+    node = Node(A, B)
+    manager = await node.start()
+    for number, directory in enumerate(manager.directories):
+        directory.directory_id = bytes([number]) * 16
+    node.log(directory_id=bytes([0]) * 16)
+    node.log(directory_id=bytes([1]) * 16, future=True)
+    await manager.shutdown()
+    manager = await node.start()
+    partition = TopicPartition("orders", 0)
+    future = manager.get_log(partition, future=True)
+    current = manager.get_log(partition)
+    assert future is not None
+    assert current is not None
+    assert (current.directory.path, future.directory.path) == (A, B)
+
+
+async def test_one_partition_in_two_directories_is_told() -> None:
+    node = Node(A, B)
+    await node.start()
+    node.log()
+    await node.manager.shutdown()
+    for path in (A, B):
+        node.disk.make_dirs(f"{path}/orders-0")
+    with pytest.raises(KafkaError, match="orders-0 is in both"):
+        await node.start()
+
+
+# From time to time
+
+
+async def test_flush_ms_makes_logs_durable() -> None:
+    node = Node()
+    node.config = replace(CONFIG, flush_ms=1000)
+    await node.start()
+    log = node.log()
+    node.fill(log, 3)
+    start = node.clock.wall_ms()
+    assert await node.manager.flush_dirty(start + 999) == 0
+    assert await node.manager.flush_dirty(start + 1000) == 1
+    assert log.recovery_point == 3
+    assert await node.manager.flush_dirty(start + 5000) == 0
+
+
+async def test_closed_segments_are_flushed_soon() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    assert await node.manager.flush_dirty(node.clock.wall_ms()) == 1
+    assert log.recovery_point == log.active_segment.base_offset
+
+
+async def test_retention_writes_one_checkpoint_for_all_logs() -> None:
+    node = Node()
+    await node.start()
+    logs = [node.log("orders", partition) for partition in range(5)]
+    for log in logs:
+        node.fill(log)
+    await node.manager.flush_dirty(0)
+    node.config = replace(CONFIG, retention_bytes=1500)
+    for log in logs:
+        log.update_config(node.config)
+    before = len(node.sim_disk.trace.entries())
+    deleted = await node.manager.delete_expired(node.clock.wall_ms())
+    assert deleted >= 5
+    renames = [
+        each.target
+        for each in node.sim_disk.trace.entries()[before:]
+        if each.op == "rename" and "checkpoint" in each.target
+    ]
+    assert renames == [f"{A}/log-start-offset-checkpoint"]
+    starts = [log.log_start_offset for log in logs]
+    assert all(start > 0 for start in starts)
+    await node.crash()
+    assert [node.log("orders", partition).log_start_offset for partition in range(5)] == starts
+
+
+async def test_the_log_starts_that_follow_from_the_names_are_not_written() -> None:
+    node = Node()
+    await node.start()
+    first, second = node.log("orders", 0), node.log("orders", 1)
+    for log in (first, second):
+        node.fill(log)
+        log.flush()
+    first.increment_log_start_offset(5, "a test")
+    await node.manager.checkpoint_log_starts()
+    assert checkpoints.read_offsets(node.disk, f"{A}/log-start-offset-checkpoint") == {
+        first.topic_partition: 5
+    }
+
+
+async def test_several_logs_are_cut_with_one_checkpoint() -> None:
+    node = Node()
+    await node.start()
+    logs = [node.log("orders", partition) for partition in range(4)]
+    for log in logs:
+        node.fill(log)
+        log.flush()
+    await node.manager.checkpoint_recovery_points()
+    before = len(node.sim_disk.trace.entries())
+    node.manager.truncate_to({log.topic_partition: 7 for log in logs})
+    assert [log.log_end_offset for log in logs] == [7] * 4
+    written = [
+        each
+        for each in node.sim_disk.trace.entries()[before:]
+        if each.op == "rename" and "recovery-point" in each.target
+    ]
+    assert len(written) == 1
+
+
+async def test_a_full_disk_does_not_stop_the_periodic_work() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    log.flush()
+    node.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix=f"{A}/re", times=None)
+    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_high_watermarks()
+    assert log.directory.is_online
+    node.sim_disk.heal()
+    await node.manager.checkpoint_recovery_points()
+    assert checkpoints.read_offsets(node.disk, f"{A}/recovery-point-offset-checkpoint") == {
+        log.topic_partition: 20
+    }
+
+
+async def test_expired_producers_are_forgotten() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    data = build_batch([(node.clock.wall_ms(), None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0)
+    log.append_as_leader(bytearray(data), 0, now_ms=node.clock.wall_ms())
+    await node.manager.expire_producers(node.clock.wall_ms() + 86_399_999)
+    assert 4 in log.producers.active_producers
+    await node.manager.expire_producers(node.clock.wall_ms() + 86_400_000)
+    assert 4 not in log.producers.active_producers
+
+
+# Many of them
+
+
+@pytest.mark.slow
+async def test_many_logs_start_fast_and_hold_few_files(tmp_path: Path) -> None:
+    pool = ThreadPool(4)
+    node = Node(str(tmp_path / "data"), disk=RealDisk(), pool=pool)
+    node.config = LogConfig()
+    try:
+        await node.start()
+        for partition in range(1000):
+            node.fill(node.log("orders", partition), 1)
+        await node.manager.shutdown()
+        clock = SystemClock()
+        began = clock.monotonic_ns()
+        manager = await node.start()
+        seconds = (clock.monotonic_ns() - began) / 1e9
+        assert len(manager.logs()) == 1000
+        # 10,000 must start within 3 s; this allows for a busy machine.
+        assert seconds < 3
+        assert len(manager.handles) == 0
+        manager.handles.capacity = 50
+        for log in manager.logs():
+            assert log.read(0, 1000).records
+        assert len(manager.handles) <= 50
+        await manager.shutdown()
+    finally:
+        pool.close()
+
+
+async def test_a_flush_in_the_pool_and_appends_go_side_by_side(tmp_path: Path) -> None:
+    pool = ThreadPool(2)
+    node = Node(str(tmp_path / "data"), disk=RealDisk(), pool=pool)
+    try:
+        manager = await node.start()
+        log = node.log()
+        for _ in range(20):
+            node.fill(log, 5)
+            flushing = asyncio.ensure_future(manager.flush(log))
+            node.fill(log, 5)
+            await flushing
+        await manager.flush(log)
+        assert log.recovery_point == log.log_end_offset == 200
+        check_log(log)
+        await manager.shutdown()
+    finally:
+        pool.close()

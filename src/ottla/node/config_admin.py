@@ -8,8 +8,8 @@ outcome here goes no further.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ottla.metadata.control import NO_ERROR, ApiError
 from ottla.metadata.control_configs import OpType
@@ -32,7 +32,46 @@ class Change(NamedTuple):
 _STORED: Final = (ConfigResourceType.TOPIC, ConfigResourceType.CLIENT_METRICS, ConfigResourceType.GROUP)
 
 
-def preprocess(
+class ResourceResponse(Protocol):
+    """What the two requests, the old and the incremental one, answer for a resource."""
+
+    resource_type: int
+    resource_name: str
+
+
+A = TypeVar("A")
+R = TypeVar("R", bound=ResourceResponse)
+
+
+async def alter(
+    context: RequestContext,
+    asked: Sequence[A],
+    read: Callable[[A], tuple[ConfigResource, Sequence[Change]]],
+    pass_on: Callable[[list[A]], Awaitable[list[R]]],
+    respond: Callable[..., R],
+    *,
+    incremental: bool,
+    validate_only: bool,
+) -> list[R]:
+    """Decide here what is to be decided here, let the controller decide the rest, and answer in order."""
+    resources = [read(each) for each in asked]
+    outcomes = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
+    remaining = [each for each, outcome in zip(asked, outcomes) if outcome is None]
+    decided = {(r.resource_type, r.resource_name): r for r in await pass_on(remaining)} if remaining else {}
+    return [
+        decided[resource.type, resource.name]
+        if outcome is None
+        else respond(
+            error_code=int(outcome.code),
+            error_message=outcome.message,
+            resource_type=int(resource.type),
+            resource_name=resource.name,
+        )
+        for (resource, _), outcome in zip(resources, outcomes)
+    ]
+
+
+def _preprocess(
     context: RequestContext,
     resources: Sequence[tuple[ConfigResource, Sequence[Change]]],
     *,

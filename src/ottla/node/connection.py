@@ -13,16 +13,14 @@ runs, and whatever is to stay is copied out before `buffer_updated` returns.
 from __future__ import annotations
 
 import asyncio
-import logging
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from ottla.node.limits import Complaints, Limits, RequestMemory
 from ottla.node.sniff import looks_like
 from ottla.runtime.disk import Buffer
-
-log = logging.getLogger(__name__)
 
 Parts: TypeAlias = list[Buffer]
 """A response as it goes out, its length first; buffers are sent one after the other without a copy."""
@@ -34,11 +32,6 @@ _ZEROS: Final = memoryview(bytes(_LARGEST_GROWTH_BYTES))
 _WRITE_HIGH_BYTES: Final = 1024 * 1024
 _JOIN_BYTES: Final = 64 * 1024
 _WRITE_LOW_BYTES: Final = 256 * 1024
-# What all slow readers together may have unread, and what each may have in any case.
-_UNREAD_BYTES: Final = 512 * 1024 * 1024
-_MIN_SHARE_BYTES: Final = 256 * 1024
-_COMPLAINTS_BURST: Final = 50
-_COMPLAINTS_PER_SECOND: Final = 5
 _LENGTH: Final = struct.Struct(">i")
 _NOTHING: Final = memoryview(b"")
 
@@ -53,37 +46,6 @@ class Service(Protocol):
     def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         """Begin to work on a request; the response, or what will give it, or None if it has none."""
         ...
-
-
-class RequestMemory:
-    """How many bytes of requests may be held at once, over all connections (`queued.max.request.bytes`).
-
-    A frame is admitted while less than the limit is in use, so that one is always let in, whatever its size.
-    """
-
-    __slots__ = ("_used", "_waiting", "limit")
-
-    def __init__(self, limit: int = -1) -> None:
-        self.limit = limit
-        self._used = 0
-        self._waiting: deque[Connection] = deque()
-
-    @property
-    def used(self) -> int:
-        return self._used
-
-    def take(self, size: int, connection: Connection) -> bool:
-        """Whether the bytes may be held now; otherwise the connection is resumed when it may try again."""
-        if self.limit > 0 and self._used >= self.limit:
-            self._waiting.append(connection)
-            return False
-        self._used += size
-        return True
-
-    def give_back(self, size: int) -> None:
-        self._used -= size
-        while self._waiting and (self.limit <= 0 or self._used < self.limit):
-            self._waiting.popleft().memory_available()
 
 
 class Exchange:
@@ -118,51 +80,6 @@ class Exchange:
     def wake(self) -> None:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
-
-
-class Limits:
-    """Bounds that all connections of a server share and that may change while it runs."""
-
-    __slots__ = ("max_frame_bytes", "max_in_flight", "max_in_flight_bytes", "slow_readers")
-
-    def __init__(
-        self,
-        max_frame_bytes: int = 100 * 1024 * 1024,
-        max_in_flight: int = 500,
-        max_in_flight_bytes: int = 64 * 1024 * 1024,
-    ) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self.max_in_flight = max_in_flight
-        self.max_in_flight_bytes = max_in_flight_bytes
-        # Connections whose clients have not read what they were sent.
-        self.slow_readers = 0
-
-    def response_bytes(self) -> int:
-        """How large a response should be at most, so that slow readers together do not hold too much."""
-        return max(_MIN_SHARE_BYTES, _UNREAD_BYTES // (1 + self.slow_readers))
-
-
-class Complaints:
-    """Lines in the log about clients at fault: each gets one, but a flood of them does not flood the log."""
-
-    __slots__ = ("_left", "_refilled", "_silenced")
-
-    def __init__(self) -> None:
-        self._left = float(_COMPLAINTS_BURST)
-        self._refilled = 0.0
-        self._silenced = 0
-
-    def about(self, peer: tuple[str, int], reason: str, now: float) -> None:
-        self._left = min(_COMPLAINTS_BURST, self._left + (now - self._refilled) * _COMPLAINTS_PER_SECOND)
-        self._refilled = now
-        if self._left < 1:
-            self._silenced += 1
-            return
-        self._left -= 1
-        if self._silenced:
-            log.warning("closed %d more connections for faults of their clients", self._silenced)
-            self._silenced = 0
-        log.warning("closed the connection from %s:%d: %s", *peer, reason)
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -15,7 +15,8 @@ from typing import Final
 
 from ottla.node.config import NodeConfig
 from ottla.node.config_rules import parse_ip_overrides
-from ottla.node.connection import RECEIVE_BYTES, Complaints, Connection, Limits, RequestMemory, Service
+from ottla.node.connection import RECEIVE_BYTES, Connection, Service
+from ottla.node.limits import Complaints, Limits, RequestMemory
 from ottla.node.listeners import Endpoint
 from ottla.runtime.network import Listener, Network, SocketOptions
 

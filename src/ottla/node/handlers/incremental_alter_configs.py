@@ -7,9 +7,10 @@ changed in this broker only. Version 1 is flexible.
 from __future__ import annotations
 
 from ottla.metadata.entities import ConfigResource
-from ottla.node.config_admin import Change, preprocess
+from ottla.node.config_admin import Change, alter
 from ottla.node.context import RequestContext
 from ottla.protocol.messages.incremental_alter_configs import (
+    AlterConfigsResource,
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
@@ -19,35 +20,26 @@ from ottla.protocol.messages.incremental_alter_configs import (
 async def handle(
     context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    resources = [
-        (
+    async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
+        passed = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
+        response = await context.node.control(
+            lambda controller: controller.incremental_alter_configs(passed, context.control())
+        )
+        return response.responses
+
+    responses = await alter(
+        context,
+        request.resources,
+        lambda asked: (
             ConfigResource(asked.resource_type, asked.resource_name),
             [Change(config.name, config.config_operation, config.value) for config in asked.configs],
-        )
-        for asked in request.resources
-    ]
-    outcomes = preprocess(context, resources, incremental=True, validate_only=request.validate_only)
-    remaining = [asked for asked, outcome in zip(request.resources, outcomes) if outcome is None]
-    decided = {}
-    if remaining:
-        passed_on = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
-        response = await context.node.control(
-            lambda controller: controller.incremental_alter_configs(passed_on, context.control())
-        )
-        decided = {(r.resource_type, r.resource_name): r for r in response.responses}
-    return IncrementalAlterConfigsResponse(
-        responses=[
-            decided[asked.resource_type, asked.resource_name]
-            if outcome is None
-            else AlterConfigsResourceResponse(
-                error_code=int(outcome.code),
-                error_message=outcome.message,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
-            )
-            for asked, outcome in zip(request.resources, outcomes)
-        ]
+        ),
+        pass_on,
+        AlterConfigsResourceResponse,
+        incremental=True,
+        validate_only=request.validate_only,
     )
+    return IncrementalAlterConfigsResponse(responses=responses)
 
 
 def failed(

@@ -79,7 +79,7 @@ SERVED: Final = frozenset(
     )
 )
 
-# APIs whose last version Apache Kafka 4.3 keeps back and this node serves; see decision 0002.
+# APIs whose last version Apache Kafka 4.3 keeps back and this node serves; see decision 0030.
 _AHEAD: Final = frozenset((API_BY_NAME["InitProducerId"].key,))
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")

@@ -1,0 +1,248 @@
+"""Transactions as librdkafka lives them, against a node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from ottla.testing.local_node import LocalNode
+
+DEADLINE_S = 30.0
+PARTITIONS = 2
+SETTINGS = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+    "transaction.two.phase.commit.enable": True,
+}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    with LocalNode(SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def world(node: LocalNode, request: pytest.FixtureRequest) -> World:
+    return World(node, request.node.name)
+
+
+class World:
+    """A topic of one test, its producers, and both views of its records."""
+
+    def __init__(self, node: LocalNode, name: str) -> None:
+        self.servers = node.bootstrap_servers
+        self.name = name
+        self.make_topic(name)
+
+    def make_topic(self, name: str) -> str:
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        for done in admin.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
+            done.result(DEADLINE_S)
+        return name
+
+    def producer(self, **settings: str | int) -> Producer:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "transactional.id": self.name,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
+        producer.init_transactions(DEADLINE_S)
+        return producer
+
+    def write(self, producer: Producer, *values: str, topic: str | None = None) -> None:
+        for number, value in enumerate(values):
+            producer.produce(topic or self.name, value, partition=number % PARTITIONS)
+        assert producer.flush(DEADLINE_S) == 0
+
+    def read(self, isolation: str, topic: str | None = None) -> list[str]:
+        """All values, up to the end as this isolation level sees it."""
+        consumer = self.consumer("reader", isolation)
+        consumer.assign([TopicPartition(topic or self.name, each, 0) for each in range(PARTITIONS)])
+        values, ended, deadline = [], set(), time.monotonic() + DEADLINE_S
+        while len(ended) < PARTITIONS:
+            message = consumer.poll(0.5)
+            assert time.monotonic() < deadline, "the ends of the partitions were not reached"
+            if message is None:
+                continue
+            if message.error() is not None:
+                ended.add(message.partition())
+            else:
+                values.append(_text(message))
+        consumer.close()
+        return sorted(values)
+
+    def committed(self) -> list[str]:
+        return self.read("read_committed")
+
+    def uncommitted(self) -> list[str]:
+        return self.read("read_uncommitted")
+
+    def await_committed(self, *values: str) -> None:
+        """The answer to a commit comes before the last marker is written."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (seen := self.committed()) != sorted(values):
+            assert time.monotonic() < deadline, f"{seen} are committed, not {values}"
+
+    def consumer(self, group: str, isolation: str = "read_committed") -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": f"{self.name}-{group}",
+                "isolation.level": isolation,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+
+
+def _text(message: Message) -> str:
+    value = message.value()
+    assert value is not None
+    return value.decode()
+
+
+def test_what_is_committed_is_read(world: World) -> None:
+    producer = world.producer()
+    for number in range(5):
+        producer.begin_transaction()
+        world.write(producer, f"{number}-a", f"{number}-b")
+        producer.commit_transaction(DEADLINE_S)
+    world.await_committed(*(f"{number}-{part}" for number in range(5) for part in "ab"))
+
+
+def test_what_is_aborted_is_read_only_by_those_who_do_not_care(world: World) -> None:
+    producer = world.producer()
+    producer.begin_transaction()
+    world.write(producer, "no", "nor this")
+    producer.abort_transaction(DEADLINE_S)
+    producer.begin_transaction()
+    world.write(producer, "yes")
+    producer.commit_transaction(DEADLINE_S)
+    world.await_committed("yes")
+    assert world.uncommitted() == ["no", "nor this", "yes"]
+
+
+def test_what_is_open_is_not_read(world: World) -> None:
+    producer = world.producer()
+    producer.begin_transaction()
+    world.write(producer, "later")
+    assert (world.committed(), world.uncommitted()) == ([], ["later"])
+    producer.commit_transaction(DEADLINE_S)
+    world.await_committed("later")
+
+
+def test_an_empty_transaction_can_be_ended(world: World) -> None:
+    producer = world.producer()
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        end(DEADLINE_S)
+    producer.begin_transaction()
+    world.write(producer, "one")
+    producer.commit_transaction(DEADLINE_S)
+    world.await_committed("one")
+
+
+def test_a_producer_that_was_replaced_is_fenced(world: World) -> None:
+    old = world.producer()
+    old.begin_transaction()
+    world.write(old, "of the old one")
+    new = world.producer()
+    new.begin_transaction()
+    world.write(new, "of the new one")
+    with pytest.raises(KafkaException) as raised:
+        old.commit_transaction(DEADLINE_S)
+    assert raised.value.args[0].fatal()
+    new.commit_transaction(DEADLINE_S)
+    world.await_committed("of the new one")
+    assert world.uncommitted() == ["of the new one", "of the old one"]
+
+
+def test_a_transaction_past_its_timeout_is_aborted(world: World) -> None:
+    slow = world.producer(transaction_timeout_ms=1_000)
+    slow.begin_transaction()
+    world.write(slow, "too late", "this too")
+    deadline = time.monotonic() + DEADLINE_S
+    # Readers get past it by themselves once it is aborted.
+    quick = Producer({"bootstrap.servers": world.servers})
+    world.write(quick, "plain", "and simple")
+    while world.committed() != ["and simple", "plain"]:
+        assert time.monotonic() < deadline, "the transaction is still open"
+    with pytest.raises(KafkaException):
+        slow.commit_transaction(DEADLINE_S)
+    again = world.producer()
+    again.begin_transaction()
+    world.write(again, "in time")
+    again.commit_transaction(DEADLINE_S)
+    world.await_committed("and simple", "in time", "plain")
+
+
+def test_offsets_are_committed_with_the_transaction(world: World) -> None:
+    plain = Producer({"bootstrap.servers": world.servers})
+    world.write(plain, "a", "b", "c", "d")
+    output = world.make_topic(world.name + "-out")
+    producer = world.producer()
+    consumer = world.consumer("workers")
+    consumer.subscribe([world.name])
+    values: list[str] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(values) < 4:
+        assert time.monotonic() < deadline
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            values.append(_text(message))
+
+    def offsets() -> list[int]:
+        asked = [TopicPartition(world.name, each) for each in range(PARTITIONS)]
+        return [each.offset for each in consumer.committed(asked, DEADLINE_S)]
+
+    none = offsets()
+    for end, expected in ((producer.abort_transaction, none), (producer.commit_transaction, [2, 2])):
+        producer.begin_transaction()
+        world.write(producer, *(value.upper() for value in values), topic=output)
+        producer.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), DEADLINE_S
+        )
+        end(DEADLINE_S)
+        while offsets() != expected:
+            assert time.monotonic() < deadline
+    consumer.close()
+    assert world.read("read_committed", output) == ["A", "B", "C", "D"]
+    assert len(world.read("read_uncommitted", output)) == 8
+
+
+def test_many_producers_at_once(world: World) -> None:
+    producers = [world.producer(transactional_id=f"{world.name}-{number}") for number in range(8)]
+    for producer in producers:
+        producer.begin_transaction()
+    for number, producer in enumerate(producers):
+        world.write(producer, f"{number}-a", f"{number}-b")
+    for number, producer in enumerate(producers):
+        if number % 2:
+            producer.abort_transaction(DEADLINE_S)
+        else:
+            producer.commit_transaction(DEADLINE_S)
+    world.await_committed(*(f"{number}-{part}" for number in range(0, 8, 2) for part in "ab"))
+
+
+def test_transactions_go_on_after_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = str(tmp_path_factory.mktemp("data"))
+    with LocalNode(SETTINGS, data_dir=directory) as node:
+        port = node.port
+        world = World(node, "restart")
+        producer = world.producer()
+        producer.begin_transaction()
+        world.write(producer, "first")
+        producer.commit_transaction(DEADLINE_S)
+        producer.begin_transaction()
+        world.write(producer, "before", "before too")
+    with LocalNode(SETTINGS, data_dir=directory, port=port):
+        world.write(producer, "after")
+        producer.commit_transaction(DEADLINE_S)
+        world.await_committed("after", "before", "before too", "first")

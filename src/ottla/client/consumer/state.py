@@ -71,8 +71,8 @@ class PartitionState:
         self.reset = None
         self.error = None
 
-    def seek_by(self, reset: ResetPolicy) -> None:
-        """The position is to be found out anew."""
+    def seek_by(self, reset: ResetPolicy | None) -> None:
+        """The position is to be found out anew; None begins with what is committed."""
         self.forget_fetched()
         self.position, self.position_epoch = None, NO_EPOCH
         self.reset = reset

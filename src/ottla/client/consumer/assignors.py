@@ -1,0 +1,170 @@
+"""How the leader of a classic group gives partitions to members: Kafka's four ways.
+
+An assignor sees the members' subscriptions and the partitions of each topic, and returns what each member
+gets. All of them are deterministic: members and topics are taken in order of name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ottla.client.view import TopicPartition
+
+__all__ = ["ASSIGNORS", "Assignor", "MemberView", "user_data"]
+
+Plan = dict[str, list[TopicPartition]]
+MAX_MOVES_PER_PARTITION = 4
+
+
+class MemberView(NamedTuple):
+    """A member as the leader sees it; `owned` is what it had in `generation`."""
+
+    topics: tuple[str, ...]
+    owned: tuple[TopicPartition, ...] = ()
+    generation: int = -1
+    instance_id: str | None = None
+
+
+class Assignor(Protocol):
+    name: str
+    cooperative: bool
+
+    def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan: ...
+
+
+def _in_order(members: Mapping[str, MemberView]) -> list[str]:
+    """By instance id where there is one, so that a static member keeps its place over restarts."""
+    return sorted(members, key=lambda m: (members[m].instance_id is None, members[m].instance_id or "", m))
+
+
+def _subscribed(members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> dict[str, list[str]]:
+    order = _in_order(members)
+    topics = sorted({t for member in members.values() for t in member.topics if partitions.get(t)})
+    return {topic: [m for m in order if topic in members[m].topics] for topic in topics}
+
+
+class Range:
+    """Each topic for itself: neighbouring partitions to the same member, the first members get one more."""
+
+    name = "range"
+    cooperative = False
+
+    def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
+        plan: Plan = {member: [] for member in members}
+        for topic, takers in _subscribed(members, partitions).items():
+            each, more = divmod(partitions[topic], len(takers))
+            at = 0
+            for position, member in enumerate(takers):
+                count = each + (position < more)
+                plan[member] += [TopicPartition(topic, p) for p in range(at, at + count)]
+                at += count
+        return plan
+
+
+class RoundRobin:
+    """All partitions in a row, dealt like cards to those who want them."""
+
+    name = "roundrobin"
+    cooperative = False
+
+    def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
+        plan: Plan = {member: [] for member in members}
+        order = _in_order(members)
+        turn = 0
+        for topic, takers in _subscribed(members, partitions).items():
+            wanted = set(takers)
+            for index in range(partitions[topic]):
+                while order[turn % len(order)] not in wanted:
+                    turn += 1
+                plan[order[turn % len(order)]].append(TopicPartition(topic, index))
+                turn += 1
+        return plan
+
+
+class Sticky:
+    """As even as possible, and of all such ways one that moves little."""
+
+    name = "sticky"
+    cooperative = False
+
+    def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
+        takers = _subscribed(members, partitions)
+        plan = self._kept(members, partitions)
+        taken = {p for owned in plan.values() for p in owned}
+        for topic, candidates in takers.items():
+            for index in range(partitions[topic]):
+                partition = TopicPartition(topic, index)
+                if partition not in taken:
+                    plan[min(candidates, key=lambda m: len(plan[m]))].append(partition)
+        self._even_out(plan, takers)
+        return {member: sorted(owned) for member, owned in plan.items()}
+
+    def _kept(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
+        """What members own and may keep; of two who claim the same, the one with the later generation."""
+        owner: dict[TopicPartition, str] = {}
+        for member in _in_order(members):
+            view = members[member]
+            for partition in view.owned:
+                if partition.topic not in view.topics or partition.partition >= partitions.get(
+                    partition.topic, 0
+                ):
+                    continue
+                rival = owner.get(partition)
+                if rival is None or members[rival].generation < view.generation:
+                    owner[partition] = member
+        plan: Plan = {member: [] for member in members}
+        for partition, member in sorted(owner.items()):
+            plan[member].append(partition)
+        return plan
+
+    def _even_out(self, plan: Plan, takers: Mapping[str, Sequence[str]]) -> None:
+        """Moves from those with the most to those with the least who may have it, while that evens out."""
+        left = MAX_MOVES_PER_PARTITION * sum(len(owned) for owned in plan.values())
+        moved = True
+        while moved and left > 0:
+            moved = False
+            for member in sorted(plan, key=lambda m: -len(plan[m])):
+                for partition in sorted(plan[member], reverse=True):
+                    least = min(takers[partition.topic], key=lambda m: (len(plan[m]), m != member))
+                    if len(plan[member]) - len(plan[least]) > 1:
+                        plan[member].remove(partition)
+                        plan[least].append(partition)
+                        moved = True
+                        left -= 1
+
+
+class CooperativeSticky(Sticky):
+    """The sticky way in two steps: a partition that moves is first given up, and given on the next time."""
+
+    name = "cooperative-sticky"
+    cooperative = True
+
+    def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
+        plan = super().assign(members, partitions)
+        owner = {p: member for member, owned in self._kept(members, partitions).items() for p in owned}
+        return {
+            member: [p for p in owned if owner.get(p, member) == member] for member, owned in plan.items()
+        }
+
+
+ASSIGNORS: dict[str, Assignor] = {
+    assignor.name: assignor for assignor in (Range(), RoundRobin(), Sticky(), CooperativeSticky())
+}
+
+
+def user_data(assignor: Assignor, owned: Sequence[TopicPartition], generation: int) -> bytes | None:
+    """What Java's assignors of this name expect of a member beside its subscription."""
+    if assignor.name == "cooperative-sticky":
+        return struct.pack(">i", generation)
+    if assignor.name != "sticky":
+        return None
+    topics: dict[str, list[int]] = {}
+    for topic, index in sorted(owned):
+        topics.setdefault(topic, []).append(index)
+    parts = [struct.pack(">i", len(topics))]
+    for topic, indexes in topics.items():
+        name = topic.encode()
+        parts.append(struct.pack(f">h{len(name)}si{len(indexes)}i", len(name), name, len(indexes), *indexes))
+    return b"".join([*parts, struct.pack(">i", generation)])

@@ -1,0 +1,404 @@
+"""Membership in a classic group: join, be assigned, heartbeat, and join again when the group changes.
+
+    OUTSIDE -> JOINING -> STABLE -> OUTSIDE, whenever the group rebalances
+
+Joining runs as a task, as it can take as long as the slowest member; everything that the user has to do with
+runs in `step`, within his `poll`. With the cooperative protocol he keeps reading meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from ottla.client.cluster import Cluster
+from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
+from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
+from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.membership import Hands, RebalanceListener, Subscription, notify
+from ottla.client.consumer.side import Side
+from ottla.client.coordinator import Coordinator
+from ottla.client.group_offsets import Member
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from ottla.protocol.messages.sync_group import (
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
+from ottla.protocol.subscription import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from ottla.protocol.subscription import TopicPartition as WirePartitions
+
+__all__ = ["ClassicMembership", "assignors_of"]
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_TYPE = "consumer"
+JOIN_SLACK_MS = 5_000
+LEAVE_TIMEOUT_MS = 3_000
+_REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED})
+_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
+
+
+class _Phase(Enum):
+    OUTSIDE = 0
+    JOINING = 1
+    STABLE = 2
+
+
+class _Joined(NamedTuple):
+    member: Member
+    assignor: Assignor
+    assigned: list[TopicPartition]
+    # As leader: how many partitions each subscribed topic had, to see when that changes.
+    basis: dict[str, int] | None
+
+
+def assignors_of(names: str | object) -> list[Assignor]:
+    """The assignors by Kafka's names; the class names of the Java client are understood, too."""
+    texts = names.split(",") if isinstance(names, str) else list(names)  # type: ignore[call-overload]
+    found = []
+    for text in texts:
+        short = str(text).strip().rpartition(".")[2].removesuffix("Assignor").lower()
+        by_short = {name.replace("-", ""): assignor for name, assignor in ASSIGNORS.items()}
+        if short.replace("-", "") not in by_short:
+            raise ValueError(
+                f"partition.assignment.strategy: there is no {text!r}; allowed are {', '.join(ASSIGNORS)}"
+            )
+        found.append(by_short[short.replace("-", "")])
+    if not found:
+        raise ValueError("partition.assignment.strategy is empty")
+    return found
+
+
+class ClassicMembership:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        coordinator: Coordinator,
+        side: Side,
+        hands: Hands,
+        listener: RebalanceListener | None,
+    ) -> None:
+        assert config.group_id is not None
+        self._cluster = cluster
+        self._config = config
+        self._group_id = config.group_id
+        self._coordinator = coordinator
+        self._side = side
+        self._hands = hands
+        self._listener = listener
+        self._assignors = assignors_of(config.partition_assignment_strategy)
+        # Members can mix protocols only if all of theirs let partitions stay; otherwise all are given up.
+        self._cooperative = all(assignor.cooperative for assignor in self._assignors)
+        self._subscription = Subscription()
+        self._phase = _Phase.OUTSIDE
+        self._member = Member(instance_id=config.group_instance_id)
+        self._joining: asyncio.Task[_Joined] | None = None
+        self._joined: _Joined | None = None
+        self._lost = False
+        self._reason = "first join"
+        self._backoff_until = 0.0
+        self._backoff = cluster.new_backoff()
+        self._beats = ClassicHeartbeats(side, config, self._group_id, self._heard)
+
+    @property
+    def member(self) -> Member:
+        return self._member
+
+    @property
+    def is_stable(self) -> bool:
+        return self._phase is _Phase.STABLE
+
+    async def start(self) -> None:
+        await self._side.start(self._beats.run)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._rejoin("the subscription changed")
+
+    def polled(self) -> None:
+        self._beats.polled()
+
+    def metadata_changed(self) -> None:
+        """The leader looks whether the topics are still those that it dealt out."""
+        if self._phase is _Phase.STABLE and self._joined is not None and self._joined.basis is not None:
+            basis = self._joined.basis
+            now = self._partitions(basis if self._subscription.pattern is None else self._topics())
+            if now != basis:
+                self._rejoin("topics or partitions changed")
+
+    async def refresh_member(self) -> bool:
+        return False
+
+    def _heard(self, code: ErrorCode) -> None:
+        """What a heartbeat brought, other than success."""
+        if self._phase is not _Phase.STABLE:
+            return
+        if code is ErrorCode.REBALANCE_IN_PROGRESS:
+            self._rejoin("the group is rebalancing")
+        else:
+            self._forget_member(code)
+
+    def _forget_member(self, code: ErrorCode) -> None:
+        log.info("group %r: out of it: %s", self._group_id, code.name)
+        self._lost = True
+        keep_id = code is ErrorCode.ILLEGAL_GENERATION
+        self._member = Member(self._member.member_id if keep_id else "", -1, self._config.group_instance_id)
+        self._rejoin(f"need to rejoin: {code.name}")
+
+    def _rejoin(self, reason: str) -> None:
+        log.debug("group %r: joining again: %s", self._group_id, reason)
+        self._reason = reason
+        if self._phase is _Phase.STABLE:
+            self._phase = _Phase.OUTSIDE
+        self._hands.wake()
+
+    # Within the user's poll.
+
+    async def step(self) -> None:
+        if self._phase is _Phase.JOINING and self._joining is not None and self._joining.done():
+            await self._finish_joining()
+        if self._phase is _Phase.OUTSIDE and asyncio.get_running_loop().time() >= self._backoff_until:
+            await self._prepare_joining()
+
+    async def _prepare_joining(self) -> None:
+        owned = self._hands.owned()
+        if self._lost:
+            self._lost = False
+            self._hands.take_over([])
+            await notify(self._listener, "on_partitions_lost", owned)
+        elif owned and not self._cooperative:
+            await self._hands.commit_owned()
+            await notify(self._listener, "on_partitions_revoked", owned)
+            self._hands.take_over([])
+        elif self._cooperative:
+            await self._give_up([p for p in owned if not self._still_wanted(p)])
+        self._phase = _Phase.JOINING
+        self._joining = asyncio.get_running_loop().create_task(self._join(), name="ottla-join")
+        self._joining.add_done_callback(lambda _: self._hands.wake())
+
+    def _still_wanted(self, partition: TopicPartition) -> bool:
+        return self._subscription.pattern is not None or partition.topic in self._subscription.topics
+
+    async def _give_up(self, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
+        await self._hands.commit_owned()
+        await notify(self._listener, "on_partitions_revoked", partitions)
+        self._hands.take_over([p for p in self._hands.owned() if p not in partitions])
+
+    async def _finish_joining(self) -> None:
+        assert self._joining is not None
+        task, self._joining = self._joining, None
+        self._phase = _Phase.OUTSIDE
+        try:
+            joined = task.result()
+        except KafkaError as error:
+            self._join_failed(error)
+            return
+        self._backoff.reset()
+        self._joined, self._member = joined, joined.member
+        self._phase = _Phase.STABLE
+        owned, assigned = set(self._hands.owned()), set(joined.assigned)
+        if joined.assignor.cooperative and owned - assigned:
+            await self._give_up(sorted(owned - assigned))
+            self._rejoin("partitions were given up, for others to take")
+        self._hands.take_over(joined.assigned)
+        await notify(self._listener, "on_partitions_assigned", assigned - owned)
+
+    def _join_failed(self, error: KafkaError) -> None:
+        wait = self._backoff.next_ms() / 1000
+        if error.code in _LOST:
+            self._forget_member(error.code)
+        elif error.code not in _REJOIN and not error.retriable:
+            raise error
+        log.debug("group %r: %s; joining again in %.0f ms", self._group_id, error, wait * 1000)
+        loop = asyncio.get_running_loop()
+        self._backoff_until = loop.time() + wait
+        loop.call_later(wait, self._hands.wake)
+
+    # The exchange with the coordinator.
+
+    async def _join(self) -> _Joined:
+        await self._cluster.refresh(
+            topics=self._subscription.topics, all_topics=self._subscription.pattern is not None
+        )
+        answer = await self._send_join()
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member = self._member._replace(member_id=answer.member_id)
+            answer = await self._send_join()
+        self._check(answer.error_code, "join")
+        member = Member(answer.member_id, answer.generation_id, self._config.group_instance_id)
+        assignor = ASSIGNORS.get(answer.protocol_name or "")
+        if assignor is None:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"group {self._group_id!r} chose the assignor {answer.protocol_name!r}, unknown here",
+            )
+        self._member = member
+        plan: dict[str, list[TopicPartition]] = {}
+        basis: dict[str, int] | None = None
+        if answer.leader == answer.member_id:
+            members = {m.member_id: _view(m.metadata, m.group_instance_id) for m in answer.members}
+            topics = {topic for view in members.values() for topic in view.topics}
+            await self._cluster.refresh(topics=topics)
+            basis = self._partitions(topics)
+            if not answer.skip_assignment:
+                plan = assignor.assign(members, basis)
+        sync = await self._coordinator.once(
+            SyncGroupRequest(
+                group_id=self._group_id,
+                generation_id=member.epoch,
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocol_name=assignor.name,
+                assignments=[
+                    SyncGroupRequestAssignment(member_id=each, assignment=_wire_assignment(partitions))
+                    for each, partitions in plan.items()
+                ],
+            ),
+            SyncGroupResponse,
+            timeout_ms=self._config.max_poll_interval_ms + JOIN_SLACK_MS,
+        )
+        self._check(sync.error_code, "sync with")
+        assigned = _read_assignment(sync.assignment)
+        log.info(
+            "group %r: generation %d, %d partitions by %s (%s)",
+            self._group_id,
+            member.epoch,
+            len(assigned),
+            assignor.name,
+            self._reason,
+        )
+        self._beats.beat_as(member)
+        return _Joined(member, assignor, assigned, basis)
+
+    async def _send_join(self) -> JoinGroupResponse:
+        owned = self._hands.owned()
+        topics = self._topics()
+        return await self._coordinator.once(
+            JoinGroupRequest(
+                group_id=self._group_id,
+                session_timeout_ms=self._config.session_timeout_ms,
+                rebalance_timeout_ms=self._config.max_poll_interval_ms,
+                member_id=self._member.member_id,
+                group_instance_id=self._config.group_instance_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocols=[
+                    JoinGroupRequestProtocol(
+                        name=assignor.name, metadata=self._wire_subscription(assignor, topics, owned)
+                    )
+                    for assignor in self._assignors
+                ],
+                reason=self._reason,
+            ),
+            JoinGroupResponse,
+            timeout_ms=self._config.max_poll_interval_ms + JOIN_SLACK_MS,
+        )
+
+    def _wire_subscription(self, assignor: Assignor, topics: list[str], owned: list[TopicPartition]) -> bytes:
+        generation = self._joined.member.epoch if self._joined is not None and owned else -1
+        return encode_subscription(
+            ConsumerProtocolSubscription(
+                topics=topics,
+                user_data=user_data(assignor, owned, generation),
+                owned_partitions=_wire_partitions(owned),
+                generation_id=generation,
+                rack_id=self._config.client_rack or None,
+            )
+        )
+
+    def _topics(self) -> list[str]:
+        if self._subscription.pattern is None:
+            return sorted(self._subscription.topics)
+        return self._subscription.matching(
+            self._cluster.view, internal=not self._config.exclude_internal_topics
+        )
+
+    def _partitions(self, topics: Mapping[str, int] | set[str] | list[str]) -> dict[str, int]:
+        known = self._cluster.view.topics
+        return {t: len(known[t].partitions) for t in sorted(topics) if t in known and not known[t].error}
+
+    def _check(self, code: int, what: str) -> None:
+        error = ErrorCode.of(code)
+        if error in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            self._coordinator.forget()
+        if error:
+            hint = ""
+            if error is ErrorCode.FENCED_INSTANCE_ID:
+                hint = f" (group.instance.id={self._config.group_instance_id!r})"
+            raise KafkaError(error, f"cannot {what} group {self._group_id!r}{hint}: {error.text}")
+
+    async def leave(self) -> None:
+        """Says good-bye, unless the member is static: its partitions wait for its return."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        await self._side.stop()
+        if not self._member.member_id or self._config.group_instance_id is not None:
+            return
+        try:
+            connection = await self._coordinator.connection()
+            old = connection.version_for(LeaveGroupRequest) < 3
+            identity = MemberIdentity(member_id=self._member.member_id, reason="the consumer was closed")
+            await connection.request(
+                LeaveGroupRequest(
+                    group_id=self._group_id,
+                    member_id=self._member.member_id if old else "",
+                    members=[] if old else [identity],
+                ),
+                LeaveGroupResponse,
+                timeout_ms=LEAVE_TIMEOUT_MS,
+            )
+        except KafkaError as error:
+            log.debug("group %r: left without a word: %s", self._group_id, error)
+
+
+def _view(metadata: bytes, instance_id: str | None) -> MemberView:
+    subscription = decode_subscription(metadata)
+    owned = tuple(
+        TopicPartition(entry.topic, index)
+        for entry in subscription.owned_partitions
+        for index in entry.partitions
+    )
+    return MemberView(tuple(subscription.topics), owned, subscription.generation_id, instance_id)
+
+
+def _wire_partitions(partitions: list[TopicPartition]) -> list[WirePartitions]:
+    topics: dict[str, list[int]] = {}
+    for topic, index in sorted(partitions):
+        topics.setdefault(topic, []).append(index)
+    return [WirePartitions(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
+
+
+def _wire_assignment(partitions: list[TopicPartition]) -> bytes:
+    return encode_assignment(ConsumerProtocolAssignment(assigned_partitions=_wire_partitions(partitions)))
+
+
+def _read_assignment(data: bytes) -> list[TopicPartition]:
+    if not data:
+        return []
+    return [
+        TopicPartition(entry.topic, index)
+        for entry in decode_assignment(data).assigned_partitions
+        for index in entry.partitions
+    ]

@@ -1,0 +1,115 @@
+"""Commits: those the user asks for, and those that happen by themselves.
+
+An automatic commit never runs ahead of the user: it is made within `poll`, of what earlier polls handed out,
+and so are the last ones, before partitions are given up and when the consumer closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.membership import Membership
+from ottla.client.group_offsets import CommittedOffset, GroupOffsets, Member
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+__all__ = ["Committer"]
+
+log = logging.getLogger(__name__)
+
+STALE_RETRIES = 5
+_NOT_OURS = frozenset(
+    {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH}
+)
+
+Offsets = Mapping[TopicPartition, CommittedOffset]
+
+
+class Committer:
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        offsets: GroupOffsets,
+        positions: Callable[[], dict[TopicPartition, CommittedOffset]],
+    ) -> None:
+        self._config = config
+        self._offsets = offsets
+        self._positions = positions
+        self._next_at: float | None = None
+        self._under_way: asyncio.Task[None] | None = None
+        self._last: dict[TopicPartition, CommittedOffset] = {}
+        self.membership: Membership | None = None
+
+    @property
+    def member(self) -> Member:
+        return self.membership.member if self.membership is not None else Member()
+
+    async def fetch(self, partitions: list[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+        return await self._offsets.fetch(partitions)
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Commits all of them or raises why not."""
+        for attempt in range(STALE_RETRIES):
+            results = await self._offsets.commit(offsets, member=self.member)
+            error = next((error for error in results.values() if error is not None), None)
+            if error is None:
+                return
+            stale = error.code is ErrorCode.STALE_MEMBER_EPOCH and self.membership is not None
+            if stale and attempt + 1 < STALE_RETRIES and await self.membership.refresh_member():  # type: ignore[union-attr]
+                continue
+            if error.code in _NOT_OURS:
+                raise KafkaError(
+                    error.code,
+                    f"{error.message}; the group has rebalanced and the partitions may belong to another "
+                    "member, which reads from the last commit",
+                )
+            raise error
+
+    # By themselves.
+
+    def commit_if_due(self) -> None:
+        """Called with each poll, before anything new is handed out."""
+        if not self._config.enable_auto_commit:
+            return
+        now = asyncio.get_running_loop().time()
+        interval = self._config.auto_commit_interval_ms / 1000
+        if self._next_at is None:
+            self._next_at = now + interval
+        elif now >= self._next_at and (self._under_way is None or self._under_way.done()):
+            self._next_at = now + interval
+            offsets = self._changed()
+            if offsets:
+                self._under_way = asyncio.get_running_loop().create_task(self._quietly(offsets))
+
+    async def commit_last(self) -> None:
+        """Before partitions go: waits for the commit."""
+        if not self._config.enable_auto_commit:
+            return
+        if self._under_way is not None:
+            await asyncio.gather(self._under_way, return_exceptions=True)
+        offsets = self._changed()
+        if offsets:
+            await self._quietly(offsets)
+
+    def _changed(self) -> dict[TopicPartition, CommittedOffset]:
+        return {p: offset for p, offset in self._positions().items() if self._last.get(p) != offset}
+
+    def forget(self, partitions: list[TopicPartition]) -> None:
+        """Partitions that are not ours any more; somebody else may commit for them."""
+        for partition in partitions:
+            self._last.pop(partition, None)
+
+    async def _quietly(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
+        try:
+            await self.commit(offsets)
+            self._last.update(offsets)
+        except KafkaError as error:
+            log.warning("automatic commit: %s", error)
+
+    async def close(self) -> None:
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.gather(self._under_way, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""What a consumer and its membership in a group want of each other, whichever protocol the group speaks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ottla.client.group_offsets import Member
+from ottla.client.view import ClusterView, TopicPartition
+
+__all__ = ["Hands", "Membership", "RebalanceListener", "Subscription", "notify"]
+
+
+class RebalanceListener(Protocol):
+    """Told within `poll`, before partitions are given up and after new ones came; plain or async. Lost
+    partitions may belong to another member already: nothing can be committed for them any more.
+    """
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Names, or a pattern that whole names must match."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    def matching(self, view: ClusterView, *, internal: bool) -> list[str]:
+        """The topics of it that exist."""
+        if self.pattern is None:
+            return [t for t in self.topics if t in view.topics and not view.topics[t].error]
+        whole = re.compile(self.pattern)
+        return sorted(
+            name
+            for name, info in view.topics.items()
+            if whole.fullmatch(name) and not info.error and (internal or not info.is_internal)
+        )
+
+
+class Hands(Protocol):
+    """What a membership may do with its consumer."""
+
+    def owned(self) -> list[TopicPartition]: ...
+
+    def take_over(self, partitions: Iterable[TopicPartition]) -> None:
+        """From now on exactly these partitions."""
+        ...
+
+    async def commit_owned(self) -> None:
+        """The last commit before partitions go, if commits are automatic."""
+        ...
+
+    def wake(self) -> None:
+        """There is work for the next `poll`."""
+        ...
+
+
+class Membership(Protocol):
+    @property
+    def member(self) -> Member: ...
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the member has what the group gave it, and nothing is being moved."""
+        ...
+
+    async def start(self) -> None: ...
+
+    def subscribe(self, subscription: Subscription) -> None: ...
+
+    async def step(self) -> None:
+        """Does what has to be done within `poll`: listeners, and taking over what was assigned."""
+        ...
+
+    def polled(self) -> None:
+        """The user is alive."""
+        ...
+
+    def metadata_changed(self) -> None: ...
+
+    async def refresh_member(self) -> bool:
+        """After a commit was refused as stale: waits for a newer epoch. False if there is none to expect."""
+        ...
+
+    async def leave(self) -> None: ...
+
+
+async def notify(
+    listener: RebalanceListener | None, event: str, partitions: Iterable[TopicPartition]
+) -> None:
+    found = sorted(partitions)
+    call = getattr(listener, event, None)
+    if call is None and event == "on_partitions_lost":
+        call = getattr(listener, "on_partitions_revoked", None)
+    if call is None or not (found or event == "on_partitions_assigned"):
+        return
+    result = call(found)
+    if inspect.isawaitable(result):
+        await result

@@ -1,0 +1,86 @@
+"""A second loop for a group member's heartbeats, so that they go on while the user's loop is busy.
+
+A member that does not heartbeat is taken for dead, its partitions go to others, and its work is done twice.
+User code that computes for a minute on the event loop must not cause that. So heartbeats have a thread, a
+loop and connections of their own; only messages cross over. In the simulator, where there is one thread,
+they share the loop, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ottla.client.cluster import Cluster, ConnectionConfig, CoordinatorType
+from ottla.client.coordinator import Coordinator
+from ottla.runtime.loop_thread import LoopThread
+from ottla.runtime.runtime import Runtime
+
+__all__ = ["Side"]
+
+
+class Side:
+    """`post` goes there, `tell` comes back; `coordinator` is to be used over there only."""
+
+    def __init__(
+        self, runtime: Runtime, config: ConnectionConfig, group_id: str, *, timeout_ms: int, threaded: bool
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._group_id = group_id
+        self._timeout_ms = timeout_ms
+        self._thread = LoopThread("ottla-heartbeats") if threaded else None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._cluster: Cluster | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.coordinator: Coordinator
+
+    async def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs `main` over there until `stop`."""
+        self._home = asyncio.get_running_loop()
+        if self._thread is None:
+            self._begin(main)
+        else:
+            self._thread.start()
+            await asyncio.wrap_future(self._thread.submit(self._begin_there(main)))
+
+    async def _begin_there(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._begin(main)
+
+    def _begin(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._cluster = Cluster(self._runtime, self._config)
+        self.coordinator = Coordinator(
+            self._cluster, CoordinatorType.GROUP, self._group_id, timeout_ms=self._timeout_ms
+        )
+        self._task = asyncio.get_running_loop().create_task(main(), name="ottla-heartbeats")
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        if self._thread is not None:
+            self._thread.post(call, *args)
+        elif self._home is not None:
+            self._home.call_soon(call, *args)
+
+    def tell(self, call: Callable[..., object], *args: Any) -> None:
+        """From over there to the user's loop; nothing is told to a loop that has ended."""
+        assert self._home is not None
+        if self._thread is None:
+            self._home.call_soon(call, *args)
+        elif not self._home.is_closed():
+            self._home.call_soon_threadsafe(call, *args)
+
+    async def stop(self) -> None:
+        if self._home is None:
+            return
+        if self._thread is None:
+            await self._end()
+        elif self._thread.is_running:
+            await asyncio.wrap_future(self._thread.submit(self._end()))
+            self._thread.stop()
+
+    async def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._cluster is not None:
+            await self._cluster.close()

@@ -1,7 +1,7 @@
 """Apache Kafka's jars, fetched once per checkout by Maven.
 
-Tests compare Ottla with the real thing, so they need the real thing: the broker with its tools, and a Java
-client of an older age. A generated pom and `mvn dependency:copy-dependencies` bring them into
+Tests compare Ottla with the real thing, so they need the real thing: the broker with its tools, Kafka Streams,
+and a Java client of an older age. A generated pom and `mvn dependency:copy-dependencies` bring them into
 `build/apache-kafka/`. The invariant: a folder counts only when its marker file is there, and the marker is
 written last, under a lock that all pytest processes share. So a download that was cut off is done again and
 two workers never write one folder.
@@ -44,6 +44,10 @@ BROKER = Bundle(
         "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
         "org.apache.logging.log4j:log4j-1.2-api:2.25.4",
     ),
+)
+STREAMS = Bundle(
+    f"streams-{KAFKA_VERSION}",
+    (f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
 )
 OLD_CLIENT = Bundle(
     f"clients-{OLD_CLIENT_VERSION}",

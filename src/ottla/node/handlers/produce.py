@@ -12,8 +12,9 @@ names topics by id.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.append import AppendInfo
 from ottla.log.files import TopicPartition
@@ -43,6 +44,7 @@ from ottla.runtime.disk import Buffer
 if TYPE_CHECKING:
     from ottla.node.produce_verification import Verification
 
+_LAST_IN_LINE: Final = "produce in line"
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _ADMIN_CLIENT: Final = "__admin_client"
@@ -53,22 +55,68 @@ _BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE
 def handle(
     context: RequestContext, request: ProduceRequest
 ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
-    acks = request.acks
-    if acks not in (-1, 0, 1):
+    if request.acks not in (-1, 0, 1):
         return failed(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
+    line = context.exchange.connection.attributes
+    before = line.get(_LAST_IN_LINE)
+    if before is not None:
+        return _in_line(context, request, _join(line), before)
     appends = _Appends(context, request)
-    if request.transactional_id is not None:
-        verified = appends.verify(request.transactional_id)
-        if verified is not None:
-            return _once_verified(context, request, appends, verified)
+    verified = appends.verify(request.transactional_id) if request.transactional_id is not None else None
+    if verified is not None:
+        return _once_verified(context, request, _join(line), appends, verified)
     return _append(context, request, appends)
 
 
-async def _once_verified(
-    context: RequestContext, request: ProduceRequest, appends: _Appends, verified: Awaitable[None]
+# The records of one connection are appended in the order in which they came: a producer counts on that. While
+# the transaction of one request is being confirmed, those after it stand in line.
+
+
+def _join(line: dict[str, Any]) -> asyncio.Future[None]:
+    place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    line[_LAST_IN_LINE] = place
+    return place
+
+
+def _leave(context: RequestContext, place: asyncio.Future[None]) -> None:
+    line = context.exchange.connection.attributes
+    if line.get(_LAST_IN_LINE) is place:
+        del line[_LAST_IN_LINE]
+    if not place.done():
+        place.set_result(None)
+
+
+async def _in_line(
+    context: RequestContext,
+    request: ProduceRequest,
+    place: asyncio.Future[None],
+    before: asyncio.Future[None],
 ) -> ProduceResponse | None:
-    await verified
-    response = _append(context, request, appends)
+    try:
+        await asyncio.wait((before,))
+        appends = _Appends(context, request)
+        if request.transactional_id is not None:
+            verified = appends.verify(request.transactional_id)
+            if verified is not None:
+                await verified
+        response = _append(context, request, appends)
+    finally:
+        _leave(context, place)
+    return response if response is None or isinstance(response, ProduceResponse) else await response
+
+
+async def _once_verified(
+    context: RequestContext,
+    request: ProduceRequest,
+    place: asyncio.Future[None],
+    appends: _Appends,
+    verified: Awaitable[None],
+) -> ProduceResponse | None:
+    try:
+        await verified
+        response = _append(context, request, appends)
+    finally:
+        _leave(context, place)
     return response if response is None or isinstance(response, ProduceResponse) else await response
 
 

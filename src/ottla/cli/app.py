@@ -1,29 +1,30 @@
 """The application: which commands there are, and where each lives.
 
 Only the module of the command that was asked for is imported; of the others the table holds what `--help`
-says. Shell completion, which must know all options of all commands, loads them all.
+says.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-import typer
+import click
 
-from ottla.cli.options import SETTINGS
+from ottla.cli.declare import SETTINGS, Argument, Group, make_command
+from ottla.cli.errors import INTERRUPTED
 from ottla.cli.session import guarded
 
 COMPLETION_VARIABLE: Final = "_OTTLA_COMPLETE"
 SUMMARY: Final = "A durable, distributed commit log that speaks Kafka."
+SHELLS: Final = ("bash", "zsh", "fish")
 
 
 class Entry(NamedTuple):
+    """`module` has the command as `app`."""
+
     module: str
-    """Has a `register(root)` that adds the command."""
     help: str
 
 
@@ -34,64 +35,90 @@ COMMANDS: Final[dict[str, Entry]] = {
     "consume": Entry("consume", "Read records of a topic."),
     "groups": Entry("groups", "See groups and their lag, move or delete their offsets."),
     "transactions": Entry("transactions", "See transactions, find and abort those that hang."),
-    "configs": Entry("configs", "Describe and change the settings of topics, brokers and groups."),
+    "configs": Entry("configs", "Describe and change settings of topics, brokers and groups."),
     "offsets": Entry("offsets", "Show where partitions begin and end, or stood at a time."),
     "delete-records": Entry("delete_records", "Delete the records of partitions up to an offset."),
-    "log-dirs": Entry("log_dirs", "Show the data directories of brokers and what lies in them."),
+    "log-dirs": Entry("log_dirs", "Show the data directories of brokers and their content."),
     "cluster": Entry("cluster", "Describe the cluster: brokers, features, APIs."),
     "quorum": Entry("quorum", "Describe the quorum of controllers."),
     "log": Entry("log_files", "Read the files of partitions; needs no node."),
     "storage": Entry("storage", "Look at data directories, and format them; needs no node."),
     "perf": Entry("perf", "Measure throughput and latency."),
+    "completion": Entry("app", "Print the script that completes commands in a shell."),
 }
 
 
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
-) -> None:
-    if version:
-        from ottla import __version__
+class Root(Group):
+    """Knows its commands by name, and loads the one that is run."""
 
-        print(f"ottla {__version__}")
-        raise typer.Exit
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        entry = COMMANDS.get(name)
+        if entry is None:
+            return None
+        if entry.module == "app":
+            return completion
+        found: click.Command = import_module(f"ottla.cli.{entry.module}").app
+        return found
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
 
-def build(chosen: str | None = None, *, complete: bool = False) -> typer.Typer:
-    """The application with `chosen` in full and the other commands by name (in full too if `complete`)."""
-    root = typer.Typer(
-        name="ottla",
-        help=SUMMARY,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings=SETTINGS,
+def root() -> Root:
+    return Root("ottla", help=SUMMARY, no_args_is_help=True, context_settings=SETTINGS, params=[_version()])
+
+
+def _version() -> click.Option:
+    def show(context: click.Context, _: click.Parameter, value: Any) -> None:
+        if value and not context.resilient_parsing:
+            from ottla import __version__
+
+            print(f"ottla {__version__}")
+            context.exit()
+
+    return click.Option(
+        ["--version"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=show,
+        help="Show the version.",
     )
-    root.callback(help=SUMMARY)(_options)
-    for name, entry in COMMANDS.items():
-        if complete or name == chosen:
-            import_module(f"ottla.cli.{entry.module}").register(root)
-        else:
-            root.command(name, help=entry.help)(_placeholder)
-    return root
 
 
-def _placeholder() -> None:
-    raise AssertionError("a command that was not loaded cannot be run")
+def _completion(shell: Annotated[str, Argument(choices=SHELLS, help="The shell to complete in.")]) -> None:
+    """Print the script that completes commands in a shell.
+
+    For bash, put `eval "$(ottla completion bash)"` into ~/.bashrc; for zsh the same into ~/.zshrc; for fish,
+    save the output as ~/.config/fish/completions/ottla.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell.lower())
+    assert found is not None
+    print(found(root(), {}, "ottla", COMPLETION_VARIABLE).source())
+
+
+completion = make_command(_completion, "completion")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit status."""
-    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-    return guarded(lambda: _run(list(arguments), chosen))
+    return guarded(lambda: _run(list(arguments)))
 
 
-def _run(arguments: list[str], chosen: str | None) -> int:
-    app = build(chosen, complete=COMPLETION_VARIABLE in os.environ)
+def _run(arguments: list[str]) -> int:
     try:
-        app(arguments, prog_name="ottla")
-    except SystemExit as exit:
-        if exit.code is not None and not isinstance(exit.code, int):
-            print(exit.code, file=sys.stderr)
-            return 1
-        return exit.code or 0
-    return 0
+        status = root().main(
+            arguments, prog_name="ottla", complete_var=COMPLETION_VARIABLE, standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
+from ottla.cli.declare import Option, command, group
 from ottla.cli.errors import WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -14,7 +13,6 @@ from ottla.cli.options import (
     DryRun,
     Json,
     Timeout,
-    group,
     named_values,
 )
 from ottla.cli.output import print_json, print_pairs, print_table
@@ -25,14 +23,10 @@ if TYPE_CHECKING:
     from ottla.client.admin.cluster import ClusterInfo, Feature
 
 HELP: Final = "Describe the cluster: brokers, features, APIs."
-app = group(HELP)
+app = group("cluster", HELP)
 
 
-def register(root: typer.Typer) -> None:
-    root.add_typer(app, name="cluster")
-
-
-@app.command()
+@command(app, "describe")
 def describe(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -62,14 +56,14 @@ def describe(
     )
 
 
-@app.command()
+@command(app, "features")
 def features(
     upgrade: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FEATURE=LEVEL", help="Bring a feature to a level; may be repeated."),
+        Option("--set", metavar="FEATURE=LEVEL", help="Bring a feature to a level; may be repeated."),
     ] = None,
     downgrade: Annotated[
-        bool, typer.Option("--downgrade", help="Levels may go down where nothing is lost.")
+        bool, Option("--downgrade", help="Levels may go down where nothing is lost.")
     ] = False,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
@@ -111,7 +105,7 @@ def features(
         )
 
 
-@app.command()
+@command(app, "apis")
 def apis(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,

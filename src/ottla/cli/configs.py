@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
+from ottla.cli.declare import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -14,7 +13,6 @@ from ottla.cli.options import (
     DryRun,
     Json,
     Timeout,
-    group,
     named_values,
 )
 from ottla.cli.output import print_json, print_table
@@ -25,22 +23,18 @@ if TYPE_CHECKING:
     from ottla.client.admin.configs import Config, ResourceType
 
 HELP: Final = "Describe and change the settings of topics, brokers and groups."
-app = group(HELP)
+app = group("configs", HELP)
 
-Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="NAME", help="The settings of a topic.")]
+Topic = Annotated[str | None, Option("--topic", "-t", metavar="NAME", help="The settings of a topic.")]
 Broker = Annotated[
     str | None,
-    typer.Option("--broker", metavar="ID|default", help="Of a broker, or the default of all brokers."),
+    Option("--broker", metavar="ID|default", help="Of a broker, or the default of all brokers."),
 ]
-Logger = Annotated[str | None, typer.Option("--broker-logger", metavar="ID", help="Of a broker's loggers.")]
-Group = Annotated[str | None, typer.Option("--group", "-g", metavar="NAME", help="Of a group.")]
+Logger = Annotated[str | None, Option("--broker-logger", metavar="ID", help="Of a broker's loggers.")]
+Group = Annotated[str | None, Option("--group", "-g", metavar="NAME", help="Of a group.")]
 Metrics = Annotated[
-    str | None, typer.Option("--client-metrics", metavar="NAME", help="Of a client metrics subscription.")
+    str | None, Option("--client-metrics", metavar="NAME", help="Of a client metrics subscription.")
 ]
-
-
-def register(root: typer.Typer) -> None:
-    root.add_typer(app, name="configs")
 
 
 def _resource(
@@ -81,18 +75,16 @@ async def _check(admin: Admin, kind: ResourceType, name: str) -> None:
             raise CliError(f"there is no broker {name}; there are {', '.join(map(str, brokers))}")
 
 
-@app.command()
+@command(app, "describe")
 def describe(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[SETTING]...", help="Only these.")] = None,
+    keys: Annotated[list[str] | None, Argument(metavar="[SETTING]...", help="Only these.")] = None,
     topic: Topic = None,
     broker: Broker = None,
     logger: Logger = None,
     group_name: Group = None,
     metrics: Metrics = None,
-    everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Defaults too, not only what was set.")
-    ] = False,
-    docs: Annotated[bool, typer.Option("--docs", help="What each setting means.")] = False,
+    everything: Annotated[bool, Option("--all", "-a", help="Defaults too, not only what was set.")] = False,
+    docs: Annotated[bool, Option("--docs", help="What each setting means.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -148,22 +140,22 @@ def _document(config: Config) -> dict[str, Any]:
     }
 
 
-@app.command()
+@command(app, "alter")
 def alter(
     topic: Topic = None,
     broker: Broker = None,
     logger: Logger = None,
     group_name: Group = None,
     metrics: Metrics = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE")] = None,
+    set_: Annotated[list[str] | None, Option("--set", "-s", metavar="NAME=VALUE")] = None,
     delete: Annotated[
-        list[str] | None, typer.Option("--delete", "-d", metavar="NAME", help="Back to the default.")
+        list[str] | None, Option("--delete", "-d", metavar="NAME", help="Back to the default.")
     ] = None,
     append: Annotated[
-        list[str] | None, typer.Option("--append", metavar="NAME=VALUE", help="Add to a list.")
+        list[str] | None, Option("--append", metavar="NAME=VALUE", help="Add to a list.")
     ] = None,
     subtract: Annotated[
-        list[str] | None, typer.Option("--subtract", metavar="NAME=VALUE", help="Take out of a list.")
+        list[str] | None, Option("--subtract", metavar="NAME=VALUE", help="Take out of a list.")
     ] = None,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
@@ -199,7 +191,7 @@ def alter(
         print(f"{subject}: {'would change' if dry_run else 'changed'}: {'; '.join(changes)}")
 
 
-@app.command("list")
+@command(app, "list")
 def list_resources(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
+from ottla.cli.declare import Argument, Option, command
 from ottla.cli.errors import CliError
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -29,23 +28,19 @@ if TYPE_CHECKING:
 HELP: Final = "Delete the records of partitions up to an offset."
 
 
-def register(root: typer.Typer) -> None:
-    root.command("delete-records", help=HELP)(delete_records)
-
-
-def delete_records(
-    topic: Annotated[str, typer.Argument(show_default=False)],
+@command(None, "delete-records")
+def app(
+    topic: Annotated[str, Argument()],
     before: Annotated[
         str,
-        typer.Option(
+        Option(
             "--before",
             metavar="PLACE",
-            show_default=False,
             help="Delete what lies before it: an offset, end, -N (keep the last N), a time or an age (7d).",
         ),
     ],
     partitions: Annotated[
-        str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
+        str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,

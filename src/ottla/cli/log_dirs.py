@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import click
 
+from ottla.cli.declare import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -13,7 +14,6 @@ from ottla.cli.options import (
     Bootstrap,
     Json,
     Timeout,
-    group,
     parse_ids,
     parse_partition,
 )
@@ -25,22 +25,16 @@ if TYPE_CHECKING:
     from ottla.client.admin.log_dirs import LogDir
 
 HELP: Final = "Show the data directories of brokers and what lies in them."
-app = group(HELP)
+app = group("log-dirs", HELP)
 
 
-def register(root: typer.Typer) -> None:
-    root.add_typer(app, name="log-dirs")
-
-
-@app.command()
+@command(app, "describe")
 def describe(
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="Only this topic; may be repeated.")
+        list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
     ] = None,
-    brokers: Annotated[
-        str | None, typer.Option("--brokers", metavar="0,1", help="Only these brokers.")
-    ] = None,
-    replicas: Annotated[bool, typer.Option("--replicas", help="A line for each replica.")] = False,
+    brokers: Annotated[str | None, Option("--brokers", metavar="0,1", help="Only these brokers.")] = None,
+    replicas: Annotated[bool, Option("--replicas", help="A line for each replica.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -94,7 +88,7 @@ def describe(
     if offline:
         for each in offline:
             note(f"ottla: broker {each.broker_id}, {each.path}: {each.error.text}")
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _document(directory: LogDir) -> dict[str, Any]:
@@ -117,11 +111,11 @@ def _document(directory: LogDir) -> dict[str, Any]:
     }
 
 
-@app.command()
+@command(app, "move")
 def move(
-    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", show_default=False)],
-    directory: Annotated[str, typer.Argument(help="A data directory of the broker.", show_default=False)],
-    broker: Annotated[int, typer.Option("--broker", help="The broker that holds the replica.")],
+    partition: Annotated[str, Argument(metavar="TOPIC:PARTITION")],
+    directory: Annotated[str, Argument(help="A data directory of the broker.")],
+    broker: Annotated[int, Option("--broker", help="The broker that holds the replica.")],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,

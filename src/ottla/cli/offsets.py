@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import click
 
+from ottla.cli.declare import Argument, Option, command
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -25,20 +26,17 @@ if TYPE_CHECKING:
 HELP: Final = "Show where partitions begin and end, or stood at a time."
 
 
-def register(root: typer.Typer) -> None:
-    root.command("offsets", help=HELP)(offsets)
-
-
-def offsets(
+@command(None, "offsets")
+def app(
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="All topics if none is named.")
+        list[str] | None, Argument(metavar="[TOPIC]...", help="All topics if none is named.")
     ] = None,
     partitions: Annotated[
-        str | None, typer.Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
+        str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--at",
             metavar="TIME|AGE|max",
             help="The first record at or after a time (2026-01-31T12:00:00Z, @ms, or an age as 15m), or the "
@@ -46,7 +44,7 @@ def offsets(
         ),
     ] = None,
     committed: Annotated[
-        bool, typer.Option("--read-committed", help="The end as a read_committed consumer sees it.")
+        bool, Option("--read-committed", help="The end as a read_committed consumer sees it.")
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -91,7 +89,7 @@ def offsets(
         if not as_json:
             for each in failed:
                 note(f"ottla: {each['error']}")
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 async def _offsets(

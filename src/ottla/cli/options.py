@@ -1,46 +1,34 @@
-"""The options that commands share, and the way commands are grouped."""
+"""The options that commands share, and how their values are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Final, TypeAlias
 
-import typer
-
+from ottla.cli.declare import Option
 from ottla.cli.errors import WrongUsage
 
+BOOTSTRAP_VARIABLE: Final = "OTTLA_BOOTSTRAP_SERVERS"
 DEFAULT_BOOTSTRAP_SERVERS: Final = "localhost:9092"
-SETTINGS: Final = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
+DEFAULT_TIMEOUT_S: Final = 30.0
+MAX_IDS: Final = 100_000
 
 Bootstrap: TypeAlias = Annotated[
     str,
-    typer.Option(
+    Option(
         "--bootstrap-server",
         "-b",
-        envvar="OTTLA_BOOTSTRAP_SERVERS",
+        envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT[,...]",
         help="Brokers to begin with.",
     ),
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON.")]
 Timeout: TypeAlias = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long to wait for an answer.")
+    float, Option("--timeout", metavar="SECONDS", min=0.001, help="How long to wait for an answer.")
 ]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Check the request and change nothing.")]
-
-DEFAULT_TIMEOUT_S: Final = 30.0
-
-
-def group(help: str) -> typer.Typer:
-    """An application for the commands about one kind of thing."""
-    return typer.Typer(
-        help=help,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        context_settings=SETTINGS,
-    )
+Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Check the request and change nothing.")]
 
 
 def named_values(option: str, entries: Iterable[str]) -> dict[str, str]:
@@ -68,7 +56,7 @@ def parse_ids(option: str, text: str | None) -> list[int] | None:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise WrongUsage(f"{option} {text}: expected numbers, as 0,2 or 0-3")
         low, high = int(first), int(last) if dash else int(first)
-        if high < low or high - low > 100_000:
+        if high < low or high - low >= MAX_IDS:
             raise WrongUsage(f"{option} {text}: {part} is not a range from low to high")
         found += range(low, high + 1)
     return list(dict.fromkeys(found))
@@ -80,12 +68,3 @@ def parse_partition(option: str, text: str) -> tuple[str, int]:
     if not colon or not topic or not number.isdecimal():
         raise WrongUsage(f"{option} {text}: expected TOPIC:PARTITION, as orders:0")
     return topic, int(number)
-
-
-def choose(option: str, value: str, allowed: Mapping[str, object] | Iterable[str]) -> str:
-    """The value if it is allowed, whatever its case and dashes."""
-    plain = value.lower().replace("_", "-")
-    names = list(allowed)
-    if plain not in names:
-        raise WrongUsage(f"{option} {value}: allowed are {', '.join(names)}")
-    return plain

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
+from ottla.cli.declare import command
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
 from ottla.cli.output import print_json, print_pairs, print_table, time_text
 from ottla.cli.session import with_admin
@@ -18,11 +17,8 @@ if TYPE_CHECKING:
 HELP: Final = "Describe the quorum of controllers."
 
 
-def register(root: typer.Typer) -> None:
-    root.command("quorum", help=HELP)(quorum)
-
-
-def quorum(
+@command(None, "quorum")
+def app(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
 from ottla.cli.errors import FAILED, INTERRUPTED, OK, UNREACHABLE, CliError, did_you_mean
 
 if TYPE_CHECKING:
@@ -99,7 +97,9 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise CliError(f"{question.rstrip('?')}: this cannot be undone; say --yes to do it without asking")
-    if not typer.confirm(question):
+    import click
+
+    if not click.confirm(question):
         raise CliError("nothing was changed")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
+from ottla.cli.declare import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -16,7 +15,6 @@ from ottla.cli.options import (
     Json,
     Timeout,
     Yes,
-    group,
     named_values,
 )
 from ottla.cli.output import ids_text, print_json, print_pairs, print_table
@@ -27,40 +25,34 @@ if TYPE_CHECKING:
     from ottla.client.view import PartitionInfo, TopicInfo
 
 HELP: Final = "Create, list, describe, change and delete topics."
-app = group(HELP)
+app = group("topics", HELP)
 
-Names = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
+Names = Annotated[list[str], Argument(metavar="TOPIC...")]
 Configs = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting of the topic; may be repeated."),
+    Option("--config", "-c", metavar="NAME=VALUE", help="A setting of the topic; may be repeated."),
 ]
 
 
-def register(root: typer.Typer) -> None:
-    root.add_typer(app, name="topics")
-
-
-@app.command()
+@command(app, "create")
 def create(
     topics: Names,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="How many; else as the broker is set.")
+        int | None, Option("--partitions", "-p", min=1, help="How many; else as the broker is set.")
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", min=1, help="Else as the broker is set.")
+        int | None, Option("--replication-factor", "-r", min=1, help="Else as the broker is set.")
     ] = None,
     config: Configs = None,
     replicas: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--replica-assignment",
             metavar="0:1,1:2",
             help="The brokers of each partition, instead of counts: partitions by comma, replicas by colon.",
         ),
     ] = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A topic that exists is fine.")
-    ] = False,
+    if_not_exists: Annotated[bool, Option("--if-not-exists", help="A topic that exists is fine.")] = False,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -122,13 +114,11 @@ def _report(outcome: Mapping[str, str], *, as_json: bool) -> None:
         raise CliError("\nottla: ".join(failed))
 
 
-@app.command("list")
+@command(app, "list")
 def list_topics(
-    pattern: Annotated[
-        str | None, typer.Argument(help="Only names with this in them, or matching *?[].")
-    ] = None,
-    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
-    names: Annotated[bool, typer.Option("--names", help="Print names only, one a line.")] = False,
+    pattern: Annotated[str | None, Argument(help="Only names with this in them, or matching *?[].")] = None,
+    internal: Annotated[bool, Option("--internal", help="Internal topics too.")] = False,
+    names: Annotated[bool, Option("--names", help="Print names only, one a line.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -193,7 +183,7 @@ def _id_text(topic: TopicInfo) -> str | None:
     return uuid_text(topic.topic_id) if topic.topic_id is not None else None
 
 
-@app.command()
+@command(app, "describe")
 def describe(
     topics: Names,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
@@ -275,15 +265,15 @@ async def _described(admin: Admin, name: str) -> dict[str, Any]:
     }
 
 
-@app.command()
+@command(app, "alter")
 def alter(
-    topic: Annotated[str, typer.Argument(show_default=False)],
+    topic: Annotated[str, Argument()],
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="Grow the topic to this many.")
+        int | None, Option("--partitions", "-p", min=1, help="Grow the topic to this many.")
     ] = None,
     config: Configs = None,
     delete_config: Annotated[
-        list[str] | None, typer.Option("--delete-config", metavar="NAME", help="Back to the default.")
+        list[str] | None, Option("--delete-config", metavar="NAME", help="Back to the default.")
     ] = None,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
@@ -321,13 +311,11 @@ def alter(
         print(f"{topic}: {'would change' if dry_run else 'changed'}: {'; '.join(done)}")
 
 
-@app.command()
+@command(app, "delete")
 def delete(
     topics: Names,
     yes: Yes = False,
-    if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="A topic that does not exist is fine.")
-    ] = False,
+    if_exists: Annotated[bool, Option("--if-exists", help="A topic that does not exist is fine.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,

@@ -1,0 +1,312 @@
+"""`ottla consume`: read records of topics and print them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.declare import Argument, Option, command
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.formats import (
+    DESERIALIZERS,
+    ShownRecord,
+    compile_format,
+    json_bytes,
+    plain,
+    shower,
+)
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    parse_ids,
+)
+from ottla.cli.output import print_json_line
+from ottla.cli.places import Kind, Place, parse_place, resolve
+from ottla.cli.session import open_admin, run, topic_or_fail
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.consumer import Consumer
+    from ottla.client.view import TopicPartition
+
+POLL_RECORDS: Final = 2_000
+POLL_MS: Final = 200
+HELP: Final = """Read records of topics.
+
+    Begins at the end, so that it shows what comes in; --from says otherwise. A place is beginning, end, an
+    offset (42), a count before the end (-10), a time (2026-01-31T12:00:00Z, or @ and milliseconds) or an age
+    (15m, 6h, 2d). Records of Kafka's own topics, such as __consumer_offsets, are decoded.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop, whichever is first; None never does."""
+
+    count: int | None
+    idle_s: float | None
+    until: Place | None
+
+
+@command(None, "consume", help=HELP)
+def app(
+    topics: Annotated[list[str], Argument(metavar="TOPIC...")],
+    start: Annotated[
+        str | None, Option("--from", "-o", metavar="PLACE", help="Where to begin.  [default: end]")
+    ] = None,
+    from_beginning: Annotated[bool, Option("--from-beginning", help="Short for --from beginning.")] = False,
+    until: Annotated[
+        str | None, Option("--until", "-u", metavar="PLACE", help="Stop before this place, as it is now.")
+    ] = None,
+    exit_at_end: Annotated[bool, Option("--exit", "-e", help="Short for --until end.")] = False,
+    count: Annotated[int | None, Option("--count", "-n", min=1, help="Stop after so many records.")] = None,
+    idle: Annotated[
+        float | None,
+        Option("--idle", metavar="SECONDS", min=0.001, help="Stop when nothing came for so long."),
+    ] = None,
+    partitions: Annotated[
+        str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
+    ] = None,
+    format: Annotated[
+        str | None,
+        Option(
+            "--format",
+            "-f",
+            help="%t topic, %p partition, %o offset, %T timestamp, %d the same as date, %k key, %s value, %h "
+            "headers, %K %S sizes; \\n, \\t.",
+        ),
+    ] = None,
+    show_key: Annotated[bool, Option("--key", "-k", help="Show keys, before a tab.")] = False,
+    show_headers: Annotated[bool, Option("--headers", help="Show headers, before a tab.")] = False,
+    show_place: Annotated[
+        bool, Option("--offsets", help="Show partition, offset and time, before a tab each.")
+    ] = False,
+    key_format: Annotated[str, Option("--key-format", choices=DESERIALIZERS, help="What keys are.")] = "text",
+    value_format: Annotated[
+        str, Option("--value-format", choices=DESERIALIZERS, help="What values are.")
+    ] = "text",
+    grep: Annotated[
+        str | None,
+        Option("--grep", "-g", metavar="REGEX", help="Only records with this in key, value or a header."),
+    ] = None,
+    committed: Annotated[
+        bool, Option("--read-committed", help="No records of open or aborted transactions.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    if from_beginning and start is not None:
+        raise WrongUsage("--from and --from-beginning contradict each other")
+    if exit_at_end and until is not None:
+        raise WrongUsage("--until and --exit contradict each other")
+    if as_json and format is not None:
+        raise WrongUsage("--json and --format contradict each other")
+    from ottla.runtime.clock import SystemClock
+
+    now_ms = SystemClock().wall_ms()
+    begin = parse_place("--from", "beginning" if from_beginning else start or "end", now_ms)
+    end = "end" if exit_at_end else until
+    limits = Limits(count, idle, parse_place("--until", end, now_ms) if end is not None else None)
+    show_as_key, show_as_value = shower(key_format), shower(value_format)
+    if as_json:
+        show = _json_printer(show_as_key, show_as_value, key_format, value_format)
+    else:
+        if format is None:
+            format = (
+                ("%p\\t%o\\t%d\\t" if show_place else "")
+                + ("%h\\t" if show_headers else "")
+                + ("%k\\t" if show_key else "")
+                + "%s\\n"
+            )
+        show = _text_printer(compile_format(format, show_as_key, show_as_value))
+    run(
+        _consume(
+            topics,
+            parse_ids("--partitions", partitions),
+            begin,
+            limits,
+            show,
+            _filter(grep),
+            bootstrap,
+            timeout,
+            read_committed=committed,
+        ),
+        fast_loop=True,
+    )
+
+
+def _filter(pattern: str | None) -> Callable[[ShownRecord], bool]:
+    if pattern is None:
+        return lambda _: True
+    import re
+
+    try:
+        search = re.compile(pattern.encode()).search
+    except re.error as error:
+        raise WrongUsage(f"--grep {pattern}: {error}") from None
+
+    def matches(record: ShownRecord) -> bool:
+        texts = [record.key, record.value]
+        for name, value in record.headers:
+            texts += [name.encode(), value]
+        return any(text is not None and search(text) is not None for text in texts)
+
+    return matches
+
+
+def _text_printer(text: Callable[[ShownRecord], str]) -> Callable[[ShownRecord], None]:
+    write = sys.stdout.write
+
+    def show(record: ShownRecord) -> None:
+        decoded = _decoded(record)
+        write(text(record) if decoded is None else decoded + "\n")
+
+    return show
+
+
+def _decoded(record: ShownRecord) -> str | None:
+    """A line for a record of an internal topic; None for all others."""
+    if not record.topic.startswith("__"):
+        return None
+    from ottla.log.dump_records import INTERNAL_TOPICS, decode_record
+
+    if record.topic not in INTERNAL_TOPICS:
+        return None
+    found = decode_record(record.topic, record.key, record.value)
+    return f"{record.partition}\t{record.offset}\t" + "\t".join(plain(found[name]) for name in found)
+
+
+def _json_printer(
+    show_key: Callable[[bytes | None], Any],
+    show_value: Callable[[bytes | None], Any],
+    key_format: str,
+    value_format: str,
+) -> Callable[[ShownRecord], None]:
+    def show(record: ShownRecord) -> None:
+        document: dict[str, Any] = {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "headers": [{"key": name, **json_bytes("value", value)} for name, value in record.headers],
+        }
+        decoded = None
+        if record.topic.startswith("__"):
+            from ottla.log.dump_records import INTERNAL_TOPICS, decode_record
+
+            if record.topic in INTERNAL_TOPICS:
+                decoded = decode_record(record.topic, record.key, record.value)
+        if decoded is not None and "error" not in decoded:
+            document |= decoded
+        else:
+            document |= (
+                json_bytes("key", record.key) if key_format == "text" else {"key": show_key(record.key)}
+            )
+            document |= (
+                json_bytes("value", record.value)
+                if value_format == "text"
+                else {"value": show_value(record.value)}
+            )
+        print_json_line(document)
+
+    return show
+
+
+async def _consume(
+    topics: Sequence[str],
+    wanted: list[int] | None,
+    begin: Place,
+    limits: Limits,
+    show: Callable[[ShownRecord], None],
+    matches: Callable[[ShownRecord], bool],
+    bootstrap: str,
+    timeout_s: float,
+    *,
+    read_committed: bool,
+) -> None:
+    import asyncio
+
+    from ottla.client.consumer import Consumer
+    from ottla.client.view import TopicPartition
+
+    async with open_admin(bootstrap, timeout_s) as admin:
+        partitions = await _partitions(admin, topics, wanted)
+        starts = await resolve(admin, dict.fromkeys(partitions, begin), read_committed=read_committed)
+        ends: dict[TopicPartition, int] | None = None
+        if limits.until is not None:
+            ends = await _ends(admin, partitions, limits.until, read_committed=read_committed)
+    if ends is not None:
+        partitions = [p for p in partitions if starts[p] < ends[p]]
+    if not partitions:
+        return
+    consumer: Consumer[bytes, bytes] = Consumer(
+        bootstrap,
+        client_id="ottla-cli",
+        auto_offset_reset="earliest",
+        isolation_level="read_committed" if read_committed else "read_uncommitted",
+        allow_auto_create_topics=False,
+        max_poll_records=POLL_RECORDS,
+        max_partition_fetch_bytes=4 * 1024 * 1024,
+    )
+    async with consumer:
+        consumer.assign(partitions)
+        for partition in partitions:
+            consumer.seek(partition, starts[partition])
+        clock = asyncio.get_running_loop().time
+        shown = 0
+        open_ends = {p: ends[p] for p in partitions} if ends is not None else None
+        heard_at = clock()
+        while open_ends is None or open_ends:
+            for record in await consumer.poll(timeout_ms=POLL_MS):
+                heard_at = clock()
+                partition = TopicPartition(record.topic, record.partition)
+                if open_ends is not None and record.offset >= open_ends.get(partition, -1):
+                    continue
+                if matches(record):
+                    show(record)
+                    shown += 1
+                    if limits.count is not None and shown >= limits.count:
+                        return
+            sys.stdout.flush()
+            if open_ends is not None:
+                await _drop_finished(consumer, open_ends)
+            if limits.idle_s is not None and clock() - heard_at >= limits.idle_s:
+                return
+
+
+async def _drop_finished(consumer: Consumer[bytes, bytes], ends: dict[TopicPartition, int]) -> None:
+    """Partitions that have been read to their end. The position, not the last record, tells: a marker or a
+    compacted offset may be the last.
+    """
+    for partition, end in list(ends.items()):
+        if await consumer.position(partition) >= end:
+            del ends[partition]
+            consumer.pause(partition)
+
+
+async def _partitions(admin: Admin, topics: Sequence[str], wanted: list[int] | None) -> list[TopicPartition]:
+    from ottla.client.view import TopicPartition
+
+    found: list[TopicPartition] = []
+    for topic in topics:
+        info = await topic_or_fail(admin, topic)
+        for index in wanted if wanted is not None else [p.partition for p in info.partitions]:
+            if index >= len(info.partitions):
+                raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
+            found.append(TopicPartition(topic, index))
+    return found
+
+
+async def _ends(
+    admin: Admin, partitions: list[TopicPartition], until: Place, *, read_committed: bool
+) -> dict[TopicPartition, int]:
+    """Where to stop. An offset may lie in the future: then the command waits for it."""
+    if until.kind is Kind.OFFSET:
+        return dict.fromkeys(partitions, until.number)
+    return await resolve(admin, dict.fromkeys(partitions, until), read_committed=read_committed)

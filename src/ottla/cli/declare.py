@@ -1,0 +1,211 @@
+"""Commands from typed functions.
+
+A parameter's type says what is read, its `Option` or `Argument` how it is written on the command line, its
+default whether it may be left out. The names of commands and options live nowhere else, so help, parsing and
+shell completion cannot drift apart.
+
+    @command(app, "list")
+    def list_topics(pattern: Annotated[str | None, Argument(help="...")] = None) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
+import click
+from click.shell_completion import CompletionItem
+
+from ottla.cli.errors import did_you_mean
+
+SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
+
+
+class Option:
+    """A named parameter. A bool is a flag, a list may be given again and again."""
+
+    def __init__(
+        self,
+        *names: str,
+        metavar: str | None = None,
+        help: str | None = None,
+        min: float | None = None,
+        max: float | None = None,
+        envvar: str | None = None,
+        choices: Sequence[str] | None = None,
+        complete: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        self.names = names
+        self.metavar = metavar
+        self.help = help
+        self.min = min
+        self.max = max
+        self.envvar = envvar
+        self.choices = choices
+        self.complete = complete
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter known by its place. A list takes all that is left."""
+
+    metavar: str | None = None
+    help: str | None = None
+    choices: Sequence[str] | None = None
+    complete: Callable[[str], list[str]] | None = None
+
+
+def group(name: str, help: str) -> click.Group:
+    return Group(name, help=help, no_args_is_help=True, context_settings=SETTINGS)
+
+
+def command(
+    parent: click.Group | None, name: str, *, help: str | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a command of a function, and adds it to its group."""
+
+    def made(function: Callable[..., None]) -> click.Command:
+        built = make_command(function, name, help)
+        if parent is not None:
+            parent.add_command(built)
+        return built
+
+    return made
+
+
+def make_command(function: Callable[..., None], name: str, help: str | None = None) -> click.Command:
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    built = [_parameter(p, hints[p.name]) for p in parameters.values()]
+    lists = {p.name: _is_optional(hints[p.name]) for p in parameters.values() if _is_list(hints[p.name])}
+
+    def call(**values: Any) -> None:
+        for each, optional in lists.items():
+            values[each] = None if optional and not values[each] else list(values[each] or ())
+        function(**values)
+
+    text = inspect.cleandoc(help or function.__doc__ or "")
+    return Command(name, callback=call, params=built, help=text, context_settings=SETTINGS)
+
+
+def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
+    assert get_origin(hint) is Annotated, f"{parameter.name} does not say how it is written"
+    inner, declared = get_args(hint)
+    kind = _plain(inner)
+    is_list = get_origin(kind) is list
+    if is_list:
+        kind = get_args(kind)[0]
+    required = parameter.default is inspect.Parameter.empty
+    default = None if required else parameter.default
+    complete = partial(_complete, declared.complete) if declared.complete is not None else None
+    if isinstance(declared, Argument):
+        return PlacedArgument(
+            [parameter.name],
+            help=declared.help,
+            metavar=declared.metavar,
+            required=required,
+            default=default,
+            nargs=-1 if is_list else 1,
+            type=_type(kind, declared.choices),
+            shell_complete=complete,
+        )
+    assert isinstance(declared, Option)
+    if kind is bool:
+        return click.Option(
+            [*declared.names, parameter.name], is_flag=True, default=default, help=declared.help
+        )
+    return click.Option(
+        [*declared.names, parameter.name],
+        help=declared.help,
+        metavar=declared.metavar or ("N" if kind in (int, float) else None),
+        required=required,
+        default=default,
+        show_default=default is not None,
+        envvar=declared.envvar,
+        show_envvar=True,
+        multiple=is_list,
+        type=_type(kind, declared.choices, declared.min, declared.max),
+        shell_complete=complete,
+    )
+
+
+def _type(
+    kind: Any, choices: Sequence[str] | None, least: float | None = None, most: float | None = None
+) -> click.ParamType[Any]:
+    if choices is not None:
+        return click.Choice(choices, case_sensitive=False)
+    if kind is int:
+        return click.INT if least is None and most is None else click.IntRange(_int(least), _int(most))
+    if kind is float:
+        return click.FLOAT if least is None and most is None else click.FloatRange(least, most)
+    assert kind is str, kind
+    return click.STRING
+
+
+def _int(bound: float | None) -> int | None:
+    return None if bound is None else int(bound)
+
+
+def _plain(hint: Any) -> Any:
+    """The type without its `| None`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not type(None))
+    return hint
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(_plain(get_args(hint)[0])) is list
+
+
+def _is_optional(hint: Any) -> bool:
+    return type(None) in get_args(get_args(hint)[0])
+
+
+def _complete(
+    known: Callable[[str], list[str]], context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    servers = context.params.get("bootstrap") or ""
+    return [CompletionItem(name) for name in known(servers) if name.startswith(incomplete)]
+
+
+class PlacedArgument(click.Argument):
+    """An argument that help explains."""
+
+    def __init__(self, *args: Any, help: str | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = help
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str]:
+        return self.make_metavar(context), self.help or ""
+
+
+class Command(click.Command):
+    """Arguments before options in its help."""
+
+    def format_arguments(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Not by click: its older versions have no section for them. See `format_options`."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, kind in (("Arguments", click.Argument), ("Options", click.Option)):
+            records = [p.get_help_record(context) for p in self.get_params(context) if isinstance(p, kind)]
+            shown = [record for record in records if record is not None and record[1]]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+
+
+class Group(click.Group):
+    """Offers the nearest command where there is none of the name."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(context, name) is None and not name.startswith("-"):
+            hint = did_you_mean(name, self.list_commands(context)) or f"; see {context.command_path} --help"
+            raise click.UsageError(f"there is no command {name}{hint}", context)
+        return super().resolve_command(context, args)

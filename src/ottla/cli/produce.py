@@ -1,0 +1,284 @@
+"""`ottla produce`: write records to a topic, from the command line, a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+from ottla.cli.declare import Argument, Option, command
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
+from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
+from ottla.cli.output import note, print_json_line
+from ottla.cli.session import no_such_topic, open_admin, run
+
+if TYPE_CHECKING:
+    from ottla.client.producer import Producer
+    from ottla.client.producer.batch import Delivery
+
+CHUNK_BYTES: Final = 64 * 1024
+MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
+MAX_WAITING: Final = 10_000
+"""Records whose answers are awaited at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+@command(None, "produce")
+def app(
+    topic: Annotated[str, Argument()],
+    values: Annotated[
+        list[str] | None,
+        Argument(metavar="[VALUE]...", help="Values; read from standard input if none is given."),
+    ] = None,
+    key: Annotated[str | None, Option("--key", "-k", help="The key of all records.")] = None,
+    headers: Annotated[
+        list[str] | None, Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
+    ] = None,
+    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Else by key, or any.")] = None,
+    timestamp: Annotated[int | None, Option("--timestamp", metavar="MS", min=0, help="Else now.")] = None,
+    file: Annotated[
+        str | None, Option("--file", "-f", metavar="PATH", help="Read records from a file.")
+    ] = None,
+    delimiter: Annotated[str, Option("--delimiter", "-D", help="What ends a record of the input.")] = "\\n",
+    separator: Annotated[
+        str | None, Option("--key-separator", "-K", metavar="TEXT", help="Input is KEY, this, VALUE.")
+    ] = None,
+    json_input: Annotated[
+        bool,
+        Option(
+            "--json-input",
+            help="Input lines are JSON objects with key, value, headers, partition and timestamp, as "
+            "`consume --json` prints them.",
+        ),
+    ] = False,
+    whole: Annotated[bool, Option("--whole", help="The whole input is one record.")] = False,
+    key_format: Annotated[str, Option("--key-format", choices=DESERIALIZERS, help="What keys are.")] = "text",
+    value_format: Annotated[
+        str, Option("--value-format", choices=DESERIALIZERS, help="What values are.")
+    ] = "text",
+    tombstone: Annotated[bool, Option("--tombstone", help="A record without a value; needs --key.")] = False,
+    acks: Annotated[str, Option("--acks", choices=("all", "1", "0"), help="Who must have it.")] = "all",
+    compression: Annotated[
+        str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
+    ] = "none",
+    create: Annotated[bool, Option("--create", help="Create the topic if it does not exist.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Write records to a topic.
+
+    Without values, each line of standard input is a record. With --json one line of JSON tells where each
+    record went.
+    """
+    if tombstone and (values or key is None):
+        raise WrongUsage("--tombstone is a record with a key and no value: give --key and no values")
+    if sum((bool(values) or tombstone, file is not None)) > 1:
+        raise WrongUsage("give values or --file, not both")
+    if json_input and (separator is not None or whole):
+        raise WrongUsage(
+            "--json-input says itself where keys are; it goes with neither --key-separator nor --whole"
+        )
+    make_key, make_value = encoder(key_format), encoder(value_format)
+    defaults = Outgoing(
+        None,
+        make_key(key) if key is not None else None,
+        tuple(_header(each) for each in headers or ()),
+        partition,
+        timestamp,
+    )
+
+    def parse(data: bytes) -> Outgoing:
+        if json_input:
+            return _from_json(data, defaults)
+        return _from_text(data, defaults, separator, make_key, make_value)
+
+    if tombstone:
+        source: AsyncIterator[Outgoing] = _these([defaults])
+    elif values:
+        source = _these([parse(value.encode("utf-8", "surrogateescape")) for value in values])
+    else:
+        stream = sys.stdin.buffer if file is None else open(file, "rb")  # noqa: SIM115 - closed by _read
+        source = _read(stream, _delimiter(delimiter), parse, whole=whole)
+    settings: dict[str, Any] = {
+        "bootstrap_servers": bootstrap,
+        "client_id": "ottla-cli",
+        "acks": acks,
+        "compression_type": compression,
+        "max_block_ms": int(timeout * 1000),
+        "request_timeout_ms": int(timeout * 1000),
+        "delivery_timeout_ms": int(timeout * 1000) * 2 + 10,
+    }
+    sent = run(_produce(topic, source, settings, timeout, create=create, as_json=as_json), fast_loop=True)
+    if not as_json and sys.stderr.isatty():
+        note(f"{sent} record{'' if sent == 1 else 's'} sent to {topic}")
+
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise WrongUsage(f"--header {text}: expected NAME=VALUE")
+    return name, value.encode("utf-8", "surrogateescape") if equals else None
+
+
+def _delimiter(text: str) -> bytes:
+    found = text.encode().decode("unicode_escape").encode("latin-1")
+    if not found:
+        raise WrongUsage("--delimiter must not be empty")
+    return found
+
+
+def _from_text(
+    data: bytes,
+    defaults: Outgoing,
+    separator: str | None,
+    make_key: Callable[[str], bytes],
+    make_value: Callable[[str], bytes],
+) -> Outgoing:
+    key = defaults.key
+    if separator is not None:
+        before, found, data = data.partition(separator.encode())
+        if not found:
+            raise CliError(f"{_shortened(before)} has no key separator {separator!r}")
+        key = make_key(before.decode(errors="surrogateescape"))
+    # Text is passed on as it is, so that bytes that are no UTF-8 stay what they are.
+    value = data if make_value is str.encode else make_value(data.decode(errors="surrogateescape"))
+    return Outgoing(value, key, defaults.headers, defaults.partition, defaults.timestamp)
+
+
+def _from_json(data: bytes, defaults: Outgoing) -> Outgoing:
+    import json
+
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise ValueError("an object is needed")
+        headers = document.get("headers") or ()
+        partition = document.get("partition", defaults.partition)
+        timestamp = document.get("timestamp", defaults.timestamp)
+        if not all(each is None or (isinstance(each, int) and each >= 0) for each in (partition, timestamp)):
+            raise ValueError("partition and timestamp are numbers")
+        return Outgoing(
+            bytes_of_json(document, "value"),
+            bytes_of_json(document, "key") if "key" in document or "key_base64" in document else defaults.key,
+            (*defaults.headers, *((str(each["key"]), bytes_of_json(each, "value")) for each in headers)),
+            partition,
+            timestamp,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise CliError(f"{_shortened(data)} is not a record in JSON: {error}") from None
+
+
+def _shortened(data: bytes) -> str:
+    text = data[:60].decode(errors="backslashreplace")
+    return repr(text + ("..." if len(data) > 60 else ""))
+
+
+async def _these(records: Iterable[Outgoing]) -> AsyncIterator[Outgoing]:
+    for record in records:
+        yield record
+
+
+async def _read(
+    stream: BinaryIO, delimiter: bytes, parse: Callable[[bytes], Outgoing], *, whole: bool
+) -> AsyncIterator[Outgoing]:
+    """Records of the input as they come in, read off the loop so that what was typed is sent meanwhile."""
+    import asyncio
+
+    with stream:
+        held = bytearray()
+        while chunk := await asyncio.to_thread(_read_some, stream):
+            held += chunk
+            if not whole:
+                *complete, rest = bytes(held).split(delimiter)
+                held = bytearray(rest)
+                for data in complete:
+                    yield parse(data)
+            if len(held) > MAX_RECORD_BYTES:
+                raise CliError(f"a record of the input is larger than {MAX_RECORD_BYTES} bytes")
+        if held or whole:
+            yield parse(bytes(held))
+
+
+def _read_some(stream: Any) -> bytes:
+    return bytes(stream.read1(CHUNK_BYTES))
+
+
+async def _produce(
+    topic: str,
+    source: AsyncIterator[Outgoing],
+    settings: dict[str, Any],
+    timeout_s: float,
+    *,
+    create: bool,
+    as_json: bool,
+) -> int:
+    from ottla.client.producer import Producer
+
+    await _check_topic(topic, settings["bootstrap_servers"], timeout_s, create=create)
+    sent = 0
+    waiting: list[Delivery] = []
+    async with Producer(**settings) as producer:
+        async for record in source:
+            waiting.append(await _send(producer, topic, record))
+            sent += 1
+            if len(waiting) >= MAX_WAITING:
+                await producer.flush()
+                await _settle(waiting, as_json=as_json)
+        await producer.flush()
+        await _settle(waiting, as_json=as_json)
+    return sent
+
+
+async def _check_topic(topic: str, bootstrap: str, timeout_s: float, *, create: bool) -> None:
+    """A name that was mistyped must not become a topic by itself."""
+    from ottla.protocol.errors import ErrorCode, KafkaError
+
+    async with open_admin(bootstrap, timeout_s) as admin:
+        try:
+            await admin.topics.describe(topic)
+            return
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+        if not create:
+            missing = await no_such_topic(admin, topic)
+            raise CliError(f"{missing} --create makes it")
+        await admin.topics.create(topic)
+
+
+async def _send(producer: Producer, topic: str, record: Outgoing) -> Delivery:
+    await producer.ready(topic)
+    return producer.send_nowait(
+        topic,
+        record.value,
+        key=record.key,
+        partition=record.partition,
+        timestamp=record.timestamp,
+        headers=record.headers,
+    )
+
+
+async def _settle(waiting: list[Delivery], *, as_json: bool) -> None:
+    for delivery in waiting:
+        result = await delivery
+        if as_json:
+            print_json_line(
+                {
+                    "topic": result.topic,
+                    "partition": result.partition,
+                    "offset": result.offset,
+                    "timestamp": result.timestamp,
+                }
+            )
+    waiting.clear()

@@ -1,0 +1,179 @@
+"""`ottla storage`: whose data directories are, and formatting new ones. Needs no node."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import click
+
+from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.errors import FAILED, CliError, WrongUsage
+from ottla.cli.options import Json
+from ottla.cli.output import print_json, print_pairs, size_text
+
+HELP: Final = "Look at data directories, and format them; needs no node."
+app = group("storage", HELP)
+
+Directories = Annotated[list[str], Argument(metavar="DIRECTORY...")]
+
+
+@command(app, "info")
+def info(directories: Directories, as_json: Json = False) -> None:
+    """Show whose a data directory is, and what lies in it. Exits with 1 if one is not formatted."""
+    found = [_info(path) for path in directories]
+    if as_json:
+        print_json(found)
+    else:
+        for n, facts in enumerate(found):
+            if n:
+                print()
+            _print_info(facts)
+    if any(facts["problem"] is not None for facts in found):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _print_info(facts: dict[str, Any]) -> None:
+    shown = dict(facts)
+    if "size_bytes" in shown:
+        shown["size"] = size_text(shown.pop("size_bytes"))
+    print_pairs(
+        (name.replace("_", " "), value)
+        for name, value in shown.items()
+        if not (name == "problem" and value is None)
+    )
+
+
+def _info(path: str) -> dict[str, Any]:
+    import os
+
+    from ottla.log.checkpoints import read_clean_shutdown
+    from ottla.log.files import DirKind, parse_dir_name
+    from ottla.metadata.storage import StorageError, read_meta_properties
+    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.json_form import uuid_text
+    from ottla.runtime.disk import RealDisk
+
+    if not os.path.isdir(path):
+        raise CliError(f"{path}: there is no such directory")
+    disk = RealDisk()
+    full = os.path.abspath(path)
+    facts: dict[str, Any] = {"directory": full, "formatted": False, "problem": None}
+    try:
+        properties = read_meta_properties(disk, full)
+    except StorageError as error:
+        return facts | {"problem": str(error)}
+    if properties is None:
+        return facts | {"problem": "it is not formatted; `ottla start` or `ottla storage format` does it"}
+    partitions = 0
+    size = 0
+    for entry in os.scandir(full):
+        if entry.is_dir():
+            try:
+                partitions += parse_dir_name(entry.name)[1] is DirKind.CURRENT
+            except KafkaError:
+                continue
+            size += sum(file.stat().st_size for file in os.scandir(entry.path) if file.is_file())
+    return facts | {
+        "formatted": True,
+        "cluster_id": properties.cluster_id,
+        "node_id": properties.node_id,
+        "directory_id": uuid_text(properties.directory_id) if properties.directory_id is not None else None,
+        "clean_shutdown": read_clean_shutdown(disk, full) is not None,
+        "partitions": partitions,
+        "size_bytes": size,
+    }
+
+
+@command(app, "format")
+def format_directories(
+    directories: Directories,
+    cluster_id: Annotated[
+        str | None,
+        Option("--cluster-id", "-t", metavar="ID", help="The cluster's id; a new one if not given."),
+    ] = None,
+    node_id: Annotated[int, Option("--node-id", min=0, help="The node's id.")] = 1,
+    release: Annotated[
+        str | None, Option("--release-version", "-r", metavar="VERSION", help="The metadata version, as 4.3.")
+    ] = None,
+    ignore_formatted: Annotated[
+        bool, Option("--ignore-formatted", "-g", help="A directory that is formatted already is fine.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Prepare empty directories for a node.
+
+    `ottla start` formats an empty directory by itself; this is for those who choose the cluster's id.
+    """
+    import os
+
+    from ottla.metadata.storage import StorageError, format_directory, load_directories
+    from ottla.protocol.json_form import parse_uuid, uuid_text
+    from ottla.runtime.clock import SystemClock
+    from ottla.runtime.disk import RealDisk
+    from ottla.runtime.random import SystemRandom
+
+    random, disk = SystemRandom(), RealDisk()
+    if cluster_id is not None:
+        try:
+            parse_uuid(cluster_id)
+        except ValueError as error:
+            raise WrongUsage(f"--cluster-id {cluster_id}: {error}") from None
+    try:
+        chosen = cluster_id if cluster_id is not None else uuid_text(random.uuid())
+        records = _bootstrap(release)
+        paths = [os.path.abspath(path) for path in directories]
+        found = load_directories(disk, paths, node_id=node_id, cluster_id=cluster_id)
+        taken = [path for path, properties in found.items() if properties is not None]
+        if taken and not ignore_formatted:
+            raise CliError(f"{taken[0]} is formatted already; --ignore-formatted leaves it as it is")
+        known = [properties.cluster_id for properties in found.values() if properties is not None]
+        cluster = known[0] if known else chosen
+        for path in paths:
+            if path not in taken:
+                _check_empty(path)
+                format_directory(
+                    disk,
+                    random,
+                    SystemClock(),
+                    path,
+                    cluster_id=cluster,
+                    node_id=node_id,
+                    bootstrap=records,
+                )
+    except StorageError as error:
+        raise CliError(str(error)) from None
+    if as_json:
+        print_json({"cluster_id": cluster, "node_id": node_id, "directories": paths, "skipped": taken})
+    else:
+        for path in paths:
+            print(
+                f"{path}: "
+                + ("was formatted already" if path in taken else f"formatted for cluster {cluster}")
+            )
+
+
+def _bootstrap(release: str | None) -> Any:
+    """The records that the cluster begins with, of the newest metadata version of this release."""
+    from ottla.metadata.activation import bootstrap_records
+    from ottla.metadata.features import METADATA_VERSIONS
+
+    if release is None:
+        return bootstrap_records()
+    versions = list(METADATA_VERSIONS.values())
+    fitting = [v for v in versions if v.release == release or v.release.startswith(f"{release}-")]
+    if not fitting:
+        releases = list(dict.fromkeys(v.release.partition("-")[0] for v in versions))
+        raise WrongUsage(f"--release-version {release}: known are {', '.join(releases)}")
+    return bootstrap_records(fitting[-1])
+
+
+def _check_empty(path: str) -> None:
+    import os
+
+    if not os.path.isdir(path):
+        return
+    others = [
+        name for name in os.listdir(path) if name not in (".lock", "lost+found", "bootstrap.checkpoint")
+    ]
+    if others:
+        raise CliError(f"{path} is not empty: it has {others[0]!r} but no meta.properties")

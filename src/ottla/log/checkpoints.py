@@ -123,13 +123,18 @@ class OffsetCheckpoint:
         self.offsets = read_offsets(self._disk, self.path)
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the content, durably."""
+        """Replace the content, durably. Should that fail, the file may hold either."""
+        self.drop_staged()
         if self._settled and offsets == self.offsets:
             return
-        self._version += 1
+        self._settled = False
         write_offsets(self._disk, self.path, offsets)
         self.offsets = dict(offsets)
         self._settled = True
+
+    def drop_staged(self) -> None:
+        """Something has happened that a content staged before does not know of: it must not be installed."""
+        self._version += 1
 
     def stage(self, offsets: Mapping[TopicPartition, int]) -> StagedOffsets | None:
         """Begin to replace the content; None if that is what the file holds."""
@@ -142,9 +147,9 @@ class OffsetCheckpoint:
         """Give what is staged the file's name, unless something newer was written since."""
         if staged.version != self._version:
             return False
+        self._settled = False
         self._disk.rename(staged.temporary, self.path)
         self.offsets = staged.offsets
-        self._settled = False
         return True
 
     def settled(self, staged: StagedOffsets) -> None:

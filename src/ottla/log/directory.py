@@ -138,6 +138,7 @@ class LogDirectory:
     def lower_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Make sure that the durable recovery points are not above these."""
         known = self.recovery_points
+        known.drop_staged()
         if any(known.may_hold_above(partition, offset) for partition, offset in offsets.items()):
             lower = {tp: min(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
             self.write_recovery_points(known.offsets | lower)

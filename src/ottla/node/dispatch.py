@@ -82,6 +82,12 @@ SERVED: Final = frozenset(
 # APIs whose last version Apache Kafka 4.3 keeps back and this node serves; see decision 0030.
 _AHEAD: Final = frozenset((API_BY_NAME["InitProducerId"].key,))
 
+# On a controller's listener a Fetch is one of the metadata log, by other voters; a quorum of one has none.
+_NOT_OF: Final = {
+    Listener.BROKER: frozenset[int](),
+    Listener.CONTROLLER: frozenset((API_BY_NAME["Fetch"].key,)),
+}
+
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 
 
@@ -120,7 +126,7 @@ class Dispatcher:
         self._unstable = node.config.flag("unstable.api.versions.enable")
         self._routes = {
             key: _Route(API[key], unstable=self._unstable or key in _AHEAD)
-            for key in sorted(SERVED)
+            for key in sorted(SERVED - _NOT_OF[kind])
             if kind in API[key].listeners
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 
@@ -34,6 +35,8 @@ async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
     undo = process.on_termination(lambda _signal: stop.set())
     try:
         await node.start()
+        # What has been made so far stays: the collector need not look at it again and again.
+        gc.freeze()
         ready(", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in node.client_endpoints()))
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())

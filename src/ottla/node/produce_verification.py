@@ -98,6 +98,10 @@ class Verification:
             return KafkaError(_RETRY, f"the transaction of {name!r} could not be verified: {code.name}")
         return KafkaError(code, f"the partition is not part of the transaction of {name!r}")
 
+    def explains(self, error: KafkaError) -> bool:
+        """Whether the producer is told why in words, as the code alone says something else."""
+        return error.code in (_RETRY, ErrorCode.INVALID_TXN_STATE) and error in self._errors.values()
+
     def guard(self, partition: Partition) -> VerificationGuard:
         """What the append of the partition presents; raises if it must not happen."""
         error = self._errors.get(partition.topic_partition)

@@ -26,8 +26,10 @@ def node() -> Iterator[LocalNode]:
 
 
 @pytest.fixture
-def world(node: LocalNode, request: pytest.FixtureRequest) -> World:
-    return World(node, request.node.name)
+def world(node: LocalNode, request: pytest.FixtureRequest) -> Iterator[World]:
+    world = World(node, request.node.name)
+    yield world
+    world.close()
 
 
 class World:
@@ -36,7 +38,14 @@ class World:
     def __init__(self, node: LocalNode, name: str) -> None:
         self.servers = node.bootstrap_servers
         self.name = name
+        self.producers: list[Producer] = []
         self.make_topic(name)
+
+    def close(self) -> None:
+        """Let producers go while their node is there; without it they would wait for it."""
+        for producer in self.producers:
+            producer.purge()
+        self.producers.clear()
 
     def make_topic(self, name: str) -> str:
         admin = AdminClient({"bootstrap.servers": self.servers})
@@ -52,6 +61,7 @@ class World:
                 **{name.replace("_", "."): value for name, value in settings.items()},
             }
         )
+        self.producers.append(producer)
         producer.init_transactions(DEADLINE_S)
         return producer
 
@@ -246,3 +256,5 @@ def test_transactions_go_on_after_a_restart(tmp_path_factory: pytest.TempPathFac
         world.write(producer, "after")
         producer.commit_transaction(DEADLINE_S)
         world.await_committed("after", "before", "before too", "first")
+        world.close()
+        del producer

@@ -22,6 +22,7 @@ for _family in (
     "offsets",
     "cluster",
     "groups",
+    "transactions",
     "random_walk",
 ):
     import_module(f"tests.kafka.scripts.{_family}")

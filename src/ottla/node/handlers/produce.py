@@ -239,7 +239,9 @@ class _Appends:
                 guard = self._verification.guard(partition)
         except KafkaError as error:
             self._refuse(topic, response, error)
-            if error.code is ErrorCode.CORRUPT_MESSAGE and _is_no_batch(data.records):
+            if (error.code is ErrorCode.CORRUPT_MESSAGE and _is_no_batch(data.records)) or (
+                self._verification is not None and self._verification.explains(error)
+            ):
                 response.error_message = error.message
             return response
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ottla.client import blocking as blocking
     from ottla.client.admin import Admin as Admin
     from ottla.client.consumer import Consumer as Consumer
     from ottla.client.producer import Producer as Producer
@@ -18,9 +19,10 @@ _LAZY = {
     "Consumer": "ottla.client.consumer",
     "LocalNode": "ottla.testing.local_node",
     "Producer": "ottla.client.producer",
+    "blocking": "ottla.client.blocking",
 }
 
-__all__ = ["Admin", "Consumer", "LocalNode", "Producer", "__version__"]
+__all__ = ["Admin", "Consumer", "LocalNode", "Producer", "__version__", "blocking"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +31,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ottla' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(module), name)
+    return import_module(module) if module.endswith("." + name) else getattr(import_module(module), name)

@@ -8,16 +8,21 @@ async with Consumer("localhost:9092", auto_offset_reset="earliest") as consumer:
 
 from ottla.client.consumer.chunk import SerializationFailed
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.consumer import Consumer
+from ottla.client.consumer.consumer import ARROW_COLUMNS, Consumer
+from ottla.client.consumer.interceptors import ConsumerInterceptor
+from ottla.client.consumer.membership import RebalanceListener
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.view import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 
 __all__ = [
+    "ARROW_COLUMNS",
     "CommittedOffset",
     "Consumer",
     "ConsumerConfig",
+    "ConsumerInterceptor",
     "ConsumerRecord",
+    "RebalanceListener",
     "SerializationFailed",
     "TopicPartition",
 ]

@@ -53,6 +53,12 @@ class Committer:
     async def commit(self, offsets: Offsets) -> None:
         """Commits all of them or raises why not."""
         for attempt in range(STALE_RETRIES):
+            if self.membership is not None and self.member.epoch <= 0:
+                # As nobody the broker might let it pass, over what the partitions' new owner committed.
+                raise KafkaError(
+                    ErrorCode.UNKNOWN_MEMBER_ID,
+                    f"group {self._config.group_id!r}: cannot commit while this consumer is not a member",
+                )
             results = await self._offsets.commit(offsets, member=self.member)
             error = next((error for error in results.values() if error is not None), None)
             if error is None:

@@ -125,7 +125,7 @@ class ModernHeartbeats:
             while not self._leaving:
                 wait = backoff_s if self._active else None
                 if self._active and not backoff_s:
-                    wait = 0.0 if self._has_something_to_say else self._interval_s
+                    wait = 0.0 if self._has_something_to_say else self._until_next_beat()
                 await self._pause(wait)
                 if self._leaving or not self._active:
                     continue
@@ -136,6 +136,11 @@ class ModernHeartbeats:
             await self._say_goodbye()
         finally:
             self._side.tell(self._gone.set)
+
+    def _until_next_beat(self) -> float:
+        """The interval, or less if the user's silence becomes too long before."""
+        stalls_at = self._last_poll + self._config.max_poll_interval_ms / 1000
+        return max(min(self._interval_s, stalls_at - asyncio.get_running_loop().time() + 0.001), 0.001)
 
     @property
     def _has_something_to_say(self) -> bool:

@@ -1,0 +1,261 @@
+"""Groups by both protocols: sharing, handing over, committing, and staying alive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ottla.client.admin import Admin
+from ottla.client.consumer import CommittedOffset, Consumer, TopicPartition
+from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
+from ottla.client.producer import Producer
+from ottla.protocol.errors import KafkaError
+
+PROTOCOLS = [
+    {"group_protocol": "classic", "partition_assignment_strategy": "range"},
+    {"group_protocol": "classic", "partition_assignment_strategy": "roundrobin"},
+    {"group_protocol": "classic", "partition_assignment_strategy": "sticky"},
+    {"group_protocol": "classic", "partition_assignment_strategy": "cooperative-sticky"},
+    {"group_protocol": "consumer"},
+]
+QUICK = {"heartbeat_interval_ms": 100, "session_timeout_ms": 6000, "auto_offset_reset": "earliest"}
+
+
+@pytest.fixture(params=PROTOCOLS, ids=lambda p: p.get("partition_assignment_strategy", "consumer"))
+def protocol(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {**QUICK, **request.param}
+
+
+@pytest.fixture(params=[PROTOCOLS[3], PROTOCOLS[4]], ids=["cooperative-sticky", "consumer"])
+def one_protocol(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {**QUICK, **request.param}
+
+
+class Journal:
+    """A listener that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, list[TopicPartition]]] = []
+
+    def with_partitions(self) -> list[str]:
+        """What happened to partitions; a member may also be told that it has none."""
+        return [name for name, partitions in self.events if partitions]
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("assigned", partitions))
+
+    async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("revoked", partitions))
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("lost", partitions))
+
+
+async def until(
+    condition: Callable[[], bool], *turns: Callable[[], Awaitable[Any]], seconds: float = 30
+) -> None:
+    """Takes turns (polls, mostly) until a condition holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.gather(*(turn() for turn in turns))
+
+
+async def fill(servers: str, topic: str, count: int) -> None:
+    async with Producer(servers) as producer:
+        await producer.ready(topic)
+        for n in range(count):
+            producer.send_nowait(topic, b"%d" % n, partition=n % 3)
+        await producer.flush()
+
+
+async def test_a_member_alone_gets_everything(
+    servers: str, topic: str, fresh_name: str, protocol: dict[str, Any]
+) -> None:
+    await fill(servers, topic, 30)
+    journal = Journal()
+    async with Consumer(servers, group_id=fresh_name, **protocol) as consumer:
+        consumer.subscribe(topic, listener=journal)
+        values: list[bytes] = []
+
+        async def turn() -> None:
+            values.extend(record.value for record in await consumer.poll(timeout_ms=200))
+
+        await until(lambda: len(values) >= 30, turn)
+        assert sorted(values, key=int) == [b"%d" % n for n in range(30)]
+    assert journal.events[-1] == ("assigned", [TopicPartition(topic, p) for p in range(3)])
+
+
+async def test_members_share_and_take_over(
+    servers: str, topic: str, fresh_name: str, protocol: dict[str, Any]
+) -> None:
+    everything = {TopicPartition(topic, p) for p in range(3)}
+    async with Consumer(servers, group_id=fresh_name, **protocol) as first:
+        first.subscribe([topic])
+
+        async def turn_first() -> None:
+            await first.poll(timeout_ms=50)
+
+        await until(lambda: len(first.assignment()) == 3, turn_first)
+        second = Consumer(servers, group_id=fresh_name, **protocol)
+        async with second:
+            second.subscribe([topic])
+
+            async def turn_second() -> None:
+                await second.poll(timeout_ms=50)
+
+            def shared() -> bool:
+                mine, theirs = set(first.assignment()), set(second.assignment())
+                return bool(mine) and bool(theirs) and not mine & theirs and mine | theirs == everything
+
+            await until(shared, turn_first, turn_second)
+        await until(lambda: set(first.assignment()) == everything, turn_first)
+
+
+async def test_the_next_member_goes_on_where_the_last_one_stopped(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    await fill(servers, topic, 30)
+    seen: list[bytes] = []
+    async with Consumer(servers, group_id=fresh_name, max_poll_records=7, **one_protocol) as consumer:
+        consumer.subscribe([topic])
+        async for record in consumer:
+            seen.append(record.value)
+            if len(seen) == 10:
+                break
+    async with Consumer(servers, group_id=fresh_name, **one_protocol) as consumer:
+        consumer.subscribe([topic])
+        async for record in consumer:
+            seen.append(record.value)
+            if len(seen) == 30:
+                break
+    assert sorted(seen, key=int) == [b"%d" % n for n in range(30)]
+
+
+async def test_without_automatic_commits_only_what_was_committed_counts(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    await fill(servers, topic, 3)
+    settings = {**one_protocol, "enable_auto_commit": False}
+    async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
+        consumer.subscribe([topic])
+        records: list[Any] = []
+
+        async def turn() -> None:
+            records.extend(await consumer.poll(timeout_ms=200))
+
+        await until(lambda: len(records) == 3, turn)
+        partition = TopicPartition(topic, 1)
+        await consumer.commit({partition: CommittedOffset(1, metadata="here")})
+        committed = await consumer.committed()
+        assert committed[partition] == CommittedOffset(1, -1, "here")
+        assert committed[TopicPartition(topic, 0)] is None
+    async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
+        consumer.subscribe([topic])
+        again: list[Any] = []
+
+        async def turn_again() -> None:
+            again.extend(await consumer.poll(timeout_ms=200))
+
+        await until(lambda: len(again) == 2, turn_again)
+        assert {record.partition for record in again} == {0, 2}
+
+
+async def test_a_pattern_finds_topics_that_come_later(
+    servers: str, admin: Admin, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    await admin.topics.create(f"{fresh_name}.a", partitions=1)
+    async with Consumer(servers, group_id=fresh_name, metadata_max_age_ms=200, **one_protocol) as consumer:
+        consumer.subscribe(pattern=rf"{fresh_name}\..*")
+
+        async def turn() -> None:
+            await consumer.poll(timeout_ms=50)
+
+        await until(lambda: consumer.assignment() == [TopicPartition(f"{fresh_name}.a", 0)], turn)
+        await admin.topics.create(f"{fresh_name}.b", partitions=1)
+        await until(lambda: len(consumer.assignment()) == 2, turn, seconds=60)
+
+
+async def test_heartbeats_go_on_while_the_users_loop_is_blocked(
+    servers: str, topic: str, fresh_name: str
+) -> None:
+    journal = Journal()
+    async with Consumer(servers, group_id=fresh_name, **QUICK) as consumer:
+        consumer.subscribe([topic], listener=journal)
+
+        async def turn() -> None:
+            await consumer.poll(timeout_ms=50)
+
+        await until(lambda: len(consumer.assignment()) == 3, turn)
+        beats: ClassicHeartbeats = consumer._membership._beats  # type: ignore[union-attr]
+        joined = beats._last_answer
+        await until(lambda: beats._last_answer > joined, turn)
+        before = beats._last_answer
+        block_the_loop(1.2)
+        assert beats._last_answer > before + 0.5
+        await turn()
+        assert journal.with_partitions() == ["assigned"]
+
+
+def block_the_loop(seconds: float) -> None:
+    """As a user's long computation does: nothing else of this loop runs meanwhile."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+async def test_who_does_not_poll_leaves_and_learns_it_with_the_next_poll(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    journal = Journal()
+    settings = {**one_protocol, "max_poll_interval_ms": 1000, "enable_auto_commit": False}
+    async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
+        consumer.subscribe([topic], listener=journal)
+
+        async def turn() -> None:
+            await consumer.poll(timeout_ms=50)
+
+        async def idle() -> None:
+            await asyncio.sleep(0.02)
+
+        await until(lambda: len(consumer.assignment()) == 3, turn)
+        await until(lambda: consumer.group_member().member.epoch <= 0, idle)
+        with pytest.raises(KafkaError, match="not a member"):
+            await consumer.commit({TopicPartition(topic, 0): 0})
+        await until(lambda: len(journal.with_partitions()) >= 3, turn)
+        assert journal.with_partitions()[:3] == ["assigned", "lost", "assigned"]
+
+
+async def test_a_static_member_gets_its_partitions_back(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    settings = {**one_protocol, "group_instance_id": "me"}
+    for _ in range(2):
+        async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
+            consumer.subscribe([topic])
+
+            async def turn(consumer: Consumer[Any, Any] = consumer) -> None:
+                await consumer.poll(timeout_ms=50)
+
+            await until(lambda consumer=consumer: len(consumer.assignment()) == 3, turn)
+
+
+async def test_commits_need_a_group(servers: str, topic: str) -> None:
+    async with Consumer(servers) as consumer:
+        with pytest.raises(ValueError, match=r"group\.id"):
+            consumer.subscribe([topic])
+        with pytest.raises(ValueError, match=r"group\.id"):
+            await consumer.commit({TopicPartition(topic, 0): 1})
+
+
+async def test_an_assigned_consumer_commits_in_its_groups_name(
+    servers: str, topic: str, fresh_name: str
+) -> None:
+    await fill(servers, topic, 9)
+    for expected in (3, 0):
+        async with Consumer(servers, group_id=fresh_name, auto_offset_reset="earliest") as consumer:
+            consumer.assign([(topic, 0)])
+            assert len(await consumer.poll(timeout_ms=500 if not expected else 5000)) == expected

@@ -16,10 +16,12 @@ from typing import Self
 from ottla.client.admin.caller import Caller
 from ottla.client.admin.cluster import ClusterAdmin
 from ottla.client.admin.configs import ConfigsAdmin
+from ottla.client.admin.groups import GroupsAdmin
 from ottla.client.admin.log_dirs import LogDirsAdmin
 from ottla.client.admin.offsets import OffsetsAdmin
 from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.admin.topics import TopicsAdmin
+from ottla.client.admin.transactions import TransactionsAdmin
 from ottla.client.cluster import Cluster, ConnectionConfig
 from ottla.runtime.runtime import Runtime
 
@@ -54,6 +56,8 @@ class Admin:
         self.offsets = OffsetsAdmin(caller)
         self.log_dirs = LogDirsAdmin(caller)
         self.cluster = ClusterAdmin(caller)
+        self.groups = GroupsAdmin(caller)
+        self.transactions = TransactionsAdmin(caller, self.partitions)
 
     async def __aenter__(self) -> Self:
         try:

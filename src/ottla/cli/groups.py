@@ -1,0 +1,366 @@
+"""`ottla groups`: who reads what, how far behind, and moving or deleting committed offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.errors import CliError, WrongUsage, did_you_mean
+from ottla.cli.group_offsets import Target, plan_reset, read_offsets_file
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    Yes,
+    parse_ids,
+)
+from ottla.cli.output import note, print_json, print_pairs, print_table
+from ottla.cli.places import parse_place
+from ottla.cli.session import confirm, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.groups import GroupInfo, ListedGroupInfo
+    from ottla.client.view import TopicPartition
+    from ottla.protocol.errors import KafkaError
+
+HELP: Final = "See groups and their lag, move or delete their offsets."
+app = group("groups", HELP)
+
+Group = Annotated[str, Argument(metavar="GROUP")]
+
+
+async def _group_or_fail(admin: Admin, name: str) -> GroupInfo:
+    from ottla.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        return await admin.groups.describe(name)
+    except KafkaError as error:
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+    known = [each.group_id for each in await admin.groups.list()]
+    raise CliError(f"group {name} does not exist{did_you_mean(name, known)}")
+
+
+@command(app, "list")
+def list_groups(
+    states: Annotated[
+        list[str] | None, Option("--state", metavar="STATE", help="Only in this state, as Stable or Empty.")
+    ] = None,
+    types: Annotated[
+        list[str] | None, Option("--type", metavar="TYPE", help="Only of this type, as classic or consumer.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List groups."""
+
+    async def work(admin: Admin) -> list[ListedGroupInfo]:
+        return await admin.groups.list(states=states or (), types=types or ())
+
+    found = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json([each._asdict() for each in found])
+    else:
+        print_table(
+            ["group", "type", "protocol", "state"],
+            [(g.group_id, g.type or None, g.protocol_type or None, g.state or None) for g in found],
+        )
+
+
+@command(app, "describe")
+def describe(
+    name: Group,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show a group's state, its members and what each reads."""
+
+    async def work(admin: Admin) -> GroupInfo:
+        return await _group_or_fail(admin, name)
+
+    info = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(
+            {
+                "group_id": info.group_id,
+                "type": info.type,
+                "protocol_type": info.protocol_type,
+                "state": info.state,
+                "assignor": info.assignor,
+                "epoch": info.epoch,
+                "members": [
+                    {
+                        "member_id": m.member_id,
+                        "instance_id": m.instance_id,
+                        "client_id": m.client_id,
+                        "host": m.host,
+                        "epoch": m.epoch,
+                        "assignment": [p._asdict() for p in m.assignment],
+                    }
+                    for m in info.members
+                ],
+            }
+        )
+        return
+    print_pairs(
+        [
+            ("group", info.group_id),
+            ("type", info.type),
+            ("state", info.state),
+            ("assignor", info.assignor or None),
+            ("members", len(info.members)),
+        ]
+    )
+    if info.members:
+        print()
+        print_table(
+            ["member", "client", "host", "partitions"],
+            [
+                (m.instance_id or m.member_id, m.client_id, m.host, " ".join(map(str, sorted(m.assignment))))
+                for m in info.members
+            ],
+        )
+
+
+@command(app, "lag")
+def lag(
+    name: Group,
+    topics: Annotated[
+        list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show what a group has committed and how much lies before it."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        return await _lag(admin, await _group_or_fail(admin, name), topics)
+
+    rows = with_admin(bootstrap, timeout, work)
+    total = sum(row["lag"] or 0 for row in rows)
+    if as_json:
+        print_json({"group_id": name, "lag": total, "partitions": rows})
+        return
+    print_table(
+        ["topic", "partition", "committed", "end", "lag", "member"],
+        [(r["topic"], r["partition"], r["committed"], r["end"], r["lag"], r["member"]) for r in rows],
+    )
+    note(f"{total} records behind")
+
+
+async def _lag(admin: Admin, info: GroupInfo, topics: list[str] | None) -> list[dict[str, Any]]:
+    from ottla.client.admin.offsets import OffsetSpec
+    from ottla.protocol.errors import KafkaError
+
+    committed = await admin.groups.offsets(info.group_id)
+    owners = {p: m.instance_id or m.member_id for m in info.members for p in m.assignment}
+    partitions = sorted(p for p in {*committed, *owners} if not topics or p.topic in topics)
+    ends = await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    rows = []
+    for p in partitions:
+        found = ends[p]
+        end = None if isinstance(found, KafkaError) else found.offset
+        offset = committed[p].offset if p in committed else None
+        rows.append(
+            {
+                "topic": p.topic,
+                "partition": p.partition,
+                "committed": offset,
+                "end": end,
+                "lag": max(end - offset, 0) if end is not None and offset is not None else None,
+                "member": owners.get(p),
+            }
+        )
+    return rows
+
+
+@command(app, "reset-offsets")
+def reset_offsets(
+    name: Group,
+    to: Annotated[
+        str | None,
+        Option(
+            "--to",
+            metavar="PLACE",
+            help="beginning, end, current, an offset, -N (before the end), a time, or an age (6h).",
+        ),
+    ] = None,
+    shift: Annotated[
+        int | None, Option("--shift-by", metavar="N", help="Forward, or back if negative, from where it is.")
+    ] = None,
+    file: Annotated[
+        str | None, Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="What to reset; may be repeated."),
+    ] = None,
+    all_topics: Annotated[bool, Option("--all-topics", help="All that the group has committed.")] = False,
+    execute: Annotated[
+        bool, Option("--execute", help="Do it. Without this, only show what would be done.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Move a group's offsets: first as a plan, then with --execute.
+
+    The group must have no members: they would not notice, and commit over it.
+    """
+    if sum((to is not None, shift is not None, file is not None)) != 1:
+        raise WrongUsage("say where to: one of --to, --shift-by and --from-file")
+    if file is None and bool(topics) == all_topics:
+        raise WrongUsage("say what to reset: --topic, or --all-topics")
+    from ottla.runtime.clock import SystemClock
+
+    target = Target(
+        place=None if to is None or to == "current" else parse_place("--to", to, SystemClock().wall_ms()),
+        shift=shift if shift is not None else (0 if to == "current" else None),
+        offsets=read_offsets_file(file) if file is not None else None,
+    )
+    scope = [_scope(each) for each in topics or ()]
+
+    async def work(admin: Admin) -> tuple[list[dict[str, Any]], dict[TopicPartition, KafkaError | None]]:
+        plan = await plan_reset(admin, name, target, scope)
+        results: dict[TopicPartition, KafkaError | None] = {}
+        if execute:
+            await _refuse_if_active(admin, name)
+            results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
+        return plan, results
+
+    plan, results = with_admin(bootstrap, timeout, work)
+    failed = [str(error) for error in results.values() if error is not None]
+    if as_json:
+        print_json(
+            [
+                {
+                    "topic": row["at"].topic,
+                    "partition": row["at"].partition,
+                    "current": row["current"],
+                    "new": row["new"],
+                    "executed": execute and results.get(row["at"]) is None,
+                }
+                for row in plan
+            ]
+        )
+    else:
+        print_table(
+            ["topic", "partition", "current", "new", "change"],
+            [
+                (
+                    row["at"].topic,
+                    row["at"].partition,
+                    row["current"],
+                    row["new"],
+                    None if row["current"] is None else row["new"] - row["current"],
+                )
+                for row in plan
+            ],
+        )
+        if not execute:
+            note("Nothing was changed; --execute does it.")
+    if failed:
+        raise CliError("\nottla: ".join(failed))
+
+
+def _scope(text: str) -> tuple[str, list[int] | None]:
+    topic, _, partitions = text.partition(":")
+    return topic, parse_ids("--topic", partitions) if partitions else None
+
+
+async def _refuse_if_active(admin: Admin, name: str) -> None:
+    """The broker would refuse too, but it does not say who the members are."""
+    from ottla.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        info = await admin.groups.describe(name)
+    except KafkaError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return
+        raise
+    if info.members:
+        who = ", ".join(f"{m.client_id} at {m.host.lstrip('/')}" for m in info.members[:5])
+        raise CliError(
+            f"group {name} is {info.state} with {len(info.members)} members ({who}); stop them first"
+        )
+
+
+@command(app, "delete-offsets")
+def delete_offsets(
+    name: Group,
+    topics: Annotated[
+        list[str], Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="What to forget; may be repeated.")
+    ],
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Make a group forget its offsets of a topic."""
+    scope = [_scope(each) for each in topics]
+    confirm(f"Delete the offsets of {', '.join(topics)} in group {name}?", yes=yes)
+
+    async def work(admin: Admin) -> dict[TopicPartition, KafkaError | None]:
+        await _group_or_fail(admin, name)
+        committed = await admin.groups.offsets(name)
+        chosen = [
+            p
+            for p in sorted(committed)
+            for topic, ids in scope
+            if p.topic == topic and (not ids or p.partition in ids)
+        ]
+        if not chosen:
+            raise CliError(f"group {name} has no offsets of {', '.join(topics)}")
+        return await admin.groups.delete_offsets(name, chosen)
+
+    results = with_admin(bootstrap, timeout, work)
+    failed = [str(error) for error in results.values() if error is not None]
+    done = [partition for partition, error in results.items() if error is None]
+    if as_json:
+        print_json([{**partition._asdict(), "deleted": partition in done} for partition in results])
+    else:
+        for partition in done:
+            print(f"{partition}: deleted")
+    if failed:
+        raise CliError("\nottla: ".join(failed))
+
+
+@command(app, "delete")
+def delete(
+    names: Annotated[list[str], Argument(metavar="GROUP...")],
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Delete groups without members, and all their offsets."""
+    confirm(f"Delete {', '.join(names)} with all offsets?", yes=yes)
+
+    async def work(admin: Admin) -> dict[str, str | None]:
+        from ottla.protocol.errors import ErrorCode
+
+        outcome: dict[str, str | None] = {}
+        for name, error in (await admin.groups.delete_many(names)).items():
+            if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                known = [each.group_id for each in await admin.groups.list()]
+                outcome[name] = f"group {name} does not exist{did_you_mean(name, known)}"
+            else:
+                outcome[name] = None if error is None else error.message
+        return outcome
+
+    outcome = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json([{"group_id": name, "deleted": e is None, "error": e} for name, e in outcome.items()])
+    else:
+        for name, error in outcome.items():
+            if error is None:
+                print(f"{name}: deleted")
+    failed = [error for error in outcome.values() if error is not None]
+    if failed:
+        raise CliError("\nottla: ".join(failed))

@@ -1,0 +1,253 @@
+"""Groups: list and describe them, read, move and delete their offsets, delete them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ottla.client.admin.caller import Caller
+from ottla.client.admin.offsets import by_topic
+from ottla.client.cluster import CoordinatorType
+from ottla.client.coordinator import Coordinator
+from ottla.client.group_offsets import CommittedOffset, GroupOffsets
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages import consumer_group_describe as consumer_groups
+from ottla.protocol.messages import describe_groups as classic_groups
+from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from ottla.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from ottla.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+)
+from ottla.protocol.subscription import decode_assignment
+
+__all__ = ["GroupInfo", "GroupMember", "GroupsAdmin", "ListedGroupInfo"]
+
+CONSUMER = "consumer"
+_NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION})
+
+
+class ListedGroupInfo(NamedTuple):
+    """`state` and `type` are empty on brokers that do not tell them."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """`epoch` is -1 in classic groups, which have one generation for all members."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    assignment: tuple[TopicPartition, ...]
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """`type` is "classic" or "consumer"; `assignor` names the strategy that spread the partitions."""
+
+    group_id: str
+    type: str
+    protocol_type: str
+    state: str
+    assignor: str
+    epoch: int
+    members: tuple[GroupMember, ...]
+
+
+class GroupsAdmin:
+    __slots__ = ("_caller",)
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def _coordinator(self, group_id: str) -> Coordinator:
+        return Coordinator(
+            self._caller.cluster, CoordinatorType.GROUP, group_id, timeout_ms=self._caller.timeout_ms
+        )
+
+    def _offsets(self, group_id: str) -> GroupOffsets:
+        return GroupOffsets(self._caller.cluster, group_id, self._coordinator(group_id))
+
+    async def list(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[ListedGroupInfo]:
+        """The groups of all brokers by name; only those in one of these states and of these types, if any
+        are named.
+        """
+        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
+        brokers = (await self._caller.cluster.refresh()).brokers
+        answers = await asyncio.gather(
+            *(self._caller.node(broker, request, ListGroupsResponse) for broker in sorted(brokers))
+        )
+        found: dict[str, ListedGroup] = {}
+        for answer in answers:
+            if answer.error_code:
+                code = ErrorCode.of(answer.error_code)
+                raise KafkaError(code, f"cannot list groups: {code.text}")
+            found |= {group.group_id: group for group in answer.groups}
+        return [
+            ListedGroupInfo(name, found[name].protocol_type, found[name].group_state, found[name].group_type)
+            for name in sorted(found)
+        ]
+
+    async def describe(self, group_id: str) -> GroupInfo:
+        """A group with its members; GROUP_ID_NOT_FOUND if there is none of this name."""
+        try:
+            return await self._describe_consumer(group_id)
+        except KafkaError as error:
+            if error.code not in _NOT_OF_THIS_KIND:
+                raise
+        return await self._describe_classic(group_id)
+
+    async def _describe_consumer(self, group_id: str) -> GroupInfo:
+        answer = await self._coordinator(group_id).call(
+            consumer_groups.ConsumerGroupDescribeRequest(group_ids=[group_id]),
+            consumer_groups.ConsumerGroupDescribeResponse,
+            lambda answer: [group.error_code for group in answer.groups],
+        )
+        group = answer.groups[0]
+        _check(group_id, group.error_code, group.error_message)
+        return GroupInfo(
+            group_id,
+            CONSUMER,
+            CONSUMER,
+            group.group_state,
+            group.assignor_name,
+            group.group_epoch,
+            tuple(
+                GroupMember(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    tuple(
+                        TopicPartition(topic.topic_name, index)
+                        for topic in member.assignment.topic_partitions
+                        for index in topic.partitions
+                    ),
+                    member.member_epoch,
+                )
+                for member in group.members
+            ),
+        )
+
+    async def _describe_classic(self, group_id: str) -> GroupInfo:
+        answer = await self._coordinator(group_id).call(
+            classic_groups.DescribeGroupsRequest(groups=[group_id]),
+            classic_groups.DescribeGroupsResponse,
+            lambda answer: [group.error_code for group in answer.groups],
+        )
+        group = answer.groups[0]
+        _check(group_id, group.error_code, group.error_message)
+        if group.group_state == "Dead":
+            # How brokers before version 6 of the API say that there is none.
+            _check(group_id, ErrorCode.GROUP_ID_NOT_FOUND, None)
+        return GroupInfo(
+            group_id,
+            "classic",
+            group.protocol_type,
+            group.group_state,
+            group.protocol_data,
+            -1,
+            tuple(
+                GroupMember(
+                    member.member_id,
+                    member.group_instance_id,
+                    member.client_id,
+                    member.client_host,
+                    _classic_assignment(group.protocol_type, member.member_assignment),
+                )
+                for member in group.members
+            ),
+        )
+
+    async def offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What the group has committed, of these partitions or of all; those without a commit are left
+        out.
+        """
+        return await self._offsets(group_id).fetch(partitions, require_stable=False)
+
+    async def alter_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Commits offsets in a group's name; refused while it has members."""
+        if not offsets:
+            return {}
+        await self._caller.cluster.refresh(topics={partition.topic for partition in offsets})
+        return await self._offsets(group_id).commit({p: CommittedOffset(o) for p, o in offsets.items()})
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Makes a group forget offsets; refused for topics that a member is subscribed to."""
+        request = OffsetDeleteRequest(
+            group_id=group_id,
+            topics=[
+                OffsetDeleteRequestTopic(
+                    name=topic,
+                    partitions=[OffsetDeleteRequestPartition(partition_index=index) for index in indexes],
+                )
+                for topic, indexes in by_topic(partitions).items()
+            ],
+        )
+        answer = await self._coordinator(group_id).call(
+            request, OffsetDeleteResponse, lambda answer: [answer.error_code]
+        )
+        _check(group_id, answer.error_code, None)
+        return {
+            partition: _error(
+                entry.error_code, f"group {group_id!r}: cannot delete the offset of {partition}"
+            )
+            for topic in answer.topics
+            for entry in topic.partitions
+            for partition in [TopicPartition(topic.name, entry.partition_index)]
+        }
+
+    async def delete(self, *group_ids: str) -> None:
+        """Deletes groups without members; the first failure is raised after all were tried."""
+        for error in (await self.delete_many(group_ids)).values():
+            if error is not None:
+                raise error
+
+    async def delete_many(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
+        results: dict[str, KafkaError | None] = {}
+        for group_id in group_ids:
+            answer = await self._coordinator(group_id).call(
+                DeleteGroupsRequest(groups_names=[group_id]),
+                DeleteGroupsResponse,
+                lambda answer: [result.error_code for result in answer.results],
+            )
+            results[group_id] = _error(answer.results[0].error_code, f"group {group_id!r}")
+        return results
+
+
+def _classic_assignment(protocol_type: str, data: bytes) -> tuple[TopicPartition, ...]:
+    """What a member of a consumer group has. Other kinds of groups say it in a form of their own."""
+    if protocol_type != CONSUMER or not data:
+        return ()
+    try:
+        assigned = decode_assignment(data).assigned_partitions
+    except KafkaError:
+        return ()
+    return tuple(TopicPartition(topic.topic, index) for topic in assigned for index in topic.partitions)
+
+
+def _error(code: int, subject: str) -> KafkaError | None:
+    return KafkaError(ErrorCode.of(code), f"{subject}: {ErrorCode.of(code).text}") if code else None
+
+
+def _check(group_id: str, code: int, message: str | None) -> None:
+    if code:
+        raise KafkaError(ErrorCode.of(code), f"group {group_id!r}: {message or ErrorCode.of(code).text}")

@@ -1,0 +1,196 @@
+"""Transactions: list and describe them, find those that hang, and end these by force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ottla.client.admin.caller import Caller
+from ottla.client.admin.partitions import PartitionsAdmin
+from ottla.client.cluster import CoordinatorType
+from ottla.client.coordinator import Coordinator
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_producers import ProducerState
+from ottla.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from ottla.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from ottla.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+__all__ = ["ListedTransaction", "OpenTransaction", "TransactionInfo", "TransactionsAdmin"]
+
+
+class ListedTransaction(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """`started_ms` is None while no transaction is open."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    started_ms: int | None
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open in a partition. `transactional_id` is None where no coordinator knows it."""
+
+    partition: TopicPartition
+    producer: ProducerState
+    transactional_id: str | None = None
+
+
+class TransactionsAdmin:
+    __slots__ = ("_caller", "_partitions")
+
+    def __init__(self, caller: Caller, partitions: PartitionsAdmin) -> None:
+        self._caller = caller
+        self._partitions = partitions
+
+    async def list(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        longer_than_ms: int | None = None,
+        pattern: str | None = None,
+    ) -> list[ListedTransaction]:
+        """The transactions that all coordinators know, by their ids; only those that fit all filters."""
+        request = ListTransactionsRequest(
+            state_filters=list(states),
+            producer_id_filters=list(producer_ids),
+            duration_filter=-1 if longer_than_ms is None else longer_than_ms,
+            transactional_id_pattern=pattern,
+        )
+        brokers = (await self._caller.cluster.refresh()).brokers
+        answers = await asyncio.gather(
+            *(self._caller.node(broker, request, ListTransactionsResponse) for broker in sorted(brokers))
+        )
+        found: dict[str, ListedTransaction] = {}
+        for answer in answers:
+            if answer.error_code:
+                code = ErrorCode.of(answer.error_code)
+                raise KafkaError(code, f"cannot list transactions: {code.text}")
+            for entry in answer.transaction_states:
+                found[entry.transactional_id] = ListedTransaction(
+                    entry.transactional_id, entry.producer_id, entry.transaction_state
+                )
+        return [found[name] for name in sorted(found)]
+
+    async def describe(self, transactional_id: str) -> TransactionInfo:
+        """One transactional id as its coordinator knows it; TRANSACTIONAL_ID_NOT_FOUND if it does not."""
+        coordinator = Coordinator(
+            self._caller.cluster,
+            CoordinatorType.TRANSACTION,
+            transactional_id,
+            timeout_ms=self._caller.timeout_ms,
+        )
+        answer = await coordinator.call(
+            DescribeTransactionsRequest(transactional_ids=[transactional_id]),
+            DescribeTransactionsResponse,
+            lambda answer: [entry.error_code for entry in answer.transaction_states],
+        )
+        entry = answer.transaction_states[0]
+        if entry.error_code:
+            code = ErrorCode.of(entry.error_code)
+            raise KafkaError(code, f"transactional id {transactional_id!r}: {code.text}")
+        return TransactionInfo(
+            entry.transactional_id,
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.transaction_state,
+            entry.transaction_timeout_ms,
+            entry.transaction_start_time_ms if entry.transaction_start_time_ms >= 0 else None,
+            tuple(TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions),
+        )
+
+    async def find_hanging(
+        self, partitions: Iterable[TopicPartition], *, now_ms: int, longer_than_ms: int
+    ) -> Sequence[OpenTransaction]:
+        """Transactions that are open in these partitions, were not written to for a time, and that no
+        coordinator will end: it does not know the producer, or not that this partition is part of its
+        transaction.
+        """
+        described = await self._partitions.producers(partitions)
+        candidates = []
+        for partition, producers in described.items():
+            if isinstance(producers, KafkaError):
+                raise producers
+            candidates += [
+                OpenTransaction(partition, producer)
+                for producer in producers
+                if producer.current_txn_start_offset >= 0
+                and now_ms - producer.last_timestamp >= longer_than_ms
+            ]
+        if not candidates:
+            return []
+        known = await self.list(producer_ids={c.producer.producer_id for c in candidates})
+        infos: dict[int, TransactionInfo] = {}
+        for listed in known:
+            try:
+                infos[listed.producer_id] = await self.describe(listed.transactional_id)
+            except KafkaError as error:
+                if error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                    raise
+        hanging = []
+        for candidate in candidates:
+            info = infos.get(candidate.producer.producer_id)
+            if info is None:
+                hanging.append(candidate)
+            elif candidate.partition not in info.partitions:
+                hanging.append(
+                    OpenTransaction(candidate.partition, candidate.producer, info.transactional_id)
+                )
+        return hanging
+
+    async def open_at(self, partition: TopicPartition, start_offset: int) -> ProducerState:
+        """The producer whose transaction in this partition began at an offset; INVALID_TXN_STATE if none
+        did.
+        """
+        producers = (await self._partitions.producers([partition]))[partition]
+        if isinstance(producers, KafkaError):
+            raise producers
+        for producer in producers:
+            if producer.current_txn_start_offset == start_offset:
+                return producer
+        raise KafkaError(
+            ErrorCode.INVALID_TXN_STATE, f"{partition}: no open transaction begins at offset {start_offset}"
+        )
+
+    async def abort(self, partition: TopicPartition, producer: ProducerState) -> None:
+        """Ends a producer's open transaction in one partition, without its coordinator."""
+        marker = WritableTxnMarker(
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            # -1 is what a coordinator that never wrote to this partition has.
+            coordinator_epoch=max(producer.coordinator_epoch, 0),
+            transaction_result=False,
+            topics=[WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
+        )
+        request = WriteTxnMarkersRequest(markers=[marker])
+
+        async def ask(node_id: int, owned: list[TopicPartition]) -> dict[TopicPartition, bool | KafkaError]:
+            answer = await self._caller.cluster.request(node_id, request, WriteTxnMarkersResponse)
+            code = ErrorCode.of(answer.markers[0].topics[0].partitions[0].error_code)
+            return {owned[0]: KafkaError(code, f"{partition}: {code.text}") if code else True}
+
+        result = (await self._caller.by_leader([partition], ask, "WriteTxnMarkers"))[partition]
+        if isinstance(result, KafkaError):
+            raise result

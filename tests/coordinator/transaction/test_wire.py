@@ -1,0 +1,373 @@
+"""Transactions by single requests: version 2, two-phase commits, ends that are under way, hanging ones."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ottla.coordinator.engine_effects import Producer
+from ottla.log.files import TopicPartition
+from ottla.node.transactions import NodeTransactions
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    TopicRequest,
+)
+from ottla.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from ottla.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from ottla.records.batch import iter_batches, read_records
+from ottla.records.builder import build_batch
+from ottla.testing.local_node import LocalNode
+from tests.support.wire import WireClient
+
+DEADLINE_S = 30.0
+TOPIC = "t"
+SETTINGS = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 50,
+    "transaction.two.phase.commit.enable": True,
+}
+_numbers = itertools.count()
+
+
+class Talk:
+    """One connection, and the requests of a producer of transactions of version 2."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.client = WireClient(address)
+        self.name = name
+        self.topic = f"{TOPIC}-{name}"
+
+    def make_topic(self) -> bytes:
+        topic = CreatableTopic(name=self.topic, num_partitions=2, replication_factor=1)
+        made = self.client.get(CreateTopicsRequest(topics=[topic]), 7, CreateTopicsResponse)
+        return made.topics[0].topic_id
+
+    def find(self) -> None:
+        self._until(
+            FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]),
+            6,
+            FindCoordinatorResponse,
+            lambda answer: answer.coordinators[0].error_code == 0,
+        )
+
+    def _until(self, request: Any, version: int, kind: Any, done: Any) -> Any:
+        deadline = time.monotonic() + DEADLINE_S
+        while not done(answer := self.client.get(request, version, kind)):
+            assert time.monotonic() < deadline, answer
+        return answer
+
+    def init(self, **fields: Any) -> InitProducerIdResponse:
+        request = InitProducerIdRequest(
+            **{"transactional_id": self.name, "transaction_timeout_ms": 60_000, **fields}
+        )
+        busy = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        answer = self._until(request, 6, InitProducerIdResponse, lambda answer: answer.error_code not in busy)
+        assert isinstance(answer, InitProducerIdResponse)
+        return answer
+
+    def begin(self, **fields: Any) -> Producer:
+        answer = self.init(**fields)
+        assert answer.error_code == 0
+        return Producer(answer.producer_id, answer.producer_epoch)
+
+    def write(self, producer: Producer, value: bytes, *, sequence: int = 0, partition: int = 0) -> ErrorCode:
+        batch = build_batch(
+            [(time.time_ns() // 1_000_000, None, value)],
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        data = PartitionProduceData(index=partition, records=batch)
+        request = ProduceRequest(
+            transactional_id=self.name,
+            acks=-1,
+            timeout_ms=10_000,
+            topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
+        )
+        answer = self.client.get(request, 12, ProduceResponse)
+        return ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
+
+    def end(self, producer: Producer, *, commit: bool = True, version: int = 5) -> EndTxnResponse:
+        request = EndTxnRequest(
+            transactional_id=self.name,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            committed=commit,
+        )
+        return self.client.get(request, version, EndTxnResponse)
+
+    def state(self) -> str:
+        request = DescribeTransactionsRequest(transactional_ids=[self.name])
+        answer = self.client.get(request, 0, DescribeTransactionsResponse)
+        return answer.transaction_states[0].transaction_state
+
+    def await_state(self, state: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while (now := self.state()) != state:
+            assert time.monotonic() < deadline, f"{now}, not {state}"
+
+    def read(self, partition: int = 0) -> tuple[list[bytes | None], int]:
+        """The values that a reader of committed data gets, and of how many aborts it is told."""
+        wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1_000_000)
+        request = FetchRequest(
+            topics=[FetchTopic(topic=self.topic, partitions=[wanted])], isolation_level=1, max_bytes=1 << 20
+        )
+        answer = self.client.get(request, 12, FetchResponse)
+        data = answer.responses[0].partitions[0]
+        aborted = data.aborted_transactions or []
+        open_aborts = {each.producer_id: each.first_offset for each in aborted}
+        values = []
+        for position, header in iter_batches(data.records or b""):
+            if header.is_control:
+                open_aborts.pop(header.producer_id, None)
+            elif header.base_offset < open_aborts.get(header.producer_id, 1 << 60):
+                values += [record.value for record in read_records(data.records or b"", position)]
+        return values, len(aborted)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    with LocalNode(SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def talk(node: LocalNode) -> Iterator[Talk]:
+    talk = Talk(node.bootstrap_servers, f"txn-{next(_numbers)}")
+    talk.make_topic()
+    talk.find()
+    yield talk
+    talk.client.close()
+
+
+def test_writing_adds_the_partition_and_ending_moves_the_epoch(talk: Talk) -> None:
+    me = talk.begin()
+    assert talk.write(me, b"one") is ErrorCode.NONE
+    assert talk.write(me, b"two", partition=1) is ErrorCode.NONE
+    ended = talk.end(me)
+    assert (ended.error_code, ended.producer_id, ended.producer_epoch) == (0, me.id, me.epoch + 1)
+    talk.await_state("CompleteCommit")
+    assert (talk.read(0), talk.read(1)) == (([b"one"], 0), ([b"two"], 0))
+    # Late messages of the first transaction never get into another one.
+    assert talk.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    again = Producer(ended.producer_id, ended.producer_epoch)
+    assert talk.write(again, b"three") is ErrorCode.NONE
+    assert talk.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert talk.end(me).error_code == ErrorCode.PRODUCER_FENCED
+    assert talk.end(again, commit=False).error_code == 0
+    talk.await_state("CompleteAbort")
+    assert talk.read(0) == ([b"one"], 1)
+
+
+def test_a_commit_that_comes_after_the_timeout_is_fenced(talk: Talk) -> None:
+    me = talk.begin(transaction_timeout_ms=1)
+    assert talk.write(me, b"too slow") is ErrorCode.NONE
+    talk.await_state("CompleteAbort")
+    assert talk.end(me).error_code == ErrorCode.PRODUCER_FENCED
+    aborted = talk.end(me, commit=False)  # an abort is what has happened
+    assert (aborted.error_code, aborted.producer_epoch) == (0, me.epoch + 1)
+    assert talk.read() == ([], 1)
+
+
+class Gate:
+    """Holds all markers of one transactional id back until it is opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
+        self.open = threading.Event()
+        write = NodeTransactions.write
+
+        def held(self_: NodeTransactions, marker: Any, partitions: frozenset[TopicPartition]) -> Any:
+            if marker.transactional_id == name and not self.open.is_set():
+                return dict.fromkeys(partitions, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return write(self_, marker, partitions)
+
+        patch.setattr(NodeTransactions, "write", held)
+
+
+def test_nothing_begins_while_the_last_transaction_is_being_ended(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, talk.name)
+    me = talk.begin()
+    assert talk.write(me, b"one") is ErrorCode.NONE
+    ended = talk.end(me)
+    assert (ended.error_code, talk.state()) == (0, "PrepareCommit")
+    after = Producer(ended.producer_id, ended.producer_epoch)
+    assert talk.write(after, b"two") is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert talk.end(after, commit=False).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert talk.end(me).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert talk.read() == ([], 0)
+    gate.open.set()
+    talk.await_state("CompleteCommit")
+    assert talk.write(after, b"two") is ErrorCode.NONE
+    assert talk.read() == ([b"one"], 0)
+
+
+def test_markers_are_driven_again_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["commit", "abort"]
+    with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
+        for name in names:
+            talk = Talk(node.bootstrap_servers, name)
+            talk.make_topic()
+            talk.find()
+            Gate(monkeypatch, name)
+            me = talk.begin()
+            assert talk.write(me, name.encode()) is ErrorCode.NONE
+            assert talk.end(me, commit=name == "commit").error_code == 0
+            assert talk.state().startswith("Prepare")
+            talk.client.close()
+    monkeypatch.undo()
+    with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
+        for name, state, seen in (("commit", "CompleteCommit", [b"commit"]), ("abort", "CompleteAbort", [])):
+            talk = Talk(node.bootstrap_servers, name)
+            talk.find()
+            talk.await_state(state)
+            assert talk.read()[0] == seen
+            talk.client.close()
+
+
+def test_a_transaction_whose_topic_is_deleted_ends(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ottla.protocol.messages.delete_topics import (
+        DeleteTopicsRequest,
+        DeleteTopicsResponse,
+        DeleteTopicState,
+    )
+
+    me = talk.begin()
+    assert talk.write(me, b"gone") is ErrorCode.NONE
+    delete = DeleteTopicsRequest(topics=[DeleteTopicState(name=talk.topic)], timeout_ms=10_000)
+    assert talk.client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == 0
+    assert talk.end(me).error_code == 0
+    talk.await_state("CompleteCommit")
+
+
+# Two-phase commit
+
+
+def test_version_6_of_init_producer_id_is_announced(node: LocalNode) -> None:
+    request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+    with WireClient(node.bootstrap_servers) as client:
+        answer = client.get(request, 4, ApiVersionsResponse)
+    assert {key.api_key: key.max_version for key in answer.api_keys}[InitProducerIdRequest.API_KEY] == 6
+
+
+def test_two_phase_commits_have_to_be_allowed() -> None:
+    with LocalNode() as strict:
+        talk = Talk(strict.bootstrap_servers, "txn")
+        talk.find()
+        refused = talk.init(enable_2pc=True)
+        assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        talk.client.close()
+
+
+def test_a_prepared_transaction_outlives_the_node_and_its_producer(tmp_path: Path) -> None:
+    with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
+        talk = Talk(node.bootstrap_servers, "txn")
+        talk.make_topic()
+        talk.find()
+        writer = talk.begin(enable_2pc=True, transaction_timeout_ms=1)
+        assert talk.write(writer, b"prepared") is ErrorCode.NONE
+        talk.client.close()
+    with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
+        talk = Talk(node.bootstrap_servers, "txn")
+        talk.find()
+        kept = talk.init(enable_2pc=True, keep_prepared_txn=True)
+        assert (kept.ongoing_txn_producer_id, kept.ongoing_txn_producer_epoch) == writer
+        assert (kept.producer_id, kept.producer_epoch) == (writer.id, writer.epoch + 1)
+        assert (talk.state(), talk.read()) == ("Ongoing", ([], 0))
+        me = Producer(kept.producer_id, kept.producer_epoch)
+        assert talk.end(writer).error_code == ErrorCode.PRODUCER_FENCED
+        ended = talk.end(me)
+        assert ended.error_code == 0
+        talk.await_state("CompleteCommit")
+        assert talk.read() == ([b"prepared"], 0)
+        # The next transaction of the one who took over.
+        after = Producer(ended.producer_id, ended.producer_epoch)
+        assert talk.write(after, b"next") is ErrorCode.NONE
+        assert talk.end(after).error_code == 0
+        talk.await_state("CompleteCommit")
+        assert talk.read() == ([b"prepared", b"next"], 0)
+        talk.client.close()
+
+
+def test_a_driver_ends_what_tasks_have_prepared(talk: Talk) -> None:
+    """By id and epoch alone, and as often as it likes."""
+    task = talk.begin(enable_2pc=True)
+    assert talk.write(task, b"rows") is ErrorCode.NONE
+    for _ in range(3):
+        deadline = time.monotonic() + DEADLINE_S
+        while (ended := talk.end(task)).error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
+            assert time.monotonic() < deadline
+        assert (ended.error_code, ended.producer_epoch) == (0, task.epoch + 1)
+    assert talk.read() == ([b"rows"], 0)
+
+
+# Hanging transactions
+
+
+def test_a_hanging_transaction_can_be_found_and_aborted(talk: Talk) -> None:
+    me = talk.begin()
+    assert talk.write(me, b"hangs") is ErrorCode.NONE
+    listed = talk.client.get(
+        ListTransactionsRequest(transactional_id_pattern=talk.name, state_filters=["Ongoing"]),
+        2,
+        ListTransactionsResponse,
+    )
+    assert [each.transactional_id for each in listed.transaction_states] == [talk.name]
+    describe = DescribeProducersRequest(topics=[TopicRequest(name=talk.topic, partition_indexes=[0])])
+    found = (
+        talk.client.get(describe, 0, DescribeProducersResponse).topics[0].partitions[0].active_producers[0]
+    )
+    assert (found.producer_id, found.producer_epoch, found.current_txn_start_offset) == (me.id, me.epoch, 0)
+    marker = WritableTxnMarker(
+        producer_id=found.producer_id,
+        producer_epoch=found.producer_epoch,
+        transaction_result=False,
+        coordinator_epoch=max(0, found.coordinator_epoch),
+        topics=[WritableTxnMarkerTopic(name=talk.topic, partition_indexes=[0])],
+    )
+    marked = talk.client.get(WriteTxnMarkersRequest(markers=[marker]), 1, WriteTxnMarkersResponse)
+    assert marked.markers[0].topics[0].partitions[0].error_code == 0
+    assert talk.read() == ([], 1)
+    after = talk.client.get(describe, 0, DescribeProducersResponse)
+    assert after.topics[0].partitions[0].active_producers[0].current_txn_start_offset == -1
+
+
+def test_markers_that_make_no_sense_are_refused(talk: Talk) -> None:
+    marker = WritableTxnMarker(
+        producer_id=-1,
+        producer_epoch=-1,
+        topics=[WritableTxnMarkerTopic(name=talk.topic, partition_indexes=[0, 7])],
+    )
+    answer = talk.client.get(WriteTxnMarkersRequest(markers=[marker]), 2, WriteTxnMarkersResponse)
+    codes = [each.error_code for each in answer.markers[0].topics[0].partitions]
+    assert codes == [ErrorCode.INVALID_REQUEST] * 2

@@ -319,6 +319,7 @@ class Log:
         aborted: list[AbortedTxn] = []
         with self._guard("reading the transaction index"):
             for segment in self._local.segments_from(start_offset):
+                self._producers.mend_txn_index(segment)
                 found = segment.txn_index.collect(start_offset, upper_offset)
                 aborted.extend(found.aborted)
                 if found.is_complete:
@@ -508,6 +509,8 @@ class Log:
                         size = max(max_bytes, found.size) if min_one_batch else max_bytes
                         data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
                         return FetchData(data, offset, segment.base_offset, found.position)
+            # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
+            self._verify_end()
         return FetchData(b"", offset, self.active_segment.base_offset, -1)
 
     def _upper_position(self, segment: LogSegment, upper: int, end: int) -> int:
@@ -620,6 +623,8 @@ class Log:
         partition = self.topic_partition
         with self._guard("lowering the recovery point before a truncation"):
             end_offset = self.end_below(offset)
+            for segment in self._local.segments_from(offset):
+                self._producers.mend_txn_index(segment)
             self.directory.lower_recovery_points({partition: end_offset})
             if end_offset < self._log_start_offset:
                 self._set_log_start(end_offset)
@@ -812,6 +817,7 @@ class Log:
             return
         with self._guard("finding the end of the log"):
             actual = self.active_segment.next_offset()
+            self._producers.mend_txn_index(self.active_segment)
         if actual != self.log_end_offset:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
@@ -823,13 +829,15 @@ class Log:
 
 
 def read_epochs(disk: Disk, dir: str, segments: Sequence[LogSegment]) -> LeaderEpochCache:
-    """The leader epochs of the checkpoint; where that is damaged, of the batches."""
+    """The leader epochs of the checkpoint; where that is damaged, empty or lost, of the batches."""
     try:
-        return LeaderEpochCache(checkpoints.read_epochs(disk, posixpath.join(dir, LEADER_EPOCH_CHECKPOINT)))
+        entries = checkpoints.read_epochs(disk, posixpath.join(dir, LEADER_EPOCH_CHECKPOINT))
     except checkpoints.CorruptCheckpoint as error:
         _log.error("the leader epochs are read from the log, as their file is damaged: %s", error)
-    epochs = LeaderEpochCache()
-    for segment in segments:
-        for _, header in segment.headers():
-            epochs.reconcile(header.leader_epoch, header.base_offset)
+        entries = []
+    epochs = LeaderEpochCache(entries)
+    if not entries:
+        for segment in segments:
+            for _, header in segment.headers():
+                epochs.reconcile(header.leader_epoch, header.base_offset)
     return epochs

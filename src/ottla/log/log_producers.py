@@ -8,15 +8,19 @@ in its place.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ottla.log.files import TopicPartition
 from ottla.log.local_log import LocalLog
 from ottla.log.producer_state import ProducerStateManager
-from ottla.log.producer_state_snapshot import ProducerSnapshots
+from ottla.log.producer_state_snapshot import CorruptSnapshotError, ProducerSnapshots
 from ottla.log.replay import batches_between
 from ottla.log.segment import LogSegment
+from ottla.log.txn_index import CorruptTxnIndexError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,38 @@ class LogProducers:
                 state.replay([batch])
         state.map_end_offset = local.log_end_offset
         state.on_high_watermark_updated(high_watermark)
+
+    def mend_txn_index(self, segment: LogSegment) -> None:
+        """See that the transaction index of the segment can be read. A damaged one is made anew from the
+        markers, with the transactions that were open where the segment begins.
+        """
+        try:
+            segment.txn_index.entries  # noqa: B018 - reads the file
+            return
+        except CorruptTxnIndexError as error:
+            _log.warning("a transaction index is damaged and will be built anew from the log: %s", error)
+        segments = self._local.segments
+        following = [other.base_offset for other in segments if other.base_offset > segment.base_offset]
+        state = new_producers(self._local.partition, self._config)
+        start = self._load_newest(state, segment.base_offset)
+        aborted = []
+        for batch in batches_between(segments, start, min([*following, self._local.log_end_offset])):
+            ended = state.replay([batch])
+            if batch[0].base_offset >= segment.base_offset:
+                aborted += ended
+        segment.txn_index.reset(aborted)
+        segment.txn_index.flush()
+
+    def _load_newest(self, state: ProducerStateManager, offset: int) -> int:
+        """Load the newest whole snapshot at or below `offset`; where the batches after it begin."""
+        for at in reversed([known for known in self.snapshots.offsets if known <= offset]):
+            try:
+                entries = self.snapshots.load(at)
+            except CorruptSnapshotError:
+                continue
+            state.load(entries, self._local.directory.clock.wall_ms())
+            return at
+        return self._local.segments[0].base_offset
 
     def forget(self) -> None:
         """Drop the state in memory; it is loaded again when it is needed."""

@@ -155,7 +155,10 @@ class _Loader:
             end_offset = self.recovery_point
             known = self.log_start <= end_offset and segments[-1].base_offset <= end_offset
         else:
-            end_offset, known = segments[-1].next_offset() if segments else 0, False
+            try:
+                end_offset, known = segments[-1].next_offset() if segments else 0, False
+            except CorruptBatch:
+                return self._recover(segments)
         if not segments or end_offset < max(self.log_start, segments[-1].base_offset):
             # The checkpoints and the files contradict each other: clean it was not.
             return self._recover(segments)
@@ -279,11 +282,11 @@ class _Loader:
                 segments[0].path(LOG), 0, self.log_start, "the records before this segment are missing"
             )
             self._discard(segments, 0, self.log_start)
-        epochs = read_epochs(self.disk, self.dir, segments)
+        first = self._first_to_scan(segments)
+        epochs = read_epochs(self.disk, self.dir, segments[:first])
         snapshots = ProducerSnapshots(self.disk, self.dir)
         snapshots.remove_stray(segment.base_offset for segment in segments)
         producers = new_producers(self.partition, self.options.producer_config)
-        first = self._first_to_scan(segments)
         if segments:
             self._reload(producers, snapshots, segments, segments[first].base_offset)
         end_offset = segments[first].base_offset if segments else 0

@@ -69,6 +69,7 @@ class LogSegment:
     __slots__ = (
         "_bytes_since_index",
         "_config",
+        "_damage",
         "_first_timestamp",
         "_handles",
         "_log",
@@ -111,6 +112,8 @@ class LogSegment:
         # The greatest timestamp of the first batch: None until looked up, -1 while there is no batch.
         self._first_timestamp: int | None = None
         self._bytes_since_index = 0
+        # Why its batches could not be indexed to the end.
+        self._damage: CorruptBatch | None = None
         # -1 until it has been looked up.
         self._size = -1
 
@@ -187,15 +190,22 @@ class LogSegment:
 
     @property
     def max_timestamp(self) -> TimestampOffset:
-        """The greatest timestamp of its records and the last offset of the first batch that has it."""
+        """The greatest timestamp of its records and the last offset of the first batch that has it.
+        CorruptBatch where that cannot be said.
+        """
         if self._max_timestamp is None:
             self._max_timestamp = self.time_index.last_entry
+        if self._damage is not None:
+            raise self._damage
         return self._max_timestamp
 
     @property
     def largest_timestamp(self) -> int:
-        """Of its records; where they have none, the time its file was last written."""
-        timestamp = self.max_timestamp.timestamp
+        """Of its records; where they have none, or are damaged, the time its file was last written."""
+        try:
+            timestamp = self.max_timestamp.timestamp
+        except CorruptBatch:
+            timestamp = NO_TIMESTAMP
         return timestamp if timestamp >= 0 else self._handles.disk.mtime_ms(self._log.path)
 
     @property
@@ -353,8 +363,12 @@ class LogSegment:
                     if last_offset != indexed.offset:
                         raise CorruptIndex(f"{self.path(INDEX)}: {indexed} is not where a batch ends")
                     check = False
-                if length < _MIN_LENGTH:
-                    raise CorruptBatch(self.path(LOG), position + at, f"a batch of length {length}")
+                if length < _MIN_LENGTH or length + LOG_OVERHEAD > size - position - at:
+                    raise CorruptBatch(
+                        self.path(LOG),
+                        position + at,
+                        f"a batch of length {length}, with {size - position - at} bytes left in the file",
+                    )
                 if last_offset >= offset:
                     return BatchPosition(position + at, length + LOG_OVERHEAD, base_offset, last_offset)
                 at += length + LOG_OVERHEAD
@@ -368,21 +382,26 @@ class LogSegment:
         return self._log.get().pread(min(size, self.size - position), position)
 
     def headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-        """Position and header of each batch from a batch's position on, without reading the records."""
+        """Position and header of each batch from a batch's position on, without reading the records;
+        CorruptBatch where the file does not go on with a whole one.
+        """
         size = self.size
         file = self._log.get()
-        while size - position >= HEADER_SIZE:
+        path = self.path(LOG)
+        while position < size:
             chunk = file.pread(min(_WALK_BYTES, size - position), position)
             at = 0
             while len(chunk) - at >= HEADER_SIZE:
-                header = _parse(chunk, at, self.path(LOG), position + at)
-                if header.size > size - position - at:
-                    return
+                header = _parse(chunk, at, path, position + at)
+                left = size - position - at
+                if header.size > left:
+                    reason = f"a batch of {header.size} bytes, but the file ends after {left}"
+                    raise CorruptBatch(path, position + at, reason)
                 yield position + at, header
                 at += header.size
-            position += at
             if at == 0:
-                return
+                raise CorruptBatch(path, position, f"{len(chunk)} bytes, too few for a batch")
+            position += at
 
     def batches(self, position: int = 0) -> Iterator[ScannedBatch]:
         """Each batch with its bytes, from a batch's position on, checksums verified; CorruptBatch where the
@@ -478,9 +497,16 @@ class LogSegment:
     def _rebuild(self, error: Exception) -> None:
         _log.warning("an index is damaged and will be built anew from its segment: %s", error)
         self.start_rebuild()
-        for position, header in self.headers():
-            self.rebuild_from(position, header)
+        damage = None
+        try:
+            for position, header in self.headers():
+                self.rebuild_from(position, header)
+        except CorruptBatch as found:
+            # What lies before it can be read; whoever asks for more will be told.
+            _log.error("%s; the records from there on are not indexed and cannot be read", found)
+            damage = found
         self.end_rebuild()
+        self._damage = damage
         # The segment may lie below the recovery point, where no flush comes by any more.
         self.offset_index.sync()
         self.time_index.sync()
@@ -488,6 +514,7 @@ class LogSegment:
     def start_rebuild(self) -> None:
         """Empty both indexes; the batches are to follow, one by one."""
         self._new_indexes()
+        self._damage = None
         self._max_timestamp = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         self._first_timestamp = None
         self._bytes_since_index = 0

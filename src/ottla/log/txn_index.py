@@ -82,7 +82,10 @@ class TransactionIndex:
 
     @property
     def entries(self) -> list[AbortedTxn]:
-        """All entries in the order of their markers. Not to be changed by the caller."""
+        """All entries in the order of their markers. Not to be changed by the caller.
+
+        CorruptTxnIndexError where the file cannot be the index of this segment.
+        """
         if self._entries is None:
             self._entries = self._load()
         return self._entries
@@ -157,26 +160,27 @@ class TransactionIndex:
 
     def sanity_check(self) -> None:
         """Raise CorruptTxnIndexError if the file cannot be the index of this segment."""
-        self._entries = None
-        previous = self.start_offset - 1
-        for txn in self.entries:
-            if txn.last_offset <= previous or txn.first_offset > txn.last_offset:
-                raise CorruptTxnIndexError(
-                    f"{self.path}: {txn} does not follow offset {previous} of the segment that starts at "
-                    f"{self.start_offset}"
-                )
-            previous = txn.last_offset
+        self._entries = self._load()
 
     def _load(self) -> list[AbortedTxn]:
         if not self._disk.exists(self.path):
             return []
         file = self._disk.open(self.path, writable=False)
         try:
-            return decode_entries(file.pread(file.size(), 0))
+            entries = decode_entries(file.pread(file.size(), 0))
         except CorruptTxnIndexError as error:
             raise CorruptTxnIndexError(f"{self.path}: {error}") from None
         finally:
             file.close()
+        previous = self.start_offset - 1
+        for txn in entries:
+            if txn.last_offset <= previous or txn.first_offset > txn.last_offset:
+                raise CorruptTxnIndexError(
+                    f"{self.path}: {txn} does not follow offset {previous} of the segment that starts at "
+                    f"{self.start_offset}"
+                )
+            previous = txn.last_offset
+        return entries
 
     def _resize(self, count: int) -> None:
         file = self._disk.open(self.path)

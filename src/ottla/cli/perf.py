@@ -1,0 +1,360 @@
+"""`ottla perf`: how many records, how many bytes, how long. The names and meanings of Kafka's own tools.
+
+The numbers are those of one client in one process: where it, and not the broker, is the limit, run several.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    named_values,
+)
+from ottla.cli.output import print_json, print_pairs
+from ottla.cli.session import open_admin, run, topic_or_fail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ottla.client.producer.batch import Delivery
+
+HELP: Final = "Measure throughput and latency."
+MEBIBYTE: Final = 1024 * 1024
+BURST: Final = 256
+"""Records at most between two looks at the clock and at the room in the buffer."""
+MAX_WAITING: Final = 200_000
+PERCENTILES: Final = (50.0, 95.0, 99.0, 99.9)
+app = group("perf", HELP)
+
+Topic = Annotated[str, Argument(metavar="TOPIC")]
+
+
+class Latencies:
+    """Times in nanoseconds, with their percentiles. Keeps at most a million, each equally likely to stay."""
+
+    LIMIT = 1_000_000
+
+    def __init__(self) -> None:
+        self._samples: list[int] = []
+        self._seen = 0
+        self._total = 0
+        self._largest = 0
+
+    def add(self, nanoseconds: int) -> None:
+        self._seen += 1
+        self._total += nanoseconds
+        self._largest = max(self._largest, nanoseconds)
+        if len(self._samples) < self.LIMIT:
+            self._samples.append(nanoseconds)
+        else:
+            from random import randrange
+
+            at = randrange(self._seen)
+            if at < self.LIMIT:
+                self._samples[at] = nanoseconds
+
+    def summary(self) -> dict[str, float]:
+        """Milliseconds by name; empty where nothing was measured."""
+        if not self._samples:
+            return {}
+        ordered = sorted(self._samples)
+        found = {"mean_ms": self._total / self._seen / 1e6}
+        for percentile in PERCENTILES:
+            at = min(int(len(ordered) * percentile / 100), len(ordered) - 1)
+            found[f"p{percentile:g}_ms"] = ordered[at] / 1e6
+        return found | {"max_ms": self._largest / 1e6}
+
+
+@contextmanager
+def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _report(facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+    else:
+        print_pairs((name.replace("_", " "), _shown(value)) for name, value in facts.items())
+
+
+def _shown(value: Any) -> str:
+    return (
+        f"{value:,.2f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
+
+
+def _rates(records: int, size: int, seconds: float) -> dict[str, Any]:
+    seconds = max(seconds, 1e-9)
+    return {
+        "records": records,
+        "seconds": seconds,
+        "records_per_second": records / seconds,
+        "mib_per_second": size / seconds / MEBIBYTE,
+    }
+
+
+def _client_settings(entries: list[str] | None) -> dict[str, Any]:
+    """Settings of the client by Kafka's names, as their types want them."""
+    found: dict[str, Any] = {}
+    for name, text in named_values("--set", entries or ()).items():
+        value: Any = text
+        if text.lower() in ("true", "false"):
+            value = text.lower() == "true"
+        elif text.lstrip("-").isdecimal():
+            value = int(text)
+        found[name.replace(".", "_").replace("-", "_")] = value
+    return found
+
+
+Settings = Annotated[
+    list[str] | None,
+    Option(
+        "--set", "-X", metavar="NAME=VALUE", help="A setting of the client, as linger.ms=10; may be repeated."
+    ),
+]
+
+
+@command(app, "produce")
+def produce(
+    topic: Topic,
+    records: Annotated[int, Option("--records", "-n", min=1, help="How many to send.")] = 1_000_000,
+    size: Annotated[int, Option("--size", "-s", metavar="BYTES", min=0, help="The size of a value.")] = 100,
+    rate: Annotated[
+        int | None, Option("--throughput", min=1, metavar="N", help="At most so many records a second.")
+    ] = None,
+    key_size: Annotated[
+        int | None, Option("--key-size", min=1, metavar="BYTES", help="Give records keys of this size.")
+    ] = None,
+    acks: Annotated[str, Option("--acks", choices=("all", "1", "0"), help="Who must have it.")] = "all",
+    compression: Annotated[
+        str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
+    ] = "none",
+    settings: Settings = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Send records as fast as possible, or at a rate; latency is from sending to the broker's answer."""
+    options = {
+        "bootstrap_servers": bootstrap,
+        "client_id": "ottla-perf",
+        "acks": acks,
+        "compression_type": compression,
+        **_client_settings(settings),
+    }
+    _report(
+        run(_produce(topic, records, size, key_size, rate, options, timeout), fast_loop=True), as_json=as_json
+    )
+
+
+async def _produce(
+    topic: str,
+    records: int,
+    size: int,
+    key_size: int | None,
+    rate: int | None,
+    options: dict[str, Any],
+    timeout_s: float,
+) -> dict[str, Any]:
+    import asyncio
+    from collections import deque
+    from time import perf_counter_ns
+
+    from ottla.client.producer import Producer
+
+    await _check_topic(topic, options["bootstrap_servers"], timeout_s)
+    values = _payloads(size)
+    keys = _payloads(key_size) if key_size is not None else None
+    # A slow rate in bursts would measure the waiting in the burst.
+    burst = BURST if rate is None else max(min(BURST, rate // 50), 1)
+    latencies = Latencies()
+    waiting: deque[tuple[Delivery, int]] = deque()
+
+    def settle() -> None:
+        """Takes what was answered; deliveries of one partition come in order, so the head is enough."""
+        now = perf_counter_ns()
+        while waiting and waiting[0][0].done():
+            delivery, sent_at = waiting.popleft()
+            delivery.result()
+            latencies.add(now - sent_at)
+
+    try:
+        producer = Producer(**options)
+    except (TypeError, ValueError) as error:
+        raise WrongUsage(f"--set: {error}") from None
+    began = perf_counter_ns()
+    with _progress(records, "producing") as show:
+        async with producer:
+            await producer.ready(topic)
+            began = perf_counter_ns()
+            for at in range(records):
+                if at % burst == 0:
+                    await producer.ready(topic)
+                    settle()
+                    show(at)
+                    ahead_s = at / rate - (perf_counter_ns() - began) / 1e9 if rate is not None else 0
+                    await asyncio.sleep(max(ahead_s, 0))
+                    if len(waiting) > MAX_WAITING:
+                        await producer.flush()
+                key = keys[at % len(keys)] if keys is not None else None
+                waiting.append(
+                    (producer.send_nowait(topic, values[at % len(values)], key=key), perf_counter_ns())
+                )
+            await producer.flush()
+            seconds = (perf_counter_ns() - began) / 1e9
+            for delivery, _ in waiting:
+                await delivery
+            settle()
+    return _rates(records, records * (size + (key_size or 0)), seconds) | latencies.summary()
+
+
+def _payloads(size: int) -> list[bytes]:
+    """A few values that a codec cannot fold into nothing, and not all noise either, as real data is."""
+    from random import Random
+
+    random = Random(size)
+    letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return [bytes(random.choices(letters, k=size)) for _ in range(64 if size < 100_000 else 4)]
+
+
+async def _check_topic(topic: str, bootstrap: str, timeout_s: float) -> int:
+    """Fails where there is no such topic; gives the number of its partitions."""
+    async with open_admin(bootstrap, timeout_s) as admin:
+        return len((await topic_or_fail(admin, topic)).partitions)
+
+
+@command(app, "consume")
+def consume(
+    topic: Topic,
+    records: Annotated[
+        int | None, Option("--records", "-n", min=1, help="How many; else all there are.")
+    ] = None,
+    settings: Settings = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Read a topic from its beginning as fast as possible."""
+    options = {"client_id": "ottla-perf", "max_poll_records": 5_000, **_client_settings(settings)}
+    _report(run(_consume(topic, records, bootstrap, options, timeout), fast_loop=True), as_json=as_json)
+
+
+async def _consume(
+    topic: str, records: int | None, bootstrap: str, options: dict[str, Any], timeout_s: float
+) -> dict[str, Any]:
+    from time import perf_counter_ns
+
+    from ottla.client.consumer import Consumer
+    from ottla.client.view import TopicPartition
+
+    async with open_admin(bootstrap, timeout_s) as admin:
+        info = await topic_or_fail(admin, topic)
+        first = await admin.offsets.beginning(topic)
+        end = await admin.offsets.end(topic)
+    partitions = [
+        TopicPartition(topic, p.partition) for p in info.partitions if end[p.partition] > first[p.partition]
+    ]
+    there = sum(end[p.partition] - first[p.partition] for p in partitions)
+    if not there:
+        raise CliError(f"topic {topic} is empty; `ottla perf produce {topic}` fills it")
+    wanted = min(records or there, there)
+    try:
+        consumer: Consumer[bytes, bytes] = Consumer(bootstrap, auto_offset_reset="earliest", **options)
+    except (TypeError, ValueError) as error:
+        raise WrongUsage(f"--set: {error}") from None
+    read = size = 0
+    with _progress(wanted, "consuming") as show:
+        async with consumer:
+            began = perf_counter_ns()
+            consumer.assign(partitions)
+            consumer.seek_to_beginning()
+            while read < wanted:
+                batch = await consumer.poll(timeout_ms=timeout_s * 1000)
+                if not batch:
+                    # What is left are offsets without records: markers, or what compaction took away.
+                    break
+                read += len(batch)
+                size += sum(
+                    (0 if record.value is None else len(record.value))
+                    + (0 if record.key is None else len(record.key))
+                    for record in batch
+                )
+                show(min(read, wanted))
+            seconds = (perf_counter_ns() - began) / 1e9
+    return _rates(read, size, seconds)
+
+
+@command(app, "latency")
+def latency(
+    topic: Topic,
+    records: Annotated[int, Option("--records", "-n", min=1, help="How many round trips.")] = 1_000,
+    size: Annotated[int, Option("--size", "-s", metavar="BYTES", min=8, help="The size of a value.")] = 100,
+    acks: Annotated[str, Option("--acks", choices=("all", "1"), help="Who must have it.")] = "all",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Send one record at a time and wait until a consumer has it: the way through, end to end."""
+    _report(run(_latency(topic, records, size, acks, bootstrap, timeout), fast_loop=True), as_json=as_json)
+
+
+async def _latency(
+    topic: str, records: int, size: int, acks: str, bootstrap: str, timeout_s: float
+) -> dict[str, Any]:
+    from time import perf_counter_ns
+
+    from ottla.client.consumer import Consumer
+    from ottla.client.producer import Producer
+    from ottla.client.view import TopicPartition
+
+    await _check_topic(topic, bootstrap, timeout_s)
+    partition = TopicPartition(topic, 0)
+    consumer: Consumer[bytes, bytes] = Consumer(bootstrap, client_id="ottla-perf", fetch_min_bytes=1)
+    latencies = Latencies()
+    began = perf_counter_ns()
+    with _progress(records, "measuring") as show:
+        async with Producer(bootstrap, client_id="ottla-perf", acks=acks, linger_ms=0) as producer, consumer:
+            consumer.assign([partition])
+            consumer.seek_to_end()
+            await consumer.position(partition)
+            filler = bytes(size - 8)
+            for at in range(records):
+                marker = at.to_bytes(8, "big") + filler
+                sent_at = perf_counter_ns()
+                await producer.send(topic, marker, partition=0)
+                while not any(
+                    record.value == marker for record in await consumer.poll(timeout_ms=timeout_s * 1000)
+                ):
+                    if (perf_counter_ns() - sent_at) / 1e9 > timeout_s:
+                        raise CliError(
+                            f"a record sent to {partition} did not come back within {timeout_s:g} s"
+                        )
+                latencies.add(perf_counter_ns() - sent_at)
+                if at % 16 == 0:
+                    show(at)
+    seconds = (perf_counter_ns() - began) / 1e9
+    return {"records": records, "seconds": seconds} | latencies.summary()

@@ -51,8 +51,9 @@ class Positions:
         self._on_change = on_change
         self._fetch_committed = fetch_committed
         self._wake = asyncio.Event()
-        self._caller = Caller(cluster, config.default_api_timeout_ms)
-        self.offsets = OffsetsAdmin(self._caller)
+        self.offsets = OffsetsAdmin(Caller(cluster, config.default_api_timeout_ms))
+        # One attempt at a time: those that can be answered do not wait for those that cannot.
+        self._once = OffsetsAdmin(Caller(cluster, 0))
 
     def wake(self) -> None:
         self._wake.set()
@@ -67,7 +68,7 @@ class Positions:
                 await self._validate()
                 backoff.reset()
             except KafkaError as error:
-                if not error.retriable:
+                if not error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     self._stop_all(error)
                 log.debug("positions: %s; trying again", error)
                 self._wake.set()
@@ -108,7 +109,8 @@ class Positions:
         waiting = {
             s.partition: (s, s.seeks, self._timestamp(s.reset))
             for s in self._assignment
-            if s.reset is not None and s.error is None
+            # Without a leader nobody can be asked; metadata will tell of one.
+            if s.reset is not None and s.error is None and self._cluster.view.leader(s.partition) is not None
         }
         if not waiting:
             return
@@ -127,23 +129,27 @@ class Positions:
         self._on_change()
 
     async def _find(self, waiting: dict[TopicPartition, tuple[PartitionState, int, int]]) -> None:
-        found = await self.offsets.list(
+        found = await self._once.list(
             {partition: timestamp for partition, (_, _, timestamp) in waiting.items()},
             read_committed=self._config.read_committed,
         )
+        again: KafkaError | None = None
         for partition, (state, seeks, _) in waiting.items():
             result = found[partition]
             if state.seeks != seeks:
                 continue
             if isinstance(result, KafkaError):
-                if result.retriable:
-                    self._wake.set()
+                if result.retriable or result.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    again = result
                 else:
                     state.error = result
             elif result.offset >= 0:
                 state.seek(result.offset, result.leader_epoch)
                 info = self._cluster.view.leader(partition)
                 state.validated_epoch = info.leader_epoch if info is not None else -1
+        self._on_change()
+        if again is not None:
+            raise again
 
     def _timestamp(self, policy: ResetPolicy | None) -> int:
         assert policy is not None

@@ -147,9 +147,10 @@ class Talk:
         open_aborts = {each.producer_id: each.first_offset for each in aborted}
         values = []
         for position, header in iter_batches(data.records or b""):
-            if header.is_control:
-                open_aborts.pop(header.producer_id, None)
-            elif header.base_offset < open_aborts.get(header.producer_id, 1 << 60):
+            aborted_from = open_aborts.get(header.producer_id, 1 << 60)
+            if header.is_control and header.base_offset > aborted_from:
+                del open_aborts[header.producer_id]
+            elif not header.is_control and header.base_offset < aborted_from:
                 values += [record.value for record in read_records(data.records or b"", position)]
         return values, len(aborted)
 

@@ -1,1 +1,1 @@
-"""What the node promises, held against it: groups, offsets and transactions, with real clients and real deaths."""
+"""What a node promises of groups, offsets and transactions, held against real clients and real deaths."""

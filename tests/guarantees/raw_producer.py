@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
@@ -122,7 +122,7 @@ class RawProducer:
         return code
 
     def send_offset(
-        self, group: str, topic: str, offset: int, *, partition: int = 0, **fields: int | str
+        self, group: str, topic: str, offset: int, *, partition: int = 0, **fields: Any
     ) -> ErrorCode:
         """TxnOffsetCommit of version 5, which adds the group's partition to the transaction by itself."""
         self.find(GROUP_KEY, group)

@@ -25,6 +25,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 class Fate(enum.Enum):
@@ -134,10 +135,10 @@ class _History:
                 sent[append] = len(sent)
         last: dict[tuple[str, str], tuple[int, str]] = {}
         for seen in self._log:
-            transaction = self._writer_of.get((seen.partition, seen.value))
-            if transaction is None:
+            owner = self._writer_of.get((seen.partition, seen.value))
+            if owner is None:
                 continue
-            key = (seen.partition, transaction.writer)
+            key = (seen.partition, owner.writer)
             rank = sent[seen.partition, seen.value]
             before = last.get(key)
             if before is not None and before[0] > rank:
@@ -154,7 +155,7 @@ class _History:
         after = {
             (partition, first): second
             for partition, found in offsets.items()
-            for first, second in zip(found, found[1:])
+            for first, second in pairwise(found)
         }
         for number, reader in enumerate(self._readers, 1):
             who = f"reader {number}"

@@ -1,0 +1,135 @@
+"""A member of a group as a process of its own: what it reads it writes to its journal, then it commits.
+
+`python -m tests.guarantees.member CLIENT BOOTSTRAP GROUP TOPIC [INSTANCE]`, where CLIENT is one of `CLIENTS`.
+Every line of the journal is a list of [partition, offset, value] that the process was given together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+SESSION_TIMEOUT_MS: Final = 3_000
+HEARTBEAT_INTERVAL_MS: Final = 300
+
+Record = tuple[int, int, str]
+
+
+def journal(records: Iterable[Record]) -> bool:
+    """Whether there was anything to note."""
+    noted = list(records)
+    if noted:
+        sys.stdout.write(json.dumps(noted) + "\n")
+        sys.stdout.flush()
+    return bool(noted)
+
+
+def _rows(polled: dict[Any, list[Any]]) -> Iterator[Record]:
+    for records in polled.values():
+        yield from ((each.partition, each.offset, each.value.decode()) for each in records)
+
+
+def librdkafka(
+    bootstrap: str, group: str, topic: str, instance: str | None, protocol: str = "classic"
+) -> None:
+    from confluent_kafka import Consumer, KafkaException
+
+    config: dict[str, str | int | bool] = {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "group.protocol": protocol,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    if instance is not None:
+        config["group.instance.id"] = instance
+    if protocol == "classic":
+        config |= {
+            "partition.assignment.strategy": "range",
+            "session.timeout.ms": SESSION_TIMEOUT_MS,
+            "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+        }
+    consumer = Consumer(config)
+    consumer.subscribe([topic])
+    while True:
+        messages = [each for each in consumer.consume(50, 0.1) if each.error() is None]
+        if journal((each.partition(), each.offset(), each.value().decode()) for each in messages):
+            try:
+                consumer.commit(asynchronous=False)
+            except KafkaException as error:  # the partitions are another's by now
+                print(error, file=sys.stderr)
+
+
+def librdkafka_modern(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
+    librdkafka(bootstrap, group, topic, instance, "consumer")
+
+
+def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
+    from kafka.coordinator.assignors.range import RangePartitionAssignor
+    from kafka.errors import KafkaError
+
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        group_id=group,
+        group_instance_id=instance,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        partition_assignment_strategy=[RangePartitionAssignor],
+        session_timeout_ms=SESSION_TIMEOUT_MS,
+        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+    )
+    while True:
+        polled = consumer.poll(timeout_ms=100, max_records=50)
+        if journal(_rows(polled)):
+            try:
+                consumer.commit()
+            except KafkaError as error:
+                print(error, file=sys.stderr)
+
+
+def aiokafka(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
+    asyncio.run(_aiokafka(bootstrap, group, topic, instance))
+
+
+async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
+    from aiokafka import AIOKafkaConsumer
+    from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+    from aiokafka.errors import KafkaError
+
+    consumer = AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        group_id=group,
+        group_instance_id=instance,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        partition_assignment_strategy=(RangePartitionAssignor,),
+        session_timeout_ms=SESSION_TIMEOUT_MS,
+        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+    )
+    await consumer.start()
+    while True:
+        polled = await consumer.getmany(timeout_ms=100, max_records=50)
+        if journal(_rows(polled)):
+            try:
+                await consumer.commit()
+            except KafkaError as error:
+                print(error, file=sys.stderr)
+
+
+CLIENTS: Final[dict[str, Callable[[str, str, str, str | None], None]]] = {
+    "librdkafka": librdkafka,
+    "librdkafka-modern": librdkafka_modern,
+    "kafka-python": kafka_python,
+    "aiokafka": aiokafka,
+}
+
+if __name__ == "__main__":
+    client, servers, group_id, topic_name, *rest = sys.argv[1:]
+    CLIENTS[client](servers, group_id, topic_name, rest[0] if rest else None)

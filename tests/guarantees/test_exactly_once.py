@@ -1,0 +1,271 @@
+"""Exactly once: what is read, transformed and written in transactions is there once, whoever dies.
+
+Two processes copy a topic into another, offsets and output in one transaction, while they and the node are
+killed, paused and started again at random. Then the output is held against the input, and the whole history
+against the checker of transactions. `OTTLA_CHAOS_SECONDS` says how long, `OTTLA_CHAOS_SEED` repeats a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.guarantees.transformer import DOOMED
+from tests.support.java import die_with_parent
+from tests.support.node_process import NodeProcess
+from tests.support.txn_checker import Fate, Seen, Transaction, check
+
+SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "15"))
+SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+SETTLE_S = 60.0
+SOURCE, TARGET, PARTITIONS = "source", "target", 3
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": 0,
+    "group.min.session.timeout.ms": 1_000,
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.num.partitions": 4,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+}
+
+
+class Worker:
+    """A transformer and its successors, each with the same transactional id."""
+
+    def __init__(self, name: str, bootstrap: str, directory: Path) -> None:
+        self.name = name
+        self._bootstrap = bootstrap
+        self.journal = directory / f"{name}.journal"
+        self._log = directory / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.guarantees.transformer"]
+        with self.journal.open("ab") as journal, self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, self._bootstrap, SOURCE, TARGET, str(PARTITIONS), self.name],
+                stdout=journal,
+                stderr=log,
+                preexec_fn=die_with_parent(),
+            )
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def keep_alive(self) -> None:
+        """Start it again if it gave up, as a supervisor would."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self.start()
+
+    def last_words(self) -> str:
+        """Where it stands, and what it logged before."""
+        self.signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        return self._log.read_text()[-2_000:]
+
+
+class Chaos:
+    """A node and two workers to which bad things happen, by a seed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._random = random.Random(SEED)
+        listen = f"127.0.0.1:{_free_port()}"
+        settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+        self.node = NodeProcess(directory / "data", *settings, listen=listen)
+        self.workers = [Worker(f"worker-{number}", listen, directory) for number in (1, 2)]
+        self.bootstrap = listen
+        self.deeds: Counter[str] = Counter()
+        self._paused: dict[Worker, float] = {}
+
+    def strike(self) -> None:
+        """One bad thing, or none."""
+        deed = self._random.choice(
+            ["kill worker", "kill worker", "pause worker", "kill node", "stop node", "-"]
+        )
+        worker = self._random.choice(self.workers)
+        self.deeds[deed] += 1
+        if deed == "kill worker":
+            self._paused.pop(worker, None)
+            worker.kill()
+            worker.start()
+        elif deed == "pause worker" and worker not in self._paused:
+            worker.signal(signal.SIGSTOP)
+            # Sometimes so long that the group goes on without it.
+            self._paused[worker] = time.monotonic() + self._random.choice([0.5, 4.0])
+        elif deed == "kill node":
+            self.node.kill()
+            self.node.start()
+        elif deed == "stop node":
+            self.node.terminate()
+            self.node.start()
+
+    def tend(self) -> None:
+        """Wake who was paused long enough, and start who gave up."""
+        for worker, until in list(self._paused.items()):
+            if time.monotonic() >= until:
+                del self._paused[worker]
+                worker.signal(signal.SIGCONT)
+        for worker in self.workers:
+            worker.keep_alive()
+
+    def calm(self) -> None:
+        for worker in self._paused:
+            worker.signal(signal.SIGCONT)
+        self._paused.clear()
+
+
+@contextlib.contextmanager
+def chaos_in(directory: Path) -> Iterator[Chaos]:
+    chaos = Chaos(directory)
+    with chaos.node:
+        try:
+            yield chaos
+        finally:
+            for worker in chaos.workers:
+                worker.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read(bootstrap: str, isolation: str) -> list[Seen]:
+    """All of the output that a reader of this isolation level is shown, to the end as it is now."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"reader-{isolation}",
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    seen: list[Seen] = []
+    left = set(range(PARTITIONS))
+    consumer.assign([TopicPartition(TARGET, partition, 0) for partition in left])
+    deadline = time.monotonic() + SETTLE_S
+    while left:
+        assert time.monotonic() < deadline, f"partitions {left} have no end for a reader of {isolation}"
+        for message in consumer.consume(500, 0.1):
+            if message.error() is not None:
+                left.discard(message.partition())
+            else:
+                where = f"{TARGET}-{message.partition()}"
+                seen.append(Seen(where, message.offset(), message.value().decode(), time.time()))
+    consumer.close()
+    return seen
+
+
+def transactions_of(worker: Worker) -> list[Transaction]:
+    """What a worker's journal tells; its lives are writers of their own, in the order of their times."""
+    found: list[Transaction] = []
+    current: dict[int, Transaction] = {}
+    life = ""
+    for line in worker.journal.read_text().splitlines():
+        entry = json.loads(line)
+        if "life" in entry:
+            life, current = entry["life"], {}
+        elif "begin" in entry:
+            appends = [(f"{TARGET}-{partition}", value) for partition, value in entry["appends"]]
+            transaction = Transaction(life, entry["begin"], appends)
+            current[entry["begin"]] = transaction
+            found.append(transaction)
+        elif "commit_asked" in entry:
+            current[entry["commit_asked"]].commit_asked_at = entry["at"]
+        elif "committed" in entry:
+            current[entry["committed"]].fate = Fate.COMMITTED
+        elif "aborted" in entry:
+            current[entry["aborted"]].fate = Fate.ABORTED
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 240)
+def test_every_input_is_in_the_output_once_whoever_dies(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    with chaos_in(tmp_path) as chaos:
+        admin = AdminClient({"bootstrap.servers": chaos.bootstrap})
+        for done in admin.create_topics(
+            [NewTopic(SOURCE, PARTITIONS, 1), NewTopic(TARGET, PARTITIONS, 1)]
+        ).values():
+            done.result(30)
+        for worker in chaos.workers:
+            worker.start()
+        producer = Producer(
+            {
+                "bootstrap.servers": chaos.bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+        refused: list[str] = []
+        count = 0
+        end = time.monotonic() + SECONDS
+        next_strike = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            for _ in range(10):
+                producer.produce(
+                    SOURCE,
+                    str(count),
+                    partition=count % PARTITIONS,
+                    on_delivery=lambda error, _: refused.append(str(error)) if error else None,
+                )
+                count += 1
+            producer.poll(0)
+            time.sleep(0.02)
+            chaos.tend()
+            if time.monotonic() >= next_strike:
+                chaos.strike()
+                next_strike = time.monotonic() + 0.8
+        chaos.calm()
+        assert producer.flush(30) == 0
+        assert refused == []
+
+        deadline = time.monotonic() + SETTLE_S
+        while len(read(chaos.bootstrap, "read_committed")) < count:
+            assert time.monotonic() < deadline, (
+                f"seed {SEED}: the output is not complete; {chaos.deeds}\n"
+                + "\n".join(worker.last_words() for worker in chaos.workers)
+                + chaos.node.stderr()[-4_000:]
+            )
+            chaos.tend()
+        for worker in chaos.workers:
+            worker.kill()
+        committed = read(chaos.bootstrap, "read_committed")
+        uncommitted = read(chaos.bootstrap, "read_uncommitted")
+        history = [each for worker in chaos.workers for each in transactions_of(worker)]
+
+    report = f"seed {SEED}, {chaos.deeds}, {count} inputs, {len(history)} transactions"
+    print(report)
+    outputs = Counter(int(seen.value.split("|")[0]) for seen in committed)
+    assert [number for number in range(count) if outputs[number] != 1] == [], report
+    assert sum(outputs.values()) == count, report
+    assert not [seen for seen in committed if seen.value.endswith(DOOMED)], report
+    assert [seen for seen in uncommitted if seen.value.endswith(DOOMED)], report
+    assert {seen.value for seen in committed} < {seen.value for seen in uncommitted}
+    assert [str(anomaly) for anomaly in check(history, committed, [committed])] == [], report
+    assert sum(each.fate is Fate.COMMITTED for each in history) > 5, report

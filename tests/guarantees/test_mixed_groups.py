@@ -1,0 +1,96 @@
+"""Members of different clients in one group: each partition has one owner, and nothing is lost.
+
+They are killed, which the group learns by their silence; paused for longer than their session, so that the
+group goes on without them, and woken; and restarted as static members, which the group does not notice.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from ottla.testing.local_node import LocalNode
+from tests.guarantees.crowd import Crowd
+
+pytestmark = pytest.mark.slow
+
+PARTITIONS = 12
+SETTINGS = {
+    "group.min.session.timeout.ms": 1_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.session.timeout.ms": 3_000,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 300,
+}
+PYTHON = ("librdkafka", "aiokafka", "kafka-python")
+
+
+@pytest.fixture
+def node() -> Iterator[LocalNode]:
+    with LocalNode(SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def crowd(node: LocalNode, tmp_path: Path) -> Iterator[Crowd]:
+    admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
+    for done in admin.create_topics([NewTopic("shared", PARTITIONS, 1)]).values():
+        done.result(30)
+    with Crowd(node.bootstrap_servers, "crowd", "shared", PARTITIONS, tmp_path) as crowd:
+        yield crowd
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        pytest.param(PYTHON, id="python"),
+        pytest.param((*PYTHON, "java"), id="python-java", marks=pytest.mark.kafka),
+        pytest.param(
+            (*PYTHON, "java", "librdkafka-modern", "java-modern"),
+            id="both-protocols",
+            marks=pytest.mark.kafka,
+        ),
+    ],
+)
+def test_members_die_pause_and_return_and_nothing_is_lost(crowd: Crowd, clients: tuple[str, ...]) -> None:
+    members = [crowd.join(client) for client in clients]
+    everybody = len(members)
+    ids = set(crowd.settle(everybody, "a share for everybody"))
+    for member in members:
+        member.kill()
+        # The dead one is missed when its session is over; its successor is there before that.
+        member.start()
+        ids = set(crowd.settle(everybody, f"{member.client} has a successor", unlike=ids))
+    for member in members[::2]:
+        member.signal(signal.SIGSTOP)
+        crowd.settle(everybody - 1, f"the group goes on without {member.client}")
+        member.signal(signal.SIGCONT)
+        crowd.settle(everybody, f"{member.client} has been woken")
+    crowd.finish()
+
+
+def test_static_members_are_restarted_without_a_rebalance(crowd: Crowd) -> None:
+    members = [crowd.join(client, instance=f"the-{client}") for client in PYTHON]
+    crowd.settle(len(members), "a share for everybody")
+
+    def shares() -> dict[str, frozenset[int]]:
+        return {
+            member.group_instance_id or "": frozenset(
+                place.partition for place in member.assignment.topic_partitions
+            )
+            for member in crowd.describe().members
+        }
+
+    before, ids = shares(), set(crowd.owned())
+    assert set(before) == {f"the-{client}" for client in PYTHON}
+    for member in members:
+        member.kill()
+        member.start()
+        # Its successor has a member id of its own, which is how its return shows.
+        ids = set(crowd.settle(len(members), f"{member.client} is back", unlike=ids))
+        assert shares() == before
+    crowd.finish()

@@ -67,10 +67,11 @@ class Verification:
 
     def run(self) -> Awaitable[None] | None:
         """Ask the coordinator; None if all is answered already."""
-        if not self._guards:
+        transactions = self._context.node.transactions
+        if not self._guards or not transactions.must_ask(version_2=self._version_2):
             return None
         assert self._producer is not None
-        codes = self._context.node.transactions.ask(
+        codes = transactions.ask(
             self._transactional_id,
             self._producer,
             frozenset(self._guards),

@@ -157,12 +157,14 @@ class NodeTransactions:
 
     # Before the first write
 
+    def must_ask(self, *, version_2: bool) -> bool:
+        """Whether the coordinator is asked at all; with version 2 it has to know of the partition."""
+        return version_2 or self._node.config.flag("transaction.partition.verification.enable")
+
     def begin_verification(
         self, partition: Partition, producer: Producer, sequence: int, *, version_2: bool
     ) -> VerificationGuard:
         """The guard to present with the write; the sentinel if the transaction is open there already."""
-        if not version_2 and not self._node.config.flag("transaction.partition.verification.enable"):
-            return SENTINEL_GUARD
         return partition.log.producers.maybe_start_verification(
             producer.id,
             sequence,
@@ -239,7 +241,7 @@ class NodeTransactions:
         except KafkaError as error:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
         guard = self.begin_verification(partition, producer, -1, version_2=version_2)
-        if guard is SENTINEL_GUARD:
+        if guard is SENTINEL_GUARD or not self.must_ask(version_2=version_2):
             return guard
         codes = self.ask(
             request.transactional_id,

@@ -98,7 +98,15 @@ class Talk:
         assert answer.error_code == 0
         return Producer(answer.producer_id, answer.producer_epoch)
 
-    def write(self, producer: Producer, value: bytes, *, sequence: int = 0, partition: int = 0) -> ErrorCode:
+    def write(
+        self,
+        producer: Producer,
+        value: bytes,
+        *,
+        sequence: int = 0,
+        partition: int = 0,
+        version: int = 12,
+    ) -> ErrorCode:
         batch = build_batch(
             [(time.time_ns() // 1_000_000, None, value)],
             producer_id=producer.id,
@@ -113,7 +121,7 @@ class Talk:
             timeout_ms=10_000,
             topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
         )
-        answer = self.client.get(request, 12, ProduceResponse)
+        answer = self.client.get(request, version, ProduceResponse)
         return ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
 
     def end(self, producer: Producer, *, commit: bool = True, version: int = 5) -> EndTxnResponse:
@@ -269,6 +277,21 @@ def test_a_transaction_whose_topic_is_deleted_ends(talk: Talk, monkeypatch: pyte
     assert talk.client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == 0
     assert talk.end(me).error_code == 0
     talk.await_state("CompleteCommit")
+
+
+def test_verification_can_be_switched_off_for_version_1() -> None:
+    """As in Kafka: then a write may open a transaction that its coordinator does not know."""
+    for enabled, expected in ((True, ErrorCode.INVALID_TXN_STATE), (False, ErrorCode.NONE)):
+        with LocalNode({"transaction.partition.verification.enable": enabled}) as node:
+            talk = Talk(node.bootstrap_servers, "txn")
+            talk.make_topic()
+            talk.find()
+            me = talk.begin()
+            assert talk.write(me, b"not added", version=10) is expected
+            # With version 2 the coordinator is told in any case.
+            assert talk.write(me, b"added", partition=1) is ErrorCode.NONE
+            assert talk.state() == "Ongoing"
+            talk.client.close()
 
 
 # Two-phase commit

@@ -12,6 +12,7 @@ PARTS = {
     "records": "Record batches",
     "compaction": "Compaction",
     "protocol": "The wire protocol's codecs",
+    "clients": "Python clients",
     "node": "A node beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
 }

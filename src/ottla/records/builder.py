@@ -29,7 +29,7 @@ from ottla.records.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
     from typing_extensions import Buffer
@@ -240,7 +240,8 @@ class BatchBuilder:
         self.compression_ratio = 1.0
         self._encoder = encoder if encoder is not None else Encoder(capacity=min(limit_bytes, 1024 * 1024))
         # The limit before compression.
-        self._limit = limit_bytes if codec is Codec.NONE else int(limit_bytes / (ratio * RATIO_SAFETY or 1.0))
+        expected = ratio * RATIO_SAFETY if codec is not Codec.NONE and ratio > 0 else 1.0
+        self._limit = max(int(limit_bytes / expected), 1)
 
     @property
     def count(self) -> int:
@@ -274,7 +275,13 @@ class BatchBuilder:
         self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Headers = ()
     ) -> int:
         """As `append` if there is room for the record; 0 otherwise. The first one always has room."""
-        return self._encoder.append(timestamp, key, value, headers, None, max(self._limit, 1))
+        return self._encoder.append(timestamp, key, value, headers, None, self._limit)
+
+    def fast_append(self) -> tuple[Callable[..., int], int]:
+        """For those who add very many records: the encoder's own `append`, and the limit it wants as its
+        last argument.
+        """
+        return self._encoder.append, self._limit
 
     def build(
         self,

@@ -75,7 +75,7 @@ class OffsetsAdmin:
                     )
                     for topic, indexes in by_topic(partitions).items()
                 ],
-                timeout_ms=self._caller.timeout_ms,
+                timeout_ms=self._caller.cluster.config.request_timeout_ms,
             )
             answer = await self._caller.cluster.request(node_id, request, ListOffsetsResponse)
             return {

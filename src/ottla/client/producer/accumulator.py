@@ -102,9 +102,12 @@ class PartitionQueue:
 class Accumulator:
     """Belongs to one event loop. `on_ready` is called when a batch may be sent earlier than known so far."""
 
-    def __init__(self, config: ProducerConfig, loop_time: Callable[[], float]) -> None:
+    def __init__(
+        self, config: ProducerConfig, loop_time: Callable[[], float], on_ready: Callable[[], object]
+    ) -> None:
         self._config = config
         self._loop_time = loop_time
+        self._on_ready = on_ready
         self._codec = config.codec
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         # Queues that hold a batch; others cost nothing when the sender looks for work.
@@ -136,22 +139,28 @@ class Accumulator:
         key: bytes | None,
         value: bytes | None,
         headers: Any,
-    ) -> tuple[Delivery, bool]:
-        """Adds a record; True if it opened a batch, so that there is something new to send."""
+    ) -> Delivery:
+        """Adds a record to the partition's last batch, or to a new one."""
         if queue.batches:
             batch = queue.batches[-1]
-            # What was sent before must stay as it is, and a batch of Arrow's rows is whole.
-            added = 0 if batch.is_closed else batch.try_append(timestamp, key, value, headers)
-            if added:
+            # What was sent before must stay as it is, and a batch of Arrow's rows is whole. (This is
+            # `try_append`, written out: it runs for every record.)
+            if not batch.is_closed and (
+                added := batch.encode(timestamp, key, value, headers, None, batch.limit)
+            ):
+                batch.size += added
+                index = batch.count
+                batch.count = index + 1
+                batch.timestamps.append(timestamp)
                 self.used_bytes += added
-                return Delivery(batch, batch.count - 1), False
+                return Delivery(batch, index)
         batch = self.open(queue, self._loop_time())
         try:
             self.used_bytes += batch.try_append(timestamp, key, value, headers)
         except BaseException:
             self.withdraw(queue, batch)
             raise
-        return Delivery(batch, 0), True
+        return Delivery(batch, 0)
 
     def open(self, queue: PartitionQueue, now: float) -> ProducerBatch:
         batch = ProducerBatch(
@@ -171,6 +180,7 @@ class Accumulator:
         queue.batches.append(batch)
         self.waiting[queue.partition] = queue
         self._unsettled.add(batch)
+        self._on_ready()
 
     def enqueue_encoded(self, queue: PartitionQueue, encoder: Encoder, limit_bytes: int) -> ProducerBatch:
         """A batch whose records are encoded already."""

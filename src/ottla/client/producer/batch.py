@@ -37,7 +37,6 @@ class ProducerBatch:
 
     __slots__ = (
         "_done",
-        "_timestamps",
         "append_time_ms",
         "attempts",
         "base_offset",
@@ -46,9 +45,11 @@ class ProducerBatch:
         "callbacks",
         "count",
         "created_at",
+        "encode",
         "error",
         "is_closed",
         "is_settled",
+        "limit",
         "not_before",
         "order",
         "parent",
@@ -57,6 +58,7 @@ class ProducerBatch:
         "producer_epoch",
         "producer_id",
         "size",
+        "timestamps",
     )
 
     def __init__(
@@ -75,6 +77,7 @@ class ProducerBatch:
             limit_bytes=limit_bytes, codec=codec, level=level, ratio=ratio, encoder=encoder
         )
         self.count = self.builder.count
+        self.encode, self.limit = self.builder.fast_append()
         # Takes no more records: it was sent before, or its records came all at once.
         self.is_closed = encoder is not None
         self.created_at = created_at
@@ -91,7 +94,7 @@ class ProducerBatch:
         self.error: KafkaError | None = None
         self.base_offset = NO_OFFSET
         self.append_time_ms = -1
-        self._timestamps: list[int] = []
+        self.timestamps: list[int] = []
         self._done: asyncio.Future[None] | None = None
         self.callbacks: list[tuple[Callable[[Delivery], object], Delivery]] | None = None
         # Where a batch was too large for the broker: the smaller ones that carry its records now.
@@ -100,11 +103,11 @@ class ProducerBatch:
 
     def try_append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Any) -> int:
         """Adds a record if there is room for it; the bytes it takes, or 0."""
-        added = self.builder.try_append(timestamp, key, value, headers)
+        added = self.encode(timestamp, key, value, headers, None, self.limit)
         if added:
             self.size += added
             self.count += 1
-            self._timestamps.append(timestamp)
+            self.timestamps.append(timestamp)
         return added
 
     def settle(self, base_offset: int, append_time_ms: int) -> None:
@@ -186,7 +189,7 @@ class ProducerBatch:
             raise self.error
         timestamp = self.append_time_ms
         if timestamp < 0:
-            timestamp = self._timestamps[index] if self._timestamps else self.builder.max_timestamp
+            timestamp = self.timestamps[index] if self.timestamps else self.builder.max_timestamp
         offset = self.base_offset + index if self.base_offset >= 0 else NO_OFFSET
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, timestamp)
 

@@ -49,27 +49,20 @@ def partitioner_of(chosen: Partitioner | str | None) -> Partitioner | None:
 class StickyPartitioner:
     """For one topic's records without a key: stays with a partition until `batch_size` bytes went to it."""
 
-    __slots__ = ("_batch_size", "_bytes", "_random", "current")
+    __slots__ = ("_batch_size", "_random", "current", "left")
 
     def __init__(self, random: Random, batch_size: int) -> None:
         self._random = random
         self._batch_size = max(batch_size, 1)
-        self._bytes = 0
+        # Bytes that may still go to the current partition; at zero it is time to choose again.
+        self.left = 0
         self.current = -1
-
-    def added(self, size: int) -> None:
-        self._bytes += size
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to choose again."""
-        return self.current < 0 or self._bytes >= self._batch_size
 
     def choose(self, partitions: int, queued: Sequence[tuple[int, int]]) -> int:
         """Draws a partition. `queued` lists the partitions that have a leader with the batches waiting for
         each: the fewer wait, the likelier the draw. Without any leader known, all are alike.
         """
-        self._bytes = 0
+        self.left = self._batch_size
         if not queued:
             self.current = self._random.randrange(0, partitions)
         else:

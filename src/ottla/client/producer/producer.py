@@ -76,7 +76,9 @@ class Producer:
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._clock = self._runtime.clock
         self._cluster = Cluster(self._runtime, connection_config(self.config))
-        self._accumulator = Accumulator(self.config, self._loop_time)
+        self._buffer_memory = self.config.buffer_memory
+        self._max_record_bytes = min(self.config.max_request_size, self.config.buffer_memory)
+        self._accumulator = Accumulator(self.config, self._loop_time, self._wake_sender)
         self._router = Router(self._cluster, self.config, self._accumulator, chosen)
         self._refresher = Refresher(self._cluster, self._wake_sender)
         self._transactions: Transactions | None = None
@@ -234,7 +236,7 @@ class Producer:
             self._transactions.check_open()
         route = self._router.route(topic)
         accumulator = self._accumulator
-        if accumulator.used_bytes >= self.config.buffer_memory:
+        if accumulator.used_bytes >= self._buffer_memory:
             raise BufferFull(
                 f"topic {topic!r}: buffer.memory={self.config.buffer_memory} is full; await ready() first"
             )
@@ -242,19 +244,16 @@ class Producer:
             partition = self._router.choose(route, key, value)
         else:
             self._router.checked(route, partition)
-        size = len(value) if value is not None else 0
-        if size + _HEADROOM > self.config.max_request_size or headers:
+        size = _HEADROOM
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if size > self._max_record_bytes or headers:
             self._check_size(topic, record_size_bound(key, value, headers))
-        delivery, opened = accumulator.append(
-            route.queues[partition],
-            self._clock.wall_ms() if timestamp is None else timestamp,
-            key,
-            value,
-            headers,
-        )
-        if opened:
-            self._sender.wake()
-        return delivery
+        if timestamp is None:
+            timestamp = self._clock.wall_ms()
+        return accumulator.append(route.queues[partition], timestamp, key, value, headers)
 
     def _send_dressed(self, record: ProducerRecord) -> Delivery:
         """The way through interceptors and serializers."""

@@ -6,7 +6,7 @@ from ottla.client.cluster import Cluster
 from ottla.client.producer.accumulator import Accumulator, PartitionQueue
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.partitioner import Partitioner, StickyPartitioner
-from ottla.client.view import TopicInfo, TopicPartition
+from ottla.client.view import ClusterView, TopicInfo, TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.partitioning import partition_for
 
@@ -16,13 +16,15 @@ __all__ = ["Route", "Router"]
 class Route:
     """A topic that records go to: its queues by partition, and where those without a key go for now."""
 
-    __slots__ = ("count", "info", "name", "queues", "sticky")
+    __slots__ = ("count", "info", "name", "queues", "sticky", "view")
 
     def __init__(self, name: str, sticky: StickyPartitioner, info: TopicInfo) -> None:
         self.name = name
         self.sticky = sticky
         self.info = info
         self.count = 0
+        # The metadata that it was last compared with.
+        self.view: ClusterView | None = None
         self.queues: list[PartitionQueue] = []
 
 
@@ -47,8 +49,12 @@ class Router:
     def route(self, topic: str) -> Route:
         """The topic's partitions as metadata has them now; KafkaError if it has none."""
         known = self._routes.get(topic)
-        info = self._cluster.view.topics.get(topic)
+        view = self._cluster.view
+        if known is not None and known.view is view:
+            return known
+        info = view.topics.get(topic)
         if known is not None and known.info is info:
+            known.view = view
             return known
         if info is None or info.error or not info.partitions:
             if known is not None:
@@ -60,7 +66,7 @@ class Router:
         if known is None:
             sticky = StickyPartitioner(self._cluster.runtime.random, self._config.batch_size)
             known = self._routes[topic] = Route(topic, sticky, info)
-        known.info = info
+        known.info, known.view = info, view
         known.count = len(info.partitions)
         known.queues = [self._accumulator.queue(TopicPartition(topic, p.partition)) for p in info.partitions]
         return known
@@ -71,12 +77,16 @@ class Router:
             return self.checked(route, chosen, "the partitioner chose")
         if key is not None and self._by_key:
             return partition_for(key, route.count)
-        return self.sticky(route, len(value) if value is not None else 0)
+        size = len(value) if value is not None else 0
+        sticky = route.sticky
+        sticky.left -= size
+        return sticky.current if sticky.left > 0 and sticky.current < route.count else self.sticky(route, 0)
 
     def sticky(self, route: Route, size: int) -> int:
         """The partition that records without a key go to for now."""
         sticky = route.sticky
-        if sticky.is_due or sticky.current >= route.count:
+        sticky.left -= size
+        if sticky.left <= 0 or sticky.current >= route.count:
             brokers = self._cluster.view.brokers
             adaptive = self._config.partitioner_adaptive_partitioning_enable
             queued = [
@@ -85,7 +95,6 @@ class Router:
                 if p.leader in brokers
             ]
             sticky.choose(route.count, queued)
-        sticky.added(size)
         return sticky.current
 
     @staticmethod

@@ -1,0 +1,263 @@
+"""Producing and consuming: Ottla's clients beside confluent-kafka and aiokafka, against one broker.
+
+The broker is Apache Kafka where the machine has Java, a node of Ottla in a process of its own otherwise; it
+is the same for all clients of a run. All of them produce with acks=all and idempotence, batches of 64 KiB
+and 5 ms of linger, one record without a key after the other, to a topic with four partitions, and consume it
+whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import pyarrow as pa
+from tests.support import kafka_libs
+from tests.support.apache_kafka import SERVER_JVM, ApacheKafka
+
+from bench.harness import Row, compare
+from ottla.client import blocking
+from ottla.client.consumer import Consumer
+from ottla.client.errors import BufferFull
+from ottla.client.producer import Producer
+from ottla.runtime.loop import run
+
+BATCH_BYTES = 65_536
+LINGER_MS = 5
+ROUNDS = 5
+PARTITIONS = 4
+SIZES = {100: 200_000, 1_000: 60_000}
+_serial = itertools.count()
+
+
+def rows() -> Iterator[Row]:
+    scale = float(os.environ.get("BENCH_SCALE", "1"))
+    with broker() as servers:
+        for size, most in SIZES.items():
+            yield from of_size(servers, size, int(most * scale))
+
+
+def of_size(servers: str, size: int, count: int) -> Iterator[Row]:
+    value = os.urandom(size)
+    table = pa.table({"value": pa.array([value] * count, pa.binary())})
+    kind = f"{size} B" if size < 1000 else f"{size // 1000} kB"
+
+    def timed(work: Callable[..., None]) -> Callable[[], None]:
+        """The work on a topic of its own, which is made beforehand."""
+        topics = [new_topic(servers) for _ in range(ROUNDS + 1)]
+        return lambda: work(servers, topics.pop(), value, count)
+
+    def arrow() -> Callable[[], None]:
+        topics = [new_topic(servers) for _ in range(ROUNDS + 1)]
+        return lambda: produce_arrow(servers, topics.pop(), table)
+
+    unit = "records/s"
+    yield compare(
+        f"produce {kind}", count, unit, timed(produce), timed(produce_confluent),
+        peer_name="confluent-kafka", target="≥ 0.5", rounds=ROUNDS,
+    )  # fmt: skip
+    yield compare(
+        f"produce {kind}", count, unit, timed(produce), timed(produce_aiokafka),
+        peer_name="aiokafka", target="≥ 3", rounds=ROUNDS,
+    )  # fmt: skip
+    yield compare(
+        f"produce {kind}, Arrow", count, unit, arrow(), timed(produce_confluent),
+        peer_name="confluent-kafka", target="≥ 3", rounds=ROUNDS,
+    )  # fmt: skip
+    topic = new_topic(servers)
+    produce_arrow(servers, topic, table)
+
+    def reading(work: Callable[[str, str, int], None]) -> Callable[[], None]:
+        return lambda: work(servers, topic, count)
+
+    yield compare(
+        f"consume {kind}", count, unit, reading(consume), reading(consume_confluent),
+        peer_name="confluent-kafka", target="≥ 1", rounds=ROUNDS,
+    )  # fmt: skip
+    yield compare(
+        f"consume {kind}", count, unit, reading(consume), reading(consume_aiokafka),
+        peer_name="aiokafka", target="≥ 3", rounds=ROUNDS,
+    )  # fmt: skip
+    yield compare(
+        f"consume {kind}, Arrow", count, unit, reading(consume_arrow), reading(consume_confluent),
+        peer_name="confluent-kafka", target="≥ 3", rounds=ROUNDS,
+    )  # fmt: skip
+
+
+# Ours.
+
+
+def produce(servers: str, topic: str, value: bytes, count: int) -> None:
+    async def main() -> None:
+        async with Producer(servers, batch_size=BATCH_BYTES, linger_ms=LINGER_MS) as producer:
+            await producer.ready(topic)
+            send = producer.send_nowait
+            for n in range(count):
+                if not n & 1023:
+                    await asyncio.sleep(0)  # the sender works on this loop, too
+                try:
+                    send(topic, value)
+                except BufferFull:
+                    await producer.ready(topic)
+                    send(topic, value)
+            await producer.flush()
+
+    run(main())
+
+
+def produce_arrow(servers: str, topic: str, table: pa.Table) -> None:
+    async def main() -> None:
+        async with Producer(servers, linger_ms=LINGER_MS) as producer:
+            await producer.send_arrow(topic, table)
+
+    run(main())
+
+
+def consume(servers: str, topic: str, count: int) -> None:
+    async def main() -> None:
+        async with Consumer(servers, auto_offset_reset="earliest") as consumer:
+            consumer.assign([(topic, p) for p in range(PARTITIONS)])
+            left = count
+            while left > 0:
+                for record in await consumer.poll():
+                    assert record.value is not None
+                    left -= 1
+
+    run(main())
+
+
+def consume_arrow(servers: str, topic: str, count: int) -> None:
+    async def main() -> None:
+        async with Consumer(servers, auto_offset_reset="earliest") as consumer:
+            consumer.assign([(topic, p) for p in range(PARTITIONS)])
+            left = count
+            while left > 0:
+                left -= (await consumer.poll_arrow()).num_rows
+
+    run(main())
+
+
+# The others.
+
+
+def produce_confluent(servers: str, topic: str, value: bytes, count: int) -> None:
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": servers,
+            "enable.idempotence": True,
+            "batch.size": BATCH_BYTES,
+            "linger.ms": LINGER_MS,
+        }
+    )
+    for n in range(count):
+        while True:
+            try:
+                producer.produce(topic, value)
+                break
+            except BufferError:
+                producer.poll(0.01)
+        if not n & 63:
+            producer.poll(0)
+    producer.flush()
+
+
+def produce_aiokafka(servers: str, topic: str, value: bytes, count: int) -> None:
+    async def main() -> None:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=servers,
+            enable_idempotence=True,
+            max_batch_size=BATCH_BYTES,
+            linger_ms=LINGER_MS,
+        )
+        await producer.start()
+        try:
+            for _ in range(count):
+                await producer.send(topic, value)
+            await producer.flush()
+        finally:
+            await producer.stop()
+
+    run(main())
+
+
+def consume_confluent(servers: str, topic: str, count: int) -> None:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    left = count
+    while left > 0:
+        for message in consumer.consume(500, 1.0):
+            assert message.value() is not None
+            left -= 1
+    consumer.close()
+
+
+def consume_aiokafka(servers: str, topic: str, count: int) -> None:
+    async def main() -> None:
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=servers, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            consumer.assign([aiokafka.TopicPartition(topic, p) for p in range(PARTITIONS)])
+            left = count
+            while left > 0:
+                for records in (await consumer.getmany(timeout_ms=1000, max_records=500)).values():
+                    for record in records:
+                        assert record.value is not None
+                        left -= 1
+        finally:
+            await consumer.stop()
+
+    run(main())
+
+
+# The broker.
+
+
+def new_topic(servers: str) -> str:
+    name = f"bench-{next(_serial)}"
+    with blocking.Admin(servers) as admin:
+        admin.topics.create(name, partitions=PARTITIONS)
+    return name
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    if (given := os.environ.get("BENCH_SERVERS")) is not None:
+        yield given
+    elif kafka_libs.missing_requirement() is None:
+        with tempfile.TemporaryDirectory() as folder, ApacheKafka(Path(folder), jvm=SERVER_JVM) as kafka:
+            yield kafka.bootstrap
+    else:
+        with ottla_process() as servers:
+            yield servers
+
+
+@contextmanager
+def ottla_process() -> Iterator[str]:
+    """A node in a process of its own, so that it shares no interpreter with the clients."""
+    script = (
+        "import sys\n"
+        "from ottla.testing.local_node import LocalNode\n"
+        "with LocalNode() as node:\n"
+        "    print(node.bootstrap_servers, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    process: Any = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.stdin.close()
+        process.wait(30)

@@ -6,17 +6,21 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.log.files import TopicPartition
-from ottla.node.transactions import NodeTransactions
+from ottla.node.config import NodeConfig
+from ottla.node.transactions import NodeTransactions, transaction_config
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -264,19 +268,49 @@ def test_markers_are_driven_again_after_a_restart(tmp_path: Path, monkeypatch: p
             talk.client.close()
 
 
-def test_a_transaction_whose_topic_is_deleted_ends(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ottla.protocol.messages.delete_topics import (
-        DeleteTopicsRequest,
-        DeleteTopicsResponse,
-        DeleteTopicState,
-    )
-
+def test_a_transaction_whose_topic_is_deleted_ends(talk: Talk) -> None:
     me = talk.begin()
     assert talk.write(me, b"gone") is ErrorCode.NONE
     delete = DeleteTopicsRequest(topics=[DeleteTopicState(name=talk.topic)], timeout_ms=10_000)
     assert talk.client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == 0
     assert talk.end(me).error_code == 0
     talk.await_state("CompleteCommit")
+
+
+def test_epochs_run_over_to_new_producer_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With three epochs an id, so that it happens: to ends, to timeouts and to new producers."""
+
+    def tiny(config: NodeConfig) -> TransactionConfig:
+        return replace(transaction_config(config), max_epoch=3)
+
+    monkeypatch.setattr("ottla.node.transactions.transaction_config", tiny)
+    with LocalNode(SETTINGS) as node:
+        talk = Talk(node.bootstrap_servers, "txn")
+        talk.make_topic()
+        talk.find()
+        me = talk.begin()
+        seen, values = [me], []
+        for number in range(7):
+            value = b"%d" % number
+            assert talk.write(me, value) is ErrorCode.NONE
+            ended = talk.end(me, commit=number != 3)
+            assert ended.error_code == 0
+            me = Producer(ended.producer_id, ended.producer_epoch)
+            seen.append(me)
+            values += [value] if number != 3 else []
+            talk.await_state("CompleteAbort" if number == 3 else "CompleteCommit")
+        assert [each.epoch for each in seen] == [0, 1, 2, 0, 1, 2, 0, 1]
+        assert len({each.id for each in seen}) == 3
+        assert talk.read() == (values, 1)
+        while (me := talk.begin(transaction_timeout_ms=1)).epoch != 2:
+            pass
+        assert talk.write(me, b"too slow") is ErrorCode.NONE
+        talk.await_state("CompleteAbort")
+        after = talk.end(me, commit=False)
+        assert (after.error_code, after.producer_epoch) == (0, 0)
+        assert after.producer_id > me.id
+        assert talk.read() == (values, 2)
+        talk.client.close()
 
 
 def test_verification_can_be_switched_off_for_version_1() -> None:

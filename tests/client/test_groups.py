@@ -259,3 +259,28 @@ async def test_an_assigned_consumer_commits_in_its_groups_name(
         async with Consumer(servers, group_id=fresh_name, auto_offset_reset="earliest") as consumer:
             consumer.assign([(topic, 0)])
             assert len(await consumer.poll(timeout_ms=500 if not expected else 5000)) == expected
+
+
+async def test_automatic_commits_stay_behind_what_is_being_worked_on(
+    servers: str, topic: str, fresh_name: str
+) -> None:
+    await fill(servers, topic, 30)
+    settings = {**QUICK, "auto_commit_interval_ms": 0, "group_id": fresh_name}
+    async with Consumer(servers, **settings) as consumer:
+        consumer.assign([(topic, 0)])
+        assert len(await consumer.poll(4, timeout_ms=5000)) == 4
+        found = 0
+
+        async def committed() -> None:
+            nonlocal found
+            offset = (await consumer.committed())[TopicPartition(topic, 0)]
+            found = offset.offset if offset is not None else 0
+
+        await committed()
+        assert found == 0
+        assert len(await consumer.poll(4, timeout_ms=5000)) == 4
+        await until(lambda: found > 0, committed)
+        assert found == 4
+    async with Consumer(servers, **settings) as consumer:
+        consumer.assign([(topic, 0)])
+        assert await consumer.position((topic, 0)) == 8

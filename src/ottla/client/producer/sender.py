@@ -81,6 +81,8 @@ class Sender:
         self._refresher = refresher
         self._wake = asyncio.Event()
         self._in_flight: dict[int, int] = {}  # requests by broker
+        # Until when a broker asked to be left alone, because a quota is used up.
+        self._muted_until: dict[int, float] = {}
         self._connecting: dict[int, asyncio.Task[Connection]] = {}
         self._draining: set[asyncio.Task[None]] = set()
 
@@ -130,8 +132,11 @@ class Sender:
                 else:
                     due.setdefault(leader.leader, []).append(queue)
         for node_id, queues in due.items():
+            muted_until = self._muted_until.get(node_id, 0.0)
             connection = self._cluster.open_connection(node_id)
-            if connection is None:
+            if muted_until > now:
+                wait = min(wait, muted_until - now)
+            elif connection is None:
                 self._connect(node_id)
             elif self._config.required_acks == 0 and not connection.is_writable:
                 self._send_when_drained(connection)
@@ -247,6 +252,10 @@ class Sender:
         self._in_flight[node_id] -= 1
         error = answer.exception()
         if error is None:
+            throttle_ms = answer.result().throttle_time_ms
+            if throttle_ms > 0:
+                now = asyncio.get_running_loop().time()
+                self._muted_until[node_id] = now + throttle_ms / 1000
             self._answered(batches, answer.result())
         elif isinstance(error, KafkaError):
             self._not_answered(batches, error)

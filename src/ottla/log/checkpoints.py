@@ -12,6 +12,7 @@ import base64
 import json
 import posixpath
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ottla.log.files import TopicPartition
@@ -188,8 +189,29 @@ class StagedOffsets:
         self.disk.sync_dir(posixpath.dirname(self.path))
 
 
+def encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
+    return encode_entries(f"{epoch} {offset}" for epoch, offset in epochs)
+
+
 def write_epochs(disk: Disk, path: str, epochs: Iterable[tuple[int, int]]) -> None:
-    write_file(disk, path, encode_entries(f"{epoch} {offset}" for epoch, offset in epochs))
+    write_file(disk, path, encode_epochs(epochs))
+
+
+def stage_epochs(disk: Disk, path: str, epochs: Iterable[tuple[int, int]], version: int) -> str:
+    """Write epochs beside the file that they are to replace, durably but for the name, which it returns."""
+    staged = f"{path}.{version}.tmp"
+    file = disk.open(staged, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(encode_epochs(epochs), 0)
+        file.sync()
+    except OSError:
+        with suppress(OSError):
+            disk.unlink(staged)
+        raise
+    finally:
+        file.close()
+    return staged
 
 
 def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:

@@ -195,8 +195,8 @@ class LogDirectory:
 
 
 class IoGuard:
-    """A context that turns I/O errors into KAFKA_STORAGE_ERROR. What must not stop half-way is `fatal`: then
-    also a lack of room takes the directory offline.
+    """A context that turns I/O errors of the log in the directory `what` into KAFKA_STORAGE_ERROR. What must
+    not stop half-way is `fatal`: then also a lack of room takes the directory offline.
     """
 
     __slots__ = ("_action", "_directory", "_fatal", "_what")
@@ -215,4 +215,9 @@ class IoGuard:
             action = f"{self._action} ({self._what})"
             if self._fatal:
                 self._directory.fail(f"{action} failed with {error}")
+            elif isinstance(error, FileNotFoundError) and not self._directory.disk.is_dir(self._what):
+                # Renamed under a reader in another thread, which is no fault of the disk.
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"{action}: the log has been deleted or moved meanwhile"
+                ) from error
             raise self._directory.io_error(action, error) from error

@@ -28,6 +28,8 @@ class SyncFailed(Exception):
 @dataclass(slots=True)
 class FlushPlan:
     disk: Disk
+    dir: str
+    """The directory of the log."""
     upto: int
     """The recovery point once this is done."""
     generation: int
@@ -43,9 +45,18 @@ class FlushPlan:
     """What else must be durable: leader epochs, producer snapshots."""
     epochs: tuple[EpochEntry, ...] | None = None
     """The leader epochs that are written, if they are."""
+    epochs_version: int = 0
+    """How many writes of the leader epochs had been planned with this one."""
+    snapshots: tuple[int, ...] = ()
+    """The producer snapshots that are synced, by their offsets."""
+    abandoned: bool = False
+    """True if the files were no longer there."""
 
     def run(self) -> None:
-        """Sync it all; SyncFailed where that failed, OSError where the leader epochs could not be written."""
+        """Sync it all; SyncFailed where that failed, OSError where something could not be written."""
+        for segment in self.whole:
+            # Without room the entries of an index that was built anew still wait in memory.
+            segment.flush_indexes()
         try:
             for segment in self.whole:
                 segment.sync()

@@ -231,6 +231,7 @@ class LocalLog:
             dirs.append(self.directory.path)
         return FlushPlan(
             disk=self.directory.disk,
+            dir=self.dir,
             upto=target,
             generation=self.generation,
             whole=whole,

@@ -25,7 +25,7 @@ from ottla.log.config import LogConfig
 from ottla.log.directory import IoGuard, LogDirectory
 from ottla.log.files import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, DirKind, TopicPartition
 from ottla.log.flush import FlushPlan, SyncFailed
-from ottla.log.leader_epochs import LeaderEpochCache
+from ottla.log.leader_epochs import EpochEntry, LeaderEpochCache
 from ottla.log.local_log import LocalLog
 from ottla.log.log_producers import LogProducers
 from ottla.log.lookup import TimestampAndOffset
@@ -59,6 +59,7 @@ class FetchData:
 class Log:
     __slots__ = (
         "_closed",
+        "_epoch_writes",
         "_epochs",
         "_high_watermark",
         "_last_flush_ms",
@@ -88,6 +89,7 @@ class Log:
         self._producers = producers
         # Both are read from disk when they are first needed.
         self._epochs = epochs
+        self._epoch_writes = 0
         self._topic_id = topic_id
         # False while the end of the log is taken from the checkpoint of a clean shutdown.
         self._verified_end = verified_end and settled
@@ -552,13 +554,23 @@ class Log:
             return None
         if epochs is not None and epochs.dirty:
             self._keep_log_start()
-            plan.epochs = epochs.entries
-            path = self._file(LEADER_EPOCH_CHECKPOINT)
-            plan.writes.append(partial(checkpoints.write_epochs, self._disk, path, plan.epochs))
-        snapshots = self._producers.take_unsynced()
-        if snapshots:
-            plan.writes.append(partial(self._producers.sync_snapshots, snapshots))
+            self._epoch_writes += 1
+            plan.epochs, plan.epochs_version = epochs.entries, self._epoch_writes
+            plan.writes.append(partial(self._write_epochs, self.dir, plan.epochs, plan.epochs_version))
+        plan.snapshots = self._producers.unsynced
+        if plan.snapshots:
+            plan.writes.append(partial(self._producers.sync_snapshots, plan.snapshots))
         return plan
+
+    def _write_epochs(self, dir: str, entries: Sequence[EpochEntry], version: int) -> None:
+        """Write the leader epochs, in any thread, unless a later flush has set out to do the same."""
+        path = posixpath.join(dir, LEADER_EPOCH_CHECKPOINT)
+        staged = checkpoints.stage_epochs(self._disk, path, entries, version)
+        if version == self._epoch_writes:
+            self._disk.rename(staged, path)
+            self._disk.sync_dir(dir)
+        else:
+            self._disk.unlink(staged)
 
     def _keep_log_start(self) -> None:
         """The leader epochs begin at the log start; in a file they must not begin above the durable one."""
@@ -571,20 +583,36 @@ class Log:
 
     def run_flush(self, plan: FlushPlan) -> None:
         """Do what the plan says, in any thread. A failed sync takes the directory offline: nobody knows what
-        the disk has kept.
+        the disk has kept. A plan whose files were renamed meanwhile, since the log is deleted or moved, is
+        abandoned.
         """
         with self._guard("flushing"):
             try:
                 plan.run()
-            except SyncFailed as failed:
-                self.directory.fail(f"syncing {self.topic_partition} failed with {failed.error}")
-                raise failed.error from None
+            except (SyncFailed, FileNotFoundError) as failed:
+                error = failed.error if isinstance(failed, SyncFailed) else failed
+                if isinstance(error, FileNotFoundError) and not self._disk.is_dir(plan.dir):
+                    _log.info("a flush of %s is abandoned, as its directory has gone", self.topic_partition)
+                    plan.abandoned = True
+                    return
+                if isinstance(failed, SyncFailed):
+                    self.directory.fail(f"syncing {self.topic_partition} failed with {error}")
+                raise error from None
 
     def complete_flush(self, plan: FlushPlan) -> None:
         """Note what `run_flush` has made durable."""
-        if plan.epochs is not None and self._epochs is not None and self._epochs.entries == plan.epochs:
-            self._epochs.dirty = False
+        if plan.abandoned:
+            return
+        epochs = self._epochs
+        if plan.epochs is not None and epochs is not None:
+            if plan.epochs_version != self._epoch_writes:
+                # Another flush has passed this one. Which of the two came last to the file nobody knows.
+                epochs.dirty = True
+                return
+            if epochs.entries == plan.epochs:
+                epochs.dirty = False
         if self._local.complete_flush(plan):
+            self._producers.synced(plan.snapshots)
             self._last_flush_ms = self.directory.clock.wall_ms()
 
     def flush(self, upto: int | None = None, *, closing: bool = False) -> None:

@@ -156,10 +156,14 @@ class LogProducers:
                 self._unsynced.append(written)
                 self._local.names_changed()
 
-    def take_unsynced(self) -> list[int]:
-        """The snapshots that are not durable; it is the caller's turn to make them so."""
-        unsynced, self._unsynced = self._unsynced, []
-        return unsynced
+    @property
+    def unsynced(self) -> tuple[int, ...]:
+        """The snapshots that are not durable."""
+        return tuple(self._unsynced)
+
+    def synced(self, offsets: Sequence[int]) -> None:
+        """Note that these are."""
+        self._unsynced = [offset for offset in self._unsynced if offset not in offsets]
 
     def sync_snapshots(self, offsets: Iterable[int]) -> None:
         for offset in offsets:

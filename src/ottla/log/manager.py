@@ -94,6 +94,8 @@ class LogManager:
         # (due time, number, directory, path): partitions to remove, and when.
         self._removals: list[tuple[int, int, LogDirectory, str]] = []
         self._removals_made = 0
+        # Being flushed, each with the event that says that it no longer is.
+        self._flushing: dict[Log, asyncio.Event] = {}
         self._unsettled: deque[Log] = deque()
         self._settling: asyncio.Task[None] | None = None
         self._strays: list[str] = []
@@ -434,16 +436,29 @@ class LogManager:
             due = log.unflushed_messages > 0 and now_ms - log.last_flush_ms >= log.config.flush_ms
             closed = log.recovery_point < log.active_segment.base_offset
             if due or closed:
-                await self.flush(log, None if due else log.active_segment.base_offset)
-                flushed += 1
+                try:
+                    await self.flush(log, None if due else log.active_segment.base_offset)
+                    flushed += 1
+                except KafkaError as error:
+                    _log.error("flushing %s: %s", log.topic_partition, error.message)
         return flushed
 
     async def flush(self, log: Log, upto: int | None = None) -> None:
-        """Make a log durable below `upto`, the log end if None, without blocking the event loop."""
+        """Make a log durable below `upto`, the log end if None, without blocking the event loop. One flush of
+        a log at a time: what comes meanwhile is for the next, for all who wait.
+        """
+        while (running := self._flushing.get(log)) is not None:
+            await running.wait()
         plan = log.prepare_flush(upto)
-        if plan is not None:
+        if plan is None:
+            return
+        over = self._flushing[log] = asyncio.Event()
+        try:
             await self._pool.run(log.run_flush, plan)
             log.complete_flush(plan)
+        finally:
+            del self._flushing[log]
+            over.set()
 
     async def checkpoint_recovery_points(self) -> None:
         """Write the recovery points of all logs, so that the next recovery is short."""

@@ -1,0 +1,164 @@
+"""Flushes that run beside each other, beside a deletion, and beside other logs that cannot be flushed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ottla.log import checkpoints
+from ottla.log.config import LogConfig
+from ottla.log.files import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.builder import build_batch
+from ottla.runtime.disk import RealDisk
+from ottla.runtime.pool import ThreadPool
+from tests.log.test_manager import CONFIG, A, B, Node
+from tests.support.log_lab import LogLab, check_log
+
+EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
+
+
+async def test_flushes_of_one_log_come_one_after_another(tmp_path: Path) -> None:
+    """As many producers ask for them with `flush.messages=1`, right after an election."""
+    pool = ThreadPool(4)
+    node = Node(str(tmp_path / "a"), disk=RealDisk(), pool=pool)
+    await node.start()
+    log = node.log()
+
+    async def produce(epoch: int) -> int:
+        data = build_batch([(0, None, b"x" * 100)])
+        info = log.append_as_leader(bytearray(data), epoch, now_ms=0, inline_flush=False)
+        await node.manager.flush(log)
+        return info.last_offset
+
+    for epoch in range(30):
+        for offset in await asyncio.gather(*(produce(epoch) for _ in range(4))):
+            assert log.recovery_point > offset
+    assert log.directory.is_online
+    path = f"{log.dir}/leader-epoch-checkpoint"
+    assert tuple(checkpoints.read_epochs(node.disk, path)) == log.epochs.entries
+    await node.manager.shutdown()
+    pool.close()
+
+
+def test_a_flush_that_was_overtaken_does_not_bring_old_epochs_back() -> None:
+    for seed in range(10):
+        lab = LogLab(LogConfig(segment_bytes=300), seed=seed)
+        lab.fill(2, epoch=1)
+        slow = lab.log.prepare_flush()
+        assert slow is not None
+        lab.fill(8, epoch=2)
+        lab.log.flush()
+        lab.log.run_flush(slow)
+        lab.log.complete_flush(slow)
+        lab.log.flush()
+        entries = lab.log.epochs.entries
+        assert entries == ((1, 0), (2, 2))
+        assert tuple(checkpoints.read_epochs(lab.disk, EPOCHS)) == entries
+        assert not [name for name in lab.disk.list_dir(lab.log.dir) if name.endswith(".tmp")]
+        lab.checkpoint()
+        lab.crash()
+        assert lab.log.epochs.entries == entries
+        check_log(lab.log)
+
+
+def test_an_overtaken_flush_does_not_vouch_for_one_that_failed() -> None:
+    lab = LogLab(LogConfig(segment_bytes=300))
+    lab.fill(2, epoch=1)
+    slow = lab.log.prepare_flush()
+    assert slow is not None
+    lab.fill(8, epoch=2)
+    lab.sim_disk.fail(errno.ENOSPC, ops=["create"], prefix=EPOCHS)
+    with pytest.raises(KafkaError, match="no room"):
+        lab.log.flush()
+    lab.log.run_flush(slow)
+    lab.log.complete_flush(slow)
+    assert lab.log.recovery_point == 0
+    lab.log.flush()
+    assert lab.log.recovery_point == 10
+    assert checkpoints.read_epochs(lab.disk, EPOCHS) == [(1, 0), (2, 2)]
+
+
+@pytest.mark.parametrize("closed_segments", [False, True])
+async def test_a_log_that_is_deleted_while_it_is_flushed_does_no_harm(closed_segments: bool) -> None:
+    node = Node()
+    manager = await node.start()
+    log = node.log()
+    node.fill(log, 20 if closed_segments else 3)
+    plan = log.prepare_flush()
+    assert plan is not None
+    manager.delete_log(TopicPartition("orders", 0))
+    log.run_flush(plan)
+    log.complete_flush(plan)
+    assert log.directory.is_online
+    assert node.log().log_end_offset == 0
+
+
+async def test_a_reader_of_a_log_that_is_deleted_meanwhile_does_no_harm() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log, 20)
+    for segment in log.segments:
+        segment.release()
+    # What a reader in another thread meets between the rename and the news of it.
+    node.disk.rename(log.dir, f"{A}/gone")
+    with pytest.raises(KafkaError, match="deleted or moved") as refused:
+        log.read(0, 100)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.directory.is_online
+
+
+async def test_a_log_without_room_does_not_keep_others_from_being_flushed() -> None:
+    node = Node(A, B)
+    node.config = replace(CONFIG, flush_ms=0)
+    manager = await node.start()
+    for number, directory in enumerate(manager.directories):
+        directory.directory_id = bytes([number]) * 16
+    logs = [node.log("orders", number, directory_id=bytes([number]) * 16) for number in range(2)]
+    for log in logs:
+        node.fill(log, 3)
+    node.sim_disk.fail(errno.ENOSPC, prefix=A, ops=["create"], times=None)
+    assert await manager.flush_dirty(node.clock.wall_ms() + 10) == 1
+    assert [log.recovery_point for log in logs] == [0, 3]
+    node.sim_disk.heal()
+    assert await manager.flush_dirty(node.clock.wall_ms() + 10) == 1
+    assert [log.recovery_point for log in logs] == [3, 3]
+
+
+def test_without_room_for_rebuilt_indexes_a_flush_waits_for_some() -> None:
+    lab = LogLab(LogConfig(segment_bytes=600, index_interval_bytes=0))
+    lab.fill(20)
+    lab.sim_disk.sync_all()
+    lab.sim_disk.crash()
+    fault = lab.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix="/data/orders-3", times=None)
+    lab.reload()
+    with pytest.raises(KafkaError, match="no room"):
+        lab.log.flush()
+    assert lab.directory.is_online
+    assert lab.log.recovery_point == 0
+    lab.sim_disk.heal(fault)
+    lab.log.flush()
+    assert lab.log.recovery_point == 20
+    check_log(lab.log)
+
+
+def test_a_flush_that_found_no_room_has_not_forgotten_the_producer_snapshots() -> None:
+    lab = LogLab(LogConfig(segment_bytes=500))
+    batch = build_batch([(0, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
+    lab.log.append_as_leader(bytearray(batch), 0, now_ms=lab.now_ms)
+    lab.fill(10)
+    lab.sim_disk.fail(errno.ENOSPC, ops=["create"], prefix=EPOCHS)
+    with pytest.raises(KafkaError, match="no room"):
+        lab.log.flush()
+    lab.log.flush()
+    durable = lab.sim_disk.durable_contents()
+    snapshots = [name for name in lab.disk.list_dir(lab.log.dir) if name.endswith(".snapshot")]
+    assert snapshots
+    for name in snapshots:
+        path = f"{lab.log.dir}/{name}"
+        assert durable[path] == lab.sim_disk.contents()[path] != b""

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support import kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import JavaDriver
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("ottla", deadline=None)
+settings.load_profile("ottla")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -95,6 +95,8 @@ class NodeProcess:
     ) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.kill()
+        if kind is not None:
+            print(f"what the node logged:\n{self.stderr()[-8000:]}")
         self._errors.close()
 
 

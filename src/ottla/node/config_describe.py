@@ -62,7 +62,7 @@ class ConfigView:
         defaults = self._config.topic_defaults()
         results = []
         for name, key in TOPIC.items():
-            if key.internal or not self._asked(name):
+            if (key.internal and name not in overrides) or not self._asked(name):
                 continue
             value = key.parse(overrides[name]) if name in overrides else defaults[name]
             synonyms = self._broker_synonyms(key.synonyms[0]) if key.synonyms else []

@@ -173,7 +173,10 @@ class TransactionManager:
             also_later=_SOON,
         )
         if answer.error_code:
-            raise self._died(ErrorCode.of(answer.error_code), "cannot be initialized")
+            code = ErrorCode.of(answer.error_code)
+            kept = keep_prepared and code is ErrorCode.UNSUPPORTED_VERSION
+            why = ": this broker cannot keep prepared transactions" if kept else ""
+            raise self._died(code, f"cannot be initialized{why}")
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         versions = (await self._coordinator.connection()).versions
         self._version_2 = versions is not None and versions.features.get("transaction.version", 0) >= 2

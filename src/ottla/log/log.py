@@ -786,9 +786,10 @@ class Log:
         path = posixpath.join(self.directory.path, name)
         with self._guard("renaming"):
             self._disk.rename(self.dir, path)
-            self._disk.sync_dir(self.directory.path)
         self._local.renamed(path)
         self._producers.moved_to(path)
+        with self._guard("renaming"):
+            self._disk.sync_dir(self.directory.path)
 
     def close(self) -> None:
         """Make everything durable, with a producer snapshot at the end, and close the files. A log that was

@@ -164,6 +164,7 @@ class LogManager:
                 await self._pool.run(self._open, directory)
             self._check_some_online()
             await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
+            await self._pool.run(self._complete_moves)
             self._check_some_online()
         except BaseException:
             self._unlock()
@@ -274,6 +275,23 @@ class LogManager:
                 result.update_high_watermark(high_watermarks[partition])
             logs[partition] = result
 
+    def _complete_moves(self) -> None:
+        """Let a future log take the place of a current one that has gone: the node stopped between the two
+        renames of `promote_future_log`, and the future log is the only copy. Where a directory is offline,
+        the current one may be there.
+        """
+        if len(self.live_directories) < len(self._directories):
+            return
+        for partition, future in list(self._future_logs.items()):
+            if partition not in self._logs and partition not in self._failed:
+                _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
+                try:
+                    future.rename_dir(dir_name(partition))
+                except KafkaError as error:
+                    _log.error("the move of %s could not be completed: %s", partition, error.message)
+                    continue
+                self._logs[partition] = self._future_logs.pop(partition)
+
     # Creating and deleting
 
     def get_or_create_log(
@@ -360,17 +378,20 @@ class LogManager:
 
     def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
         """Take the log out of service at once and remove its directory after `file.delete.delay.ms`."""
-        log = (self._future_logs if future else self._logs).pop(partition, None)
+        logs = self._future_logs if future else self._logs
+        log = logs.get(partition)
         if log is not None:
             log.rename_dir(moved_dir_name(partition, DirKind.DELETE, self._random.uuid()))
+            del logs[partition]
             self._drop(log)
             self._remove_later(log.directory, log.dir, log.config.file_delete_delay_ms)
 
     def set_stray(self, partition: TopicPartition) -> None:
         """Take the log out of service, but keep its directory: the metadata does not know it."""
-        log = self._logs.pop(partition, None)
+        log = self._logs.get(partition)
         if log is not None:
             log.rename_dir(moved_dir_name(partition, DirKind.STRAY, self._random.uuid()))
+            del self._logs[partition]
             self._drop(log)
             self._strays.append(log.dir)
 

@@ -109,6 +109,8 @@ class Crowd:
         self._bootstrap = bootstrap
         self._group = group
         self._topic = topic
+        self.subscription = topic
+        self.places = {(topic, number) for number in range(partitions)}
         self._partitions = partitions
         self._directory = directory
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -130,7 +132,7 @@ class Crowd:
             member.kill()
 
     def join(self, client: str, instance: str | None = None) -> Member:
-        member = Member(client, self._bootstrap, self._group, self._topic, self._directory, instance)
+        member = Member(client, self._bootstrap, self._group, self.subscription, self._directory, instance)
         member.start()
         self.members.append(member)
         return member
@@ -169,9 +171,8 @@ class Crowd:
         return sum(max(place.offset, 0) for place in found.topic_partitions)
 
     def settle(self, members: int, what: str, *, unlike: Iterable[str] = ()) -> Owned:
-        """Wait until so many members, and others than `unlike`, own every partition once between them."""
+        """Wait until so many members, and others than `unlike`, own all `places` once between them."""
         before = set(unlike)
-        whole = {(self._topic, number) for number in range(self._partitions)}
 
         def settled(owned: Owned) -> bool:
             shares = list(owned.values())
@@ -179,8 +180,8 @@ class Crowd:
                 len(shares) == members
                 and set(owned) != before
                 and all(shares)
-                and sum(map(len, shares)) == len(whole)
-                and set().union(*shares) == whole
+                and sum(map(len, shares)) == len(self.places)
+                and set().union(*shares) == self.places
             )
 
         return self.until(self.owned, settled, what)

@@ -1,7 +1,8 @@
 """A member of a group as a process of its own: what it reads it writes to its journal, then it commits.
 
-`python -m tests.guarantees.member CLIENT BOOTSTRAP GROUP TOPIC [INSTANCE]`, where CLIENT is one of `CLIENTS`.
-Every line of the journal is a list of [partition, offset, value] that the process was given together.
+`python -m tests.guarantees.member CLIENT BOOTSTRAP GROUP TOPIC [INSTANCE]`, where CLIENT is one of `CLIENTS`
+and a TOPIC that begins with ^ is a pattern. Every line of the journal is a list of
+[partition, offset, value] that the process was given together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 SESSION_TIMEOUT_MS: Final = 3_000
 HEARTBEAT_INTERVAL_MS: Final = 300
+METADATA_AGE_MS: Final = 500
 
 Record = tuple[int, int, str]
 
@@ -32,6 +34,10 @@ def _rows(polled: dict[Any, list[Any]]) -> Iterator[Record]:
         yield from ((each.partition, each.offset, each.value.decode()) for each in records)
 
 
+def _subscription(topic: str) -> dict[str, Any]:
+    return {"pattern": topic} if topic.startswith("^") else {"topics": [topic]}
+
+
 def librdkafka(
     bootstrap: str, group: str, topic: str, instance: str | None, protocol: str = "classic"
 ) -> None:
@@ -43,6 +49,7 @@ def librdkafka(
         "group.protocol": protocol,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
+        "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
     }
     if instance is not None:
         config["group.instance.id"] = instance
@@ -74,7 +81,6 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
     from kafka import KafkaConsumer
 
     consumer = KafkaConsumer(
-        topic,
         bootstrap_servers=bootstrap,
         group_id=group,
         group_instance_id=instance,
@@ -83,7 +89,9 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
         partition_assignment_strategy=[RangePartitionAssignor],
         session_timeout_ms=SESSION_TIMEOUT_MS,
         heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+        metadata_max_age_ms=METADATA_AGE_MS,
     )
+    consumer.subscribe(**_subscription(topic))
     while True:
         polled = consumer.poll(timeout_ms=100, max_records=50)
         if journal(_rows(polled)):
@@ -103,7 +111,6 @@ async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None
     from aiokafka.errors import KafkaError
 
     consumer = AIOKafkaConsumer(
-        topic,
         bootstrap_servers=bootstrap,
         group_id=group,
         group_instance_id=instance,
@@ -112,7 +119,9 @@ async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None
         partition_assignment_strategy=(RangePartitionAssignor,),
         session_timeout_ms=SESSION_TIMEOUT_MS,
         heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+        metadata_max_age_ms=METADATA_AGE_MS,
     )
+    consumer.subscribe(**_subscription(topic))
     await consumer.start()
     while True:
         polled = await consumer.getmany(timeout_ms=100, max_records=50)
@@ -123,11 +132,47 @@ async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None
                 print(error, file=sys.stderr)
 
 
+def own(bootstrap: str, group: str, topic: str, instance: str | None, protocol: str = "classic") -> None:
+    asyncio.run(_own(bootstrap, group, topic, instance, protocol))
+
+
+async def _own(bootstrap: str, group: str, topic: str, instance: str | None, protocol: str) -> None:
+    from ottla import Consumer
+    from ottla.protocol.errors import KafkaError
+
+    async with Consumer(
+        bootstrap,
+        group_id=group,
+        group_instance_id=instance,
+        group_protocol=protocol,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        partition_assignment_strategy="range",
+        session_timeout_ms=SESSION_TIMEOUT_MS,
+        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+        metadata_max_age_ms=METADATA_AGE_MS,
+    ) as consumer:
+        consumer.subscribe(**_subscription(topic))
+        while True:
+            polled = await consumer.poll(50, timeout_ms=100)
+            if journal((each.partition, each.offset, each.value.decode()) for each in polled):
+                try:
+                    await consumer.commit()
+                except KafkaError as error:
+                    print(error, file=sys.stderr)
+
+
+def own_modern(bootstrap: str, group: str, topic: str, instance: str | None) -> None:
+    own(bootstrap, group, topic, instance, "consumer")
+
+
 CLIENTS: Final[dict[str, Callable[[str, str, str, str | None], None]]] = {
     "librdkafka": librdkafka,
     "librdkafka-modern": librdkafka_modern,
     "kafka-python": kafka_python,
     "aiokafka": aiokafka,
+    "ottla": own,
+    "ottla-modern": own_modern,
 }
 
 if __name__ == "__main__":

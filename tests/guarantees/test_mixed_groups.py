@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from ottla.testing.local_node import LocalNode
 from tests.guarantees.crowd import Crowd
 
 pytestmark = pytest.mark.slow
 
-PARTITIONS = 12
+PARTITIONS = 16
 SETTINGS = {
     "group.min.session.timeout.ms": 1_000,
     "group.consumer.min.session.timeout.ms": 1_000,
@@ -26,7 +26,7 @@ SETTINGS = {
     "group.consumer.min.heartbeat.interval.ms": 100,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-PYTHON = ("librdkafka", "aiokafka", "kafka-python")
+PYTHON = ("librdkafka", "aiokafka", "kafka-python", "ottla")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def crowd(node: LocalNode, tmp_path: Path) -> Iterator[Crowd]:
         pytest.param(PYTHON, id="python"),
         pytest.param((*PYTHON, "java"), id="python-java", marks=pytest.mark.kafka),
         pytest.param(
-            (*PYTHON, "java", "librdkafka-modern", "java-modern"),
+            (*PYTHON, "java", "librdkafka-modern", "ottla-modern", "java-modern"),
             id="both-protocols",
             marks=pytest.mark.kafka,
         ),
@@ -93,4 +93,21 @@ def test_static_members_are_restarted_without_a_rebalance(crowd: Crowd) -> None:
         # Its successor has a member id of its own, which is how its return shows.
         ids = set(crowd.settle(len(members), f"{member.client} is back", unlike=ids))
         assert shares() == before
+    crowd.finish()
+
+
+def test_topics_and_partitions_that_come_under_a_pattern_find_owners(node: LocalNode, crowd: Crowd) -> None:
+    crowd.subscription = "^shared.*"
+    for client in PYTHON:
+        crowd.join(client)
+    crowd.settle(len(PYTHON), "a share of the topic that is there")
+    admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
+    for done in admin.create_topics([NewTopic("shared-more", 4, 1)]).values():
+        done.result(30)
+    crowd.places |= {("shared-more", number) for number in range(4)}
+    crowd.settle(len(PYTHON), "the topic that came is shared, too")
+    for done in admin.create_partitions([NewPartitions("shared-more", 6)]).values():
+        done.result(30)
+    crowd.places |= {("shared-more", number) for number in (4, 5)}
+    crowd.settle(len(PYTHON), "the partitions that came are shared, too")
     crowd.finish()

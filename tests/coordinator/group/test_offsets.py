@@ -276,6 +276,15 @@ class TestDeleting:
         lab.reload()
         assert lab.offsets() == {("other", 0): 2}
 
+    def test_offsets_of_a_deleted_topic_in_an_open_transaction(self) -> None:
+        lab = lab_with()
+        lab.txn_commit(P, {LOGS: 5, ("other", 0): 2})
+        lab.delete_topic("logs")
+        lab.end_transaction(P, True)
+        assert lab.offsets() == {("other", 0): 2}
+        lab.reload()
+        assert lab.offsets() == {("other", 0): 2}
+
     def test_offsets_of_an_earlier_topic_of_the_same_name_are_not_shown_by_id(self) -> None:
         lab = lab_with()
         lab.commit({LOGS: 1}, by_id=True, version=10)

@@ -139,15 +139,14 @@ class GroupAdmin:
         return out
 
     def topics_deleted(self, topics: frozenset[str]) -> Effects:
-        """Forget the offsets of topics that are gone."""
-        effects = Effects(atomic=False)
-        for group_id in self._store.groups():
-            effects.records += [
+        """Forget the offsets of topics that are gone, so that they do not count for topics to come."""
+        return Effects(
+            records=[
                 records.offset_commit(group_id, topic, partition, None)
-                for (topic, partition), _ in self._store.of_group(group_id)
-                if topic in topics
-            ]
-        return effects
+                for group_id, (topic, partition) in self._store.of_topics(topics)
+            ],
+            atomic=False,
+        )
 
     # Expiry
 

@@ -7,7 +7,7 @@ stands later in the log, also when it was written earlier and became visible lat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ottla.coordinator.engine_effects import Producer
@@ -42,11 +42,20 @@ class OffsetStore:
         for key, committed in list(self._committed.get(group_id, {}).items()):
             yield key, committed.value
 
-    def groups(self) -> list[str]:
-        return list(self._committed)
-
     def has_offsets(self, group_id: str) -> bool:
         return bool(self._committed.get(group_id))
+
+    def of_topics(self, topics: Collection[str]) -> list[tuple[str, TopicPartitionKey]]:
+        """By group, what is committed for these topics, also in transactions that are still open."""
+        return sorted(
+            {
+                (group_id, where)
+                for groups in (self._committed, *self._pending.values())
+                for group_id, offsets in groups.items()
+                for where in offsets
+                if where[0] in topics
+            }
+        )
 
     # Open transactions
 

@@ -42,6 +42,9 @@ class OffsetStore:
         for key, committed in list(self._committed.get(group_id, {}).items()):
             yield key, committed.value
 
+    def groups(self) -> list[str]:
+        return list(self._committed)
+
     def has_offsets(self, group_id: str) -> bool:
         return bool(self._committed.get(group_id))
 

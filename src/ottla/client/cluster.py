@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ottla.client.backoff import Backoff
 from ottla.client.connection import Connection
@@ -94,6 +94,12 @@ class _Node:
         self.failure: KafkaError | None = None
 
 
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Whoever waited for it may have gone; its failure is then nobody's, and not worth a warning."""
+    if not task.cancelled():
+        task.exception()
+
+
 class Cluster:
     """Use `async with Cluster(...)`, or `start` and `close`."""
 
@@ -170,6 +176,7 @@ class Cluster:
             return node.connection
         if node.attempt is None:
             node.attempt = asyncio.get_running_loop().create_task(self._attempt(address, node))
+            node.attempt.add_done_callback(_seen)
         return await asyncio.shield(node.attempt)
 
     async def _attempt(self, address: Address, node: _Node) -> Connection:
@@ -263,6 +270,7 @@ class Cluster:
                 return view
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().create_task(self._fetch_metadata())
+            self._refresh.add_done_callback(_seen)
         return await asyncio.shield(self._refresh)
 
     async def _fetch_metadata(self) -> ClusterView:

@@ -33,6 +33,7 @@ MAX_RESPONSE_BYTES = 512 * 1024 * 1024
 _SIZE = struct.Struct(">i")
 _CORRELATION_AND_ERROR = struct.Struct(">ih")
 _API_VERSIONS_FIRST_TRY = 4
+_TLS_ALERT = 0x15
 
 
 class _Pending(NamedTuple):
@@ -237,6 +238,9 @@ class Connection(asyncio.BufferedProtocol):
     def _cut_frames(self) -> None:
         """Hands on every whole frame of the small buffer and keeps what is left over at its beginning."""
         small, end, position = self._small, self._small_end, 0
+        if end and small[0] == _TLS_ALERT and self.versions is None:
+            self._end(self._not_kafka(bytes(small[:8])))  # as a size, it would be waited for
+            return
         while end - position >= 4 and self._lost is None:
             (size,) = _SIZE.unpack_from(small, position)
             if not 4 <= size <= MAX_RESPONSE_BYTES:

@@ -1,0 +1,175 @@
+"""One error for each cause, with the address that was tried; and connections that keep their order."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ottla.client.admin import Admin
+from ottla.client.backoff import Backoff
+from ottla.client.cluster import Cluster, ConnectionConfig, parse_addresses
+from ottla.client.connection import Connection
+from ottla.client.errors import BootstrapFailed, ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.runtime.network import Address
+from ottla.runtime.random import SeededRandom
+from ottla.runtime.runtime import Runtime
+from ottla.testing.local_node import LocalNode
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime.real(pool_workers=1)
+
+
+@asynccontextmanager
+async def server(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object],
+) -> AsyncIterator[Address]:
+    """Something that listens and is no broker."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)  # type: ignore[misc]
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        yield Address("127.0.0.1", listener.sockets[0].getsockname()[1])
+
+
+async def attempt(runtime: Runtime, address: Address, timeout_ms: int = 5000) -> None:
+    connection = await Connection.open(runtime.network, address, client_id="t", timeout_ms=timeout_ms)
+    await connection.close()
+
+
+class TestCauses:
+    async def test_nobody_listens(self, runtime: Runtime) -> None:
+        with pytest.raises(ConnectionFailed, match=r"^127\.0\.0\.1:1: connection refused \(is a broker"):
+            await attempt(runtime, Address("127.0.0.1", 1))
+
+    async def test_no_such_host(self, runtime: Runtime) -> None:
+        with pytest.raises(ConnectionFailed, match=r"no-such-host\.invalid.*cannot be resolved"):
+            await attempt(runtime, Address("no-such-host.invalid", 9092))
+
+    async def test_an_http_server(self, runtime: Runtime) -> None:
+        async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+
+        async with server(http) as address:
+            with pytest.raises(NotKafka, match=f":{address.port} does not speak Kafka.*HTTP server"):
+                await attempt(runtime, address)
+
+    async def test_a_tls_listener(self, runtime: Runtime) -> None:
+        async def tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(b"\x15\x03\x03\x00\x02\x02\x50")
+            await writer.drain()
+            await reader.read()
+
+        async with server(tls) as address:
+            with pytest.raises(NotKafka, match=r"speaks TLS \(set security\.protocol\)"):
+                await attempt(runtime, address)
+
+    async def test_one_who_hangs_up(self, runtime: Runtime) -> None:
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+
+        async with server(hang_up) as address:
+            with pytest.raises(ConnectionLost, match="before it answered ApiVersions"):
+                await attempt(runtime, address)
+
+    async def test_one_who_says_nothing(self, runtime: Runtime) -> None:
+        async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+        async with server(nothing) as address:
+            with pytest.raises(RequestTimedOut, match="no answer to ApiVersions within 50 ms"):
+                await attempt(runtime, address, timeout_ms=50)
+
+    async def test_a_size_that_would_eat_all_memory(self, runtime: Runtime) -> None:
+        async def huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(struct.pack(">i", 2**31 - 1) + b"x" * 100)
+            await writer.drain()
+            await reader.read()
+
+        async with server(huge) as address:
+            with pytest.raises(NotKafka):
+                await attempt(runtime, address)
+
+    async def test_bootstrap_names_every_address_and_its_cause(self, runtime: Runtime) -> None:
+        async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+
+        async with server(http) as address:
+            servers = f"127.0.0.1:1,127.0.0.1:{address.port}"
+            with pytest.raises(BootstrapFailed) as caught:
+                async with Cluster(runtime, ConnectionConfig(servers)):
+                    pass
+        assert "127.0.0.1:1: connection refused" in str(caught.value)
+        assert "HTTP server" in str(caught.value)
+
+    async def test_an_advertised_address_that_cannot_be_reached(self) -> None:
+        node = LocalNode({"advertised.listeners": "PLAINTEXT://127.0.0.1:1"})
+        async with node, Admin(node.bootstrap_servers, default_api_timeout_ms=300) as admin:
+            with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1: connection refused"):
+                await admin.topics.create("t", partitions=1)
+
+
+class TestSharing:
+    async def test_one_connection_and_one_refresh_serve_all_who_ask(
+        self, runtime: Runtime, ottla_for_clients: LocalNode
+    ) -> None:
+        async with Cluster(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:
+            (node_id,) = cluster.view.brokers
+            connections = await asyncio.gather(*(cluster.connection(node_id) for _ in range(20)))
+            assert len(set(map(id, connections))) == 1
+            views = await asyncio.gather(*(cluster.refresh() for _ in range(20)))
+            assert len(set(map(id, views))) == 1
+
+    async def test_pipelined_requests_get_their_own_answers(
+        self, runtime: Runtime, ottla_for_clients: LocalNode
+    ) -> None:
+        address = Address("127.0.0.1", ottla_for_clients.port)
+        connection = await Connection.open(runtime.network, address, client_id="t", timeout_ms=5000)
+        try:
+            answers = [
+                connection.send(
+                    MetadataRequest(topics=None if n % 2 else []), MetadataResponse, timeout_ms=5000
+                )
+                for n in range(50)
+            ]
+            assert connection.in_flight == 50
+            assert all(answer.cluster_id for answer in await asyncio.gather(*answers))
+            assert connection.in_flight == 0
+        finally:
+            await connection.close()
+        with pytest.raises(ConnectionLost, match="closed by this client"):
+            connection.send(MetadataRequest(), MetadataResponse, timeout_ms=5000)
+
+
+def test_addresses() -> None:
+    assert parse_addresses(["a:1", " b "]) == [Address("a", 1), Address("b", 9092)]
+    for wrong in ("a:b", "a:70000", ":1", ""):
+        with pytest.raises(ValueError, match=r"bootstrap\.servers"):
+            parse_addresses(wrong)
+
+
+def test_backoff_grows_and_jitters_within_its_bounds() -> None:
+    backoff = Backoff(SeededRandom(1), 100, 1000)
+    waits = [backoff.next_ms() for _ in range(30)]
+    assert 80 <= waits[0] <= 120
+    assert all(wait <= 1000 for wait in waits)
+    assert min(waits[5:]) >= 800
+    backoff.reset()
+    assert backoff.next_ms() <= 120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -169,3 +170,48 @@ def test_a_read_that_fails_takes_the_directory_offline() -> None:
         lab.log.read(0, 100)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert not lab.directory.is_online
+
+
+# Too many open files
+
+
+def closed_files(lab: LogLab) -> None:
+    for segment in lab.log.segments:
+        segment.release()
+
+
+def test_files_that_are_open_make_room_for_one_that_is_needed() -> None:
+    lab = LogLab(LogConfig(segment_bytes=600))
+    lab.fill(20)
+    assert len(lab.directory.handles) > 0
+    lab.log.segments[0].release()
+    lab.sim_disk.fail(errno.EMFILE, ops=["open"])
+    assert lab.log.read(0, 100).records
+    assert len(lab.directory.handles) <= 2
+    check_log(lab.log)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_without_a_handle_nothing_is_done_and_the_directory_stays_online(code: int) -> None:
+    lab = LogLab(LogConfig(segment_bytes=600))
+    lab.fill(20)
+    end = lab.log.log_end_offset
+    actions: dict[str, Callable[[], object]] = {
+        "read": lambda: lab.log.read(0, 100),
+        "append": lambda: lab.put(b"x"),
+        "flush": lambda: lab.log.flush(),
+        "roll": lambda: lab.log.roll(lab.now_ms),
+    }
+    for name, action in actions.items():
+        closed_files(lab)
+        fault = lab.sim_disk.fail(code, ops=["open", "create"], times=None)
+        with pytest.raises(KafkaError, match="ulimit -n") as refused:
+            action()
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR, name
+        assert lab.directory.is_online, name
+        assert lab.log.log_end_offset == end, name
+        lab.sim_disk.heal(fault)
+        check_log(lab.log)
+    lab.log.flush()
+    assert lab.log.recovery_point == end
+    assert lab.put(b"on") == end

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ottla.log import checkpoints
 from ottla.log.checkpoints import OffsetCheckpoint
 from ottla.log.files import TopicPartition
-from ottla.log.handles import FileHandles
+from ottla.log.handles import FileHandles, is_lack_of_handles
 from ottla.log.index import is_lack_of_room
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.clock import Clock
@@ -101,7 +101,9 @@ class LogDirectory:
                 self._on_failure(self)
 
     def io_error(self, action: str, error: OSError) -> KafkaError:
-        """What to raise for an I/O error. Unless it is a lack of room, the directory goes offline."""
+        """What to raise for an I/O error. Unless it is a lack of room, or of file handles, the directory goes
+        offline.
+        """
         if is_lack_of_room(error) and self._failure is None:
             return KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
@@ -109,6 +111,10 @@ class LogDirectory:
                 "on",
             )
         reason = f"{action} failed with {error}"
+        if is_lack_of_handles(error) and self._failure is None:
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{reason}; raise the limit of open files (ulimit -n)"
+            )
         self.fail(reason)
         return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path}: {reason}")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ottla.log.handles import is_lack_of_handles
 from ottla.log.leader_epochs import EpochEntry
 from ottla.log.segment import LogSegment
 from ottla.runtime.disk import Disk
@@ -63,7 +64,7 @@ class FlushPlan:
             if self.active is not None:
                 self.active.sync_log()
         except OSError as error:
-            raise SyncFailed(error) from error
+            raise _failure(error) from error
         for write in self.writes:
             write()
         try:
@@ -71,4 +72,9 @@ class FlushPlan:
                 with suppress(FileNotFoundError):  # renamed for deletion meanwhile: nothing is left to keep
                     self.disk.sync_dir(dir)
         except OSError as error:
-            raise SyncFailed(error) from error
+            raise _failure(error) from error
+
+
+def _failure(error: OSError) -> Exception:
+    """A file that could not even be opened was not told to sync."""
+    return error if is_lack_of_handles(error) else SyncFailed(error)

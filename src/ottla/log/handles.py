@@ -5,15 +5,27 @@ A node holds many more files than a process may open. So every file of a partiti
 `FileHandles` keeps the most recently used ones open and lets go of the others. Letting go means dropping the
 reference: a thread that is reading keeps the descriptor alive until it is done, and so no descriptor is ever
 closed, and its number given to another file, under a reader.
+
+Where the process has no descriptor left, whoever else took them, the files that are open here make room.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 
 from ottla.runtime.disk import Disk, File
 
 DEFAULT_CAPACITY = 2048
+
+_NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def is_lack_of_handles(error: OSError) -> bool:
+    """True if the process, or the machine, has too many files open: nothing was done, and the disk is
+    sound.
+    """
+    return error.errno in _NO_HANDLES
 
 
 class FileHandles:
@@ -30,6 +42,16 @@ class FileHandles:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        try:
+            return self.disk.open(path, create=create)
+        except OSError as error:
+            if not is_lack_of_handles(error):
+                raise
+        while self._open:
+            self._open.popitem(last=False)[0].forget()
+        return self.disk.open(path, create=create)
 
     def opened(self, lazy: LazyFile) -> None:
         self._open[lazy] = None
@@ -63,7 +85,7 @@ class LazyFile:
         """The open file. Keep it no longer than one operation takes."""
         file = self._file
         if file is None:
-            file = self._file = self._handles.disk.open(self.path)
+            file = self._file = self._handles.open(self.path)
             self._handles.opened(self)
         else:
             self._handles.used(self)
@@ -72,7 +94,7 @@ class LazyFile:
     def create(self) -> File:
         """Make the file, empty, whatever was there before."""
         self.release()
-        file = self._handles.disk.open(self.path, create=True)
+        file = self._handles.open(self.path, create=True)
         if file.size():
             file.truncate(0)
         self._file = file

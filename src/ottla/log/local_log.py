@@ -36,6 +36,7 @@ from ottla.log.files import (
     segment_file_name,
 )
 from ottla.log.flush import FlushPlan
+from ottla.log.handles import is_lack_of_handles
 from ottla.log.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader
@@ -133,7 +134,8 @@ class LocalLog:
         try:
             active.append(data, batches)
         except OSError as error:
-            self._cut(active, error)
+            if not is_lack_of_handles(error):
+                self._cut(active, error)
             raise
         self.log_end_offset = batches[-1].next_offset
         if active.index_flush_due:

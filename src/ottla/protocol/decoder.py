@@ -6,14 +6,16 @@ fields (the length prefixes of strings and arrays, and the first byte of a varin
 default is stored.
 
 Nothing is allocated on the word of the input: a length must fit into the bytes that are left, and a count
-must fit times the smallest size of an element. Input that breaks a rule raises MalformedMessage, IndexError
-or struct.error, which `Message.decode_from` turns into MalformedMessage.
+must fit times the smallest size of an element. As an element of a few bytes becomes an object of hundreds, a
+request may hold only so many elements, over all its arrays; a response, which comes from a broker that was
+asked, may hold as many as fit. Input that breaks a rule raises MalformedMessage, IndexError or struct.error,
+which `Message.decode_from` turns into MalformedMessage.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Final
 
 from ottla.protocol.errors import MalformedMessage
 from ottla.protocol.primitives import (
@@ -25,7 +27,21 @@ from ottla.protocol.primitives import (
     read_uvarint_rest,
     short_array_unpackers,
 )
-from ottla.protocol.schema import Buffer, Decoder, Field, Message, Struct, is_shareable, shared_default
+from ottla.protocol.schema import (
+    Buffer,
+    Decoder,
+    Field,
+    Message,
+    Request,
+    Struct,
+    is_shareable,
+    shared_default,
+)
+
+MAX_ELEMENTS: Final = 200_000
+"""Elements of all arrays of one request, and unknown tagged fields: a hundred megabytes at the most."""
+MAX_TAGS: Final = 127
+"""Tagged fields of one struct: what the first byte of their count can say."""
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
@@ -48,6 +64,7 @@ class _Compiler:
         self.indent = 1
         self.pending: list[tuple[str, str]] = []
         self.needs_view = False
+        self.bounded = issubclass(cls, Request)
         self.names: dict[str, Any] = {
             "new": object.__new__,
             "unpack_array": struct.unpack_from,
@@ -56,6 +73,8 @@ class _Compiler:
             "null": _null,
             "long_string": _long_string,
             "large_count": _large_count,
+            "too_many": _too_many,
+            "too_many_tags": _too_many_tags,
             "wrong_tag_size": _wrong_tag_size,
             "tag_head": _tag_head,
             "unknown_tags": _unknown_tags,
@@ -68,6 +87,8 @@ class _Compiler:
         head = ["def decode(data, p):", "    end = len(data)"]
         if self.needs_view:
             head.append("    whole = view(data)")
+        if self.bounded:
+            head.append(f"    room = {MAX_ELEMENTS}")
         return "\n".join([*head, *self.lines, "    return o0, p"])
 
     def emit(self, *lines: str) -> None:
@@ -100,6 +121,10 @@ class _Compiler:
         self.names.setdefault(function, struct.Struct(">" + codes).unpack_from)
         comma = "," if len(pending) == 1 else ""
         self.emit(f"{targets}{comma} = {function}(data, p)", f"p += {struct.calcsize('>' + codes)}")
+
+    def take_room(self, count: str, name: str) -> None:
+        if self.bounded:
+            self.emit(f"room -= {count}", f"if room < 0: too_many({name!r})")
 
     def uvarint(self, name: str) -> None:
         self.fixed("B", name)
@@ -188,6 +213,7 @@ class _Compiler:
     def read_array(self, field: Field, place: str, size: str, shift: str, depth: int) -> None:
         count = f"c{depth}"
         self.emit(f"{count} = {size}{shift}")
+        self.take_room(count, field.name)
         assert field.item is not None
         if field.item == "uuid":
             self.emit(
@@ -243,15 +269,15 @@ class _Compiler:
     def read_tags(self, tagged: list[Field], target: str, depth: int) -> None:
         count, tag, stop = f"t{depth}", f"g{depth}", f"z{depth}"
         self.fixed("B", count)
-        if not tagged:
-            self.emit(f"if {count}: {target}.unknown_tags, p = unknown_tags(data, p, {count})")
-            return
         self.emit(f"if {count}:")
         self.indent += 1
-        self.emit(
-            f"if {count} > 127: {count}, p = uvarint_rest(data, p, {count})",
-            f"for _ in range({count}):",
-        )
+        self.emit(f"if {count} > {MAX_TAGS}: too_many_tags()")
+        self.take_room(count, "tagged fields")
+        if not tagged:
+            self.emit(f"{target}.unknown_tags, p = unknown_tags(data, p, {count})")
+            self.indent -= 1
+            return
+        self.emit(f"for _ in range({count}):")
         self.indent += 1
         self.emit(f"{tag}, {stop}, p = tag_head(data, p)")
         branch = "if"
@@ -297,11 +323,8 @@ def _tag_head(data: Buffer, position: int) -> tuple[int, int, int]:
     return tag, position + size, position
 
 
-def _unknown_tags(data: Buffer, position: int, first: int) -> tuple[dict[int, bytes], int]:
-    """All tagged fields of a struct that knows none; `first` is the first byte of their count."""
-    count = first
-    if first > 127:
-        count, position = read_uvarint_rest(data, position, first)
+def _unknown_tags(data: Buffer, position: int, count: int) -> tuple[dict[int, bytes], int]:
+    """All tagged fields of a struct that knows none."""
     tags = {}
     for _ in range(count):
         tag, stop, position = _tag_head(data, position)
@@ -328,6 +351,14 @@ def _long_string(field: str, size: int) -> None:
 
 def _large_count(field: str, count: int, left: int) -> None:
     raise MalformedMessage(f"{field} claims {count} elements, only {left} bytes are left")
+
+
+def _too_many(field: str) -> None:
+    raise MalformedMessage(f"it has more than {MAX_ELEMENTS} elements, the last of them {field}")
+
+
+def _too_many_tags() -> None:
+    raise MalformedMessage(f"a struct has more than {MAX_TAGS} tagged fields")
 
 
 def _wrong_tag_size(field: str) -> None:

@@ -18,6 +18,8 @@ from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import validate_and_assign
 from ottla.runtime.disk import Buffer
 
+MAX_OFFSET = (1 << 63) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class AppendInfo:
@@ -95,6 +97,18 @@ def from_producer(
     return Incoming(records.buffer, records.batches, records.max_timestamp, append_time)
 
 
+def check_offsets(header: BatchHeader, partition: TopicPartition) -> None:
+    """The log must end above the batch: it must not span less than nothing, nor reach the last offset of all,
+    after which there is none to go on with.
+    """
+    if not 0 <= header.base_offset <= header.last_offset < MAX_OFFSET:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"{partition}: a batch that begins at offset {header.base_offset} and spans "
+            f"{header.last_offset_delta + 1} offsets; no log holds that",
+        )
+
+
 def as_given(
     data: Buffer, partition: TopicPartition, end_offset: int, leader_epoch: int, origin: AppendOrigin
 ) -> Incoming | None:
@@ -122,6 +136,7 @@ def as_given(
                 header.base_offset,
                 header.last_offset,
             )
+        check_offsets(header, partition)
         end_offset = header.next_offset
         max_timestamp = max(max_timestamp, header.max_timestamp)
         batches.append(header)

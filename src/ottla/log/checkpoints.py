@@ -28,6 +28,7 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LOCK = ".lock"
 
 _VERSION = 0
+_MAX_OFFSET = (1 << 63) - 1
 
 
 class CorruptCheckpoint(Exception):
@@ -91,8 +92,11 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     offsets = {}
     for entry in decode_entries(data, path):
         try:
-            topic, partition, offset = entry
-            offsets[TopicPartition(topic, int(partition))] = int(offset)
+            topic, partition, text = entry
+            offset = int(text)
+            if not 0 <= offset <= _MAX_OFFSET:
+                raise ValueError(f"there is no offset {offset}")
+            offsets[TopicPartition(topic, int(partition))] = offset
         except ValueError:
             raise CorruptCheckpoint(f"{path} has the entry {' '.join(entry)[:80]!r}") from None
     return offsets

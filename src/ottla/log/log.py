@@ -19,7 +19,7 @@ from functools import partial
 from itertools import pairwise
 
 from ottla.log import checkpoints, lookup
-from ottla.log.append import AppendInfo, Incoming, as_given, from_producer
+from ottla.log.append import AppendInfo, Incoming, as_given, check_offsets, from_producer
 from ottla.log.append_origin import AppendOrigin
 from ottla.log.config import LogConfig
 from ottla.log.directory import IoGuard, LogDirectory
@@ -357,6 +357,7 @@ class Log:
             incoming = given
         else:
             incoming = from_producer(data, self.config, end_offset, leader_epoch, now_ms, origin)
+            check_offsets(incoming.batches[-1], self.topic_partition)
         return self._append(incoming, now_ms, origin, guard, transaction_version, inline_flush)
 
     def append_as_follower(
@@ -459,6 +460,12 @@ class Log:
             base_offset = self.log_end_offset
             if last_offset - base_offset > MAX_RELATIVE_OFFSET:
                 base_offset = incoming.first_offset
+                if last_offset - base_offset > MAX_RELATIVE_OFFSET:
+                    raise KafkaError(
+                        ErrorCode.INVALID_RECORD,
+                        f"{self.topic_partition}: the offsets {base_offset} to {last_offset} of one append "
+                        "do not fit into one segment",
+                    )
             return self._roll(base_offset, now_ms)
 
     def roll(self, now_ms: int) -> bool:

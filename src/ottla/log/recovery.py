@@ -19,6 +19,7 @@ import posixpath
 from dataclasses import dataclass
 from enum import Enum
 
+from ottla.log import checkpoints
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
 from ottla.log.files import (
@@ -153,6 +154,8 @@ class _Loader:
             return self._recover(segments)
         if segments and self.end_is_known:
             end_offset = self.recovery_point
+            if self.log_start > end_offset:
+                self._check_start(end_offset)
             known = self.log_start <= end_offset and segments[-1].base_offset <= end_offset
         else:
             try:
@@ -163,6 +166,20 @@ class _Loader:
             # The checkpoints and the files contradict each other: clean it was not.
             return self._recover(segments)
         return self._log(segments, end_offset, end_offset, verified_end=not known, names_synced=True)
+
+    def _check_start(self, end_offset: int) -> None:
+        """Do not give up a whole log for one wrong number."""
+        message = (
+            f"{self.dir} ended at offset {end_offset} at its clean shutdown, but {checkpoints.LOG_STARTS} "
+            f"says that everything below {self.log_start} was deleted"
+        )
+        if self.options.corruption_policy is CorruptionPolicy.REFUSE:
+            raise CorruptLog(
+                f"{message}. The files are left as they are. Correct the line, or remove it to have all "
+                "records that are in the files, or start with the corruption policy 'truncate' to go on "
+                f"at {self.log_start} without them"
+            )
+        _log.error("%s; the log begins there, as the corruption policy says", message)
 
     def _segment(self, base_offset: int) -> LogSegment:
         return LogSegment(
@@ -380,7 +397,9 @@ class _Loader:
         damage: CorruptBatch | None = None
         try:
             for position, header, buffer, at in segment.batches():
-                if header.base_offset < end_offset or not segment.fits(header.last_offset):
+                if not end_offset <= header.base_offset <= header.last_offset or not segment.fits(
+                    header.last_offset
+                ):
                     raise CorruptBatch(
                         segment.path(LOG),
                         position,

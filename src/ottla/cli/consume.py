@@ -26,7 +26,7 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import print_json_line
-from ottla.cli.places import Kind, Place, parse_place, resolve
+from ottla.cli.places import Place, parse_place, resolve
 from ottla.cli.session import open_admin, run, topic_or_fail
 
 if TYPE_CHECKING:
@@ -240,7 +240,9 @@ async def _consume(
         starts = await resolve(admin, dict.fromkeys(partitions, begin), read_committed=read_committed)
         ends: dict[TopicPartition, int] | None = None
         if limits.until is not None:
-            ends = await _ends(admin, partitions, limits.until, read_committed=read_committed)
+            ends = await resolve(
+                admin, dict.fromkeys(partitions, limits.until), read_committed=read_committed
+            )
     if ends is not None:
         partitions = [p for p in partitions if starts[p] < ends[p]]
     if not partitions:
@@ -301,12 +303,3 @@ async def _partitions(admin: Admin, topics: Sequence[str], wanted: list[int] | N
                 raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
             found.append(TopicPartition(topic, index))
     return found
-
-
-async def _ends(
-    admin: Admin, partitions: list[TopicPartition], until: Place, *, read_committed: bool
-) -> dict[TopicPartition, int]:
-    """Where to stop. An offset may lie in the future: then the command waits for it."""
-    if until.kind is Kind.OFFSET:
-        return dict.fromkeys(partitions, until.number)
-    return await resolve(admin, dict.fromkeys(partitions, until), read_committed=read_committed)

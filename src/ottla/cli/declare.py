@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import click
 from click.shell_completion import CompletionItem
 
-from ottla.cli.errors import did_you_mean
+from ottla.cli.errors import Interrupted, ReaderGone, did_you_mean
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
@@ -86,7 +86,13 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
     def call(**values: Any) -> None:
         for each, optional in lists.items():
             values[each] = None if optional and not values[each] else list(values[each] or ())
-        function(**values)
+        # Under other names, as click has its own way with these two.
+        try:
+            function(**values)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        except BrokenPipeError:
+            raise ReaderGone from None
 
     text = inspect.cleandoc(help or function.__doc__ or "")
     return Command(name, callback=call, params=built, help=text, context_settings=SETTINGS)

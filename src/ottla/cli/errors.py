@@ -36,6 +36,14 @@ class WrongUsage(CliError):
         super().__init__(message, status=USAGE)
 
 
+class Interrupted(Exception):
+    """The user pressed Ctrl-C."""
+
+
+class ReaderGone(Exception):
+    """Whoever read our output has seen enough and closed the pipe."""
+
+
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """The names that someone may have meant, the likeliest first.
 

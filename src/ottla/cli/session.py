@@ -10,7 +10,16 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ottla.cli.errors import FAILED, INTERRUPTED, OK, UNREACHABLE, CliError, did_you_mean
+from ottla.cli.errors import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    UNREACHABLE,
+    CliError,
+    Interrupted,
+    ReaderGone,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -112,10 +121,10 @@ def guarded(main: Callable[[], int]) -> int:
     except CliError as error:
         print(f"ottla: {error}", file=sys.stderr)
         return error.status
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. What is still buffered must not be written at exit.
+    except (BrokenPipeError, ReaderGone):
+        # What is still buffered must not be written at exit.
         import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,35 @@
+"""Each test of a command that talks to a cluster runs twice: against Ottla and against Apache Kafka."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from ottla.testing.local_node import LocalNode
+from tests.support.command_line import CommandLine
+
+pytest_plugins = ["ottla.testing.plugin"]
+
+
+@pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
+def ottla(request: pytest.FixtureRequest) -> CommandLine:
+    """The command, with a cluster to talk to."""
+    if request.param == "ottla":
+        node: LocalNode = request.getfixturevalue("ottla_node")
+        return CommandLine(node.bootstrap_servers)
+    return CommandLine(request.getfixturevalue("apache_kafka").bootstrap)
+
+
+@pytest.fixture
+def topic(ottla: CommandLine) -> str:
+    """A new topic with two partitions, whose name is near no other's."""
+    name = uuid4().hex[:16]
+    ottla.ok("topics", "create", name, "--partitions", "2")
+    return name
+
+
+@pytest.fixture
+def offline() -> CommandLine:
+    """The command where no broker is needed; port 1 has none."""
+    return CommandLine("127.0.0.1:1")

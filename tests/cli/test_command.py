@@ -1,0 +1,207 @@
+"""The command as a whole: its help, its errors, its start, and the real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ottla import __version__
+from ottla.cli.app import COMMANDS, root
+from ottla.testing.local_node import LocalNode
+from tests.support.command_line import CommandLine
+
+LIMIT_S = 60
+
+
+def process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ottla", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def all_commands() -> Iterator[tuple[list[str], click.Command]]:
+    top = root()
+    context = click.Context(top)
+    for name in COMMANDS:
+        command = top.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            for sub in command.list_commands(context):
+                found = command.get_command(context, sub)
+                assert found is not None
+                yield [name, sub], found
+        else:
+            yield [name], command
+
+
+def test_help_lists_every_command(offline: CommandLine) -> None:
+    text = offline.ok("--help").out
+    for name, entry in COMMANDS.items():
+        assert name in text
+        assert entry.help in text
+
+
+@pytest.mark.parametrize("path", [path for path, _ in all_commands()], ids="-".join)
+def test_every_command_explains_itself(offline: CommandLine, path: list[str]) -> None:
+    text = offline.ok(*path, "--help").out
+    assert text.startswith(f"Usage: ottla {' '.join(path)}")
+
+
+def test_every_command_speaks_json_and_every_option_is_explained() -> None:
+    for path, command in all_commands():
+        if path in (["start"], ["completion"]):
+            continue
+        options = {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
+        assert "--json" in options, path
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not isinstance(parameter.type, click.Choice):
+                assert parameter.help or parameter.metavar, (path, parameter.name)
+
+
+def test_start_has_its_help_in_order(offline: CommandLine) -> None:
+    lines = offline.ok("start", "--help").out.splitlines()
+    assert lines[0] == "Usage: ottla start [server.properties] [options]"
+    assert not any(line.startswith("   ") for line in lines)
+
+
+def test_the_version(offline: CommandLine) -> None:
+    assert offline.ok("--version").out == f"ottla {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"), [(["topcs"], "topics"), (["topics", "lst"], "list"), (["consum", "x"], "consume")]
+)
+def test_a_mistyped_command_is_told_with_the_one_that_was_meant(
+    offline: CommandLine, arguments: list[str], meant: str
+) -> None:
+    ended = offline(*arguments)
+    assert ended.status == 2
+    assert f"did you mean {meant}?" in ended.err
+
+
+def test_a_broker_that_is_away_is_told_in_words_with_a_status_of_its_own(offline: CommandLine) -> None:
+    ended = offline("topics", "list")
+    assert ended.status == 3
+    assert "127.0.0.1:1" in ended.err
+    assert "refused" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_the_option_counts_over_the_environment(ottla_node: LocalNode, offline: CommandLine) -> None:
+    offline.ok("cluster", "describe", "-b", ottla_node.bootstrap_servers)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_for_completion(offline: CommandLine, shell: str) -> None:
+    assert "_OTTLA_COMPLETE" in offline.ok("completion", shell).out
+
+
+def test_completion_knows_commands_and_options() -> None:
+    def complete(words: str) -> list[str]:
+        environment = {
+            **os.environ,
+            "_OTTLA_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        return [line.partition(",")[2] for line in process(env=environment).stdout.splitlines()]
+
+    assert complete("ottla to") == ["topics"]
+    assert complete("ottla topics d") == ["delete", "describe"]
+    assert "--from-beginning" in complete("ottla consume --from")
+
+
+def test_the_process_tells_its_status_and_keeps_stdout_for_results(ottla_node: LocalNode) -> None:
+    environment = {**os.environ, "OTTLA_BOOTSTRAP_SERVERS": ottla_node.bootstrap_servers}
+    created = process("topics", "create", "by-process", env=environment)
+    assert (created.returncode, created.stdout, created.stderr) == (0, "by-process: created\n", "")
+    sent = process("produce", "by-process", env=environment, input="one\ntwo\n")
+    assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", "")
+    read = process("consume", "by-process", "--from-beginning", "--exit", env=environment)
+    assert read.stdout == "one\ntwo\n"
+    missing = process("topics", "describe", "by-proces", env=environment)
+    assert missing.returncode == 1
+    assert missing.stdout == ""
+    assert missing.stderr == "ottla: topic by-proces does not exist; did you mean by-process?\n"
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(ottla_node: LocalNode) -> None:
+    online = CommandLine(ottla_node.bootstrap_servers)
+    online.ok("topics", "create", "long-output")
+    online.ok("produce", "long-output", stdin="x" * 1000 + "\n" + ("y" * 1000 + "\n") * 2000)
+    command = [sys.executable, "-m", "ottla", "consume", "long-output", "--from-beginning", "--exit"]
+    with subprocess.Popen(
+        [*command, "-b", ottla_node.bootstrap_servers], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"x" * 1000 + b"\n"
+        running.stdout.close()
+        assert running.wait(LIMIT_S) == 0
+        assert running.stderr.read() == b""
+
+
+def test_ctrl_c_ends_a_consumer_with_its_status(ottla_node: LocalNode) -> None:
+    online = CommandLine(ottla_node.bootstrap_servers)
+    online.ok("topics", "create", "interrupted")
+    online.ok("produce", "interrupted", "seen")
+    command = [sys.executable, "-m", "ottla", "consume", "interrupted", "--from-beginning"]
+    with subprocess.Popen(
+        [*command, "-b", ottla_node.bootstrap_servers], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"seen\n"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(LIMIT_S) == 130
+        assert running.stderr.read() == b""
+
+
+def modules_of(*arguments: str) -> set[str]:
+    """What a command imports."""
+    script = (
+        "import sys; from ottla.cli.main import main; status = main(sys.argv[1:]); "
+        "print(*sys.modules, file=sys.stderr); sys.exit(status)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    return set(ended.stderr.split())
+
+
+def test_help_imports_neither_the_client_nor_what_draws_tables() -> None:
+    imported = modules_of("--help")
+    assert not {"rich", "asyncio", "ottla.client.admin", "ottla.node", "ottla.cli.topics"} & imported
+
+
+def test_a_short_command_imports_only_what_it_needs(ottla_node: LocalNode) -> None:
+    imported = modules_of("topics", "list", "-b", ottla_node.bootstrap_servers)
+    assert not {"rich", "uvloop", "ottla.node.node", "ottla.cli.consume", "ottla.records._kernel"} & imported
+
+
+def test_a_node_is_started_by_the_same_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        ready = running.stdout.readline()
+        address = ready.partition("is ready: ")[2].partition(",")[0]
+        try:
+            assert CommandLine(address).ok("topics", "list", "--json").json == []
+        finally:
+            running.terminate()
+        assert running.wait(LIMIT_S) == 0

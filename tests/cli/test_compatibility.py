@@ -1,0 +1,40 @@
+"""docs/compatibility.md says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ottla.cli.compatibility import ACCEPTED, HONOURED, effect, page
+from ottla.cli.kips import KIPS
+from ottla.node.dispatch import SERVED
+from ottla.protocol.api import API, API_BY_NAME
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+def test_the_committed_page_is_current() -> None:
+    assert PAGE.read_text() == page(), (
+        "run `python -m ottla.cli.compatibility > docs/compatibility.md` and commit it"
+    )
+
+
+def test_every_api_is_on_the_page_once() -> None:
+    lines = page().splitlines()
+    for key, api in API.items():
+        assert sum(line.startswith(f"| {key} | {api.name} |") for line in lines) == 1
+    assert f"{len(SERVED)} of {len(API)} APIs" in page()
+
+
+def test_kips_name_apis_and_versions_that_exist() -> None:
+    for kip in KIPS:
+        for name, version in kip.needs.items():
+            assert version <= API_BY_NAME[name].last_version, kip
+    assert [kip.number for kip in KIPS] == sorted({kip.number for kip in KIPS})
+
+
+def test_a_setting_counts_as_honoured_only_if_code_asks_for_it() -> None:
+    assert effect("a broker", "num.partitions") == HONOURED
+    assert effect("a broker", "log.retention.hours") == HONOURED
+    assert effect("a topic", "retention.ms") == HONOURED
+    assert effect("a broker", "num.io.threads") == ACCEPTED
+    assert effect("a broker", "kafka.metrics.reporters") == ACCEPTED

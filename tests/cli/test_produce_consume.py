@@ -1,0 +1,155 @@
+"""`ottla produce` and `ottla consume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import CommandLine
+
+
+def consume(ottla: CommandLine, topic: str, *options: str) -> str:
+    return ottla.ok("consume", topic, "--from-beginning", "--exit", *options).out
+
+
+def test_values_of_the_command_line_come_back(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "one", "two", "--partition", "0")
+    assert consume(ottla, topic) == "one\ntwo\n"
+
+
+def test_lines_of_the_input_are_records(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "-p", "0", stdin="a\nb\n\nlast without an end")
+    assert consume(ottla, topic) == "a\nb\n\nlast without an end\n"
+
+
+def test_keys_are_split_off_and_shown(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "-p", "0", "--key-separator", ":", stdin="k1:v1\nk2:v:2\n")
+    assert consume(ottla, topic, "--key") == "k1\tv1\nk2\tv:2\n"
+    failed = ottla("produce", topic, "-K", ":", stdin="no key\n")
+    assert failed.status == 1
+    assert "no key separator" in failed.err
+
+
+def test_where_each_record_went_is_told_in_json(ottla: CommandLine, topic: str) -> None:
+    sent = ottla.ok("produce", topic, "x", "y", "-p", "1", "--timestamp", "1234", "--json").json_lines
+    assert [(s["partition"], s["offset"]) for s in sent] == [(1, 0), (1, 1)]
+
+
+def test_a_record_travels_through_json_without_loss(ottla: CommandLine, topic: str) -> None:
+    ottla.ok(
+        "produce", topic, "--key", "k", "-H", "a=1", "-H", "empty", "-p", "0", "--whole", stdin=b"\xff\x00"
+    )
+    ottla.ok("produce", topic, "--tombstone", "--key", "k", "-p", "0")
+    first = consume(ottla, topic, "--json")
+    ottla.ok("topics", "create", f"{topic}-copy", "-p", "1")
+    ottla.ok("produce", f"{topic}-copy", "--json-input", stdin=first)
+    assert consume(ottla, f"{topic}-copy", "--json").replace(f"{topic}-copy", topic) == first
+    assert '"value_base64":"/wA="' in first
+    assert '"value":null' in first
+
+
+def test_a_format_string_shows_any_part(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "v", "-k", "key", "-H", "h=1", "-p", "1", "--timestamp", "86400000")
+    shown = consume(ottla, topic, "--format", r"%p/%o %d %T %k(%K)=%s(%S) %h 100%%\n")
+    assert shown == "1/0 1970-01-02T00:00:00.000Z 86400000 key(3)=v(1) h=1 100%\n"
+
+
+def test_numbers_and_json_as_keys_and_values(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, '{"a": [1]}', "-k", "-5", "--key-format", "int64", "--value-format", "json")
+    (record,) = ottla.ok(
+        "consume", topic, "-o", "beginning", "-e", "--json", "--key-format", "int64", "--value-format", "json"
+    ).json_lines
+    assert record["key"] == -5
+    assert record["value"] == {"a": [1]}
+    assert consume(ottla, topic, "--value-format", "hex").strip() == b'{"a": [1]}'.hex()
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("beginning", "abcde"),
+        ("end", ""),
+        ("3", "de"),
+        ("-2", "de"),
+        ("@3000", "cde"),
+        ("1970-01-01T00:00:04Z", "de"),
+        ("1h", ""),
+        ("99", ""),
+    ],
+)
+def test_reading_begins_at_a_place(ottla: CommandLine, topic: str, place: str, expected: str) -> None:
+    for second, value in enumerate("abcde", 1):
+        ottla.ok("produce", topic, value, "-p", "0", "--timestamp", str(second * 1000))
+    assert ottla.ok("consume", topic, "--from", place, "--exit", "-f", "%s").out == expected
+
+
+def test_reading_stops_at_a_place_a_count_or_silence(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, *"abcde", "-p", "0")
+    begin = ("consume", topic, "--from-beginning", "-f", "%s")
+    assert ottla.ok(*begin, "--until", "3").out == "abc"
+    assert ottla.ok(*begin, "--until", "-1").out == "abcd"
+    assert ottla.ok(*begin, "--count", "2").out == "ab"
+    assert ottla.ok(*begin, "--idle", "0.3").out == "abcde"
+
+
+def test_only_matching_records_and_chosen_partitions(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "apple", "pear", "-p", "0")
+    ottla.ok("produce", topic, "grape", "-p", "1")
+    ottla.ok("produce", topic, "x", "-p", "1", "-H", "kind=apricot")
+    assert consume(ottla, topic, "--grep", "^ap", "-p", "0") == "apple\n"
+    assert sorted(consume(ottla, topic, "--grep", "ap").split()) == ["apple", "grape", "x"]
+    assert consume(ottla, topic, "-p", "1") == "grape\nx\n"
+
+
+def test_a_file_with_a_delimiter_of_its_own(ottla: CommandLine, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "records").write_bytes(b"one\0two\0")
+    ottla.ok("produce", topic, "--file", str(tmp_path / "records"), "-D", r"\0", "-p", "0")
+    assert consume(ottla, topic) == "one\ntwo\n"
+    missing = ottla("produce", topic, "--file", str(tmp_path / "missing"))
+    assert missing.status == 1
+    assert "missing" in missing.err
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_many_records_with_every_codec(ottla: CommandLine, topic: str, codec: str) -> None:
+    lines = [f"record {n}" for n in range(3_000)]
+    ottla.ok("produce", topic, "-z", codec, "-p", "1", stdin="\n".join(lines))
+    assert consume(ottla, topic).splitlines() == lines
+
+
+def test_a_missing_topic_is_created_only_when_asked(ottla: CommandLine, topic: str) -> None:
+    name = f"{topic}-created"
+    refused = ottla("produce", name, "x")
+    assert refused.status == 1
+    assert "--create makes it" in refused.err
+    assert name not in ottla.ok("topics", "list", "--names").out.split()
+    ottla.ok("produce", name, "x", "--create")
+    assert consume(ottla, name) == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["consume", "t", "--from", "yesterday"], "expected beginning, end"),
+        (["consume", "t", "--from", "1", "--from-beginning"], "contradict"),
+        (["consume", "t", "--format", "%z"], "there is no %z"),
+        (["consume", "t", "--grep", "("], "--grep"),
+        (["consume", "t", "-p", "x"], "expected numbers"),
+        (["produce", "t", "--tombstone"], "--tombstone"),
+        (["produce", "t", "x", "--file", "y"], "not both"),
+        (["produce", "t", "x", "--value-format", "int32"], "not a number"),
+        (["produce", "t", "{", "--value-format", "json"], "not JSON"),
+        (["produce", "t", "x", "--header", "=1"], "--header"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(offline: CommandLine, arguments: list[str], complaint: str) -> None:
+    ended = offline(*arguments)
+    assert ended.status == 2
+    assert complaint in ended.err
+
+
+def test_input_that_is_no_json_is_shown(ottla: CommandLine, topic: str) -> None:
+    ended = ottla("produce", topic, "--json-input", stdin="nonsense\n")
+    assert ended.status == 1
+    assert "'nonsense' is not a record in JSON" in ended.err

@@ -1,0 +1,59 @@
+"""The `ottla` command inside of a test: what it printed and how it ended, without a process for each call."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from ottla.cli.main import main
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells of a table that was printed, without its header."""
+        return [line.split() for line in self.out.splitlines()[1:] if line]
+
+
+class CommandLine:
+    """Calls the command against one cluster."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+
+    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        out, err = io.StringIO(), io.StringIO()
+        environment = {"OTTLA_BOOTSTRAP_SERVERS": self.bootstrap_servers}
+        with (
+            redirect_stdout(out),
+            redirect_stderr(err),
+            patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data))),
+            patch.dict("os.environ", environment),
+        ):
+            status = main(list(arguments))
+        return Ended(status, out.getvalue(), err.getvalue())
+
+    def ok(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
+        """As a call, for one that has to work."""
+        ended = self(*arguments, stdin=stdin)
+        assert ended.status == 0, f"ottla {' '.join(arguments)} ended with {ended.status}: {ended.err}"
+        return ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -215,3 +216,73 @@ def test_without_a_handle_nothing_is_done_and_the_directory_stays_online(code: i
     lab.log.flush()
     assert lab.log.recovery_point == end
     assert lab.put(b"on") == end
+
+
+# No room at any one write
+
+
+def eventful_life(lab: LogLab) -> list[Callable[[], object]]:
+    """Transactions, new epochs, rolls, flushes, retention, step by step."""
+
+    def produce(epoch: int, sequence: int) -> object:
+        batch = build_batch(
+            [(lab.now_ms, None, b"x" * 60)],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        return lab.log.append_as_leader(bytearray(batch), epoch, now_ms=lab.now_ms)
+
+    def end(epoch: int, kind: ControlType) -> object:
+        marker = build_end_transaction_marker(
+            EndTransactionMarker(kind, 0), producer_id=7, producer_epoch=0, timestamp=lab.now_ms
+        )
+        how = {"origin": AppendOrigin.COORDINATOR, "transaction_version": 1}
+        return lab.log.append_as_leader(bytearray(marker), epoch, now_ms=lab.now_ms, **how)  # type: ignore[arg-type]
+
+    steps: list[Callable[[], object]] = []
+    for epoch in range(5):
+        steps += [
+            partial(produce, epoch, 2 * epoch),
+            partial(lab.put, b"y" * 80, epoch=epoch),
+            partial(produce, epoch, 2 * epoch + 1),
+            partial(end, epoch, ControlType.ABORT if epoch % 2 else ControlType.COMMIT),
+            lambda: lab.log.update_high_watermark(lab.log.log_end_offset),
+            lab.log.flush,
+        ]
+    steps.append(partial(lab.log.delete_old_segments, lab.now_ms))
+    steps.append(partial(lab.log.roll, lab.now_ms))
+    return steps
+
+
+@pytest.mark.parametrize("op", ["write", "create"])
+def test_a_lack_of_room_at_any_moment_costs_no_more_than_a_second_attempt(op: str) -> None:
+    config = LogConfig(segment_bytes=400, index_interval_bytes=0, retention_bytes=1200)
+    untroubled = LogLab(config)
+    for step in eventful_life(untroubled):
+        step()
+    expected = [data for _, data in all_batches(untroubled.log)]
+    refusals: list[str] = []
+    for skip in range(10_000):
+        lab = LogLab(config)
+        fault = lab.sim_disk.fail(errno.ENOSPC, ops=[op], skip=skip)
+        for step in eventful_life(lab):
+            try:
+                step()
+            except KafkaError as error:
+                refusals.append(error.message)
+                step()
+        assert lab.directory.is_online
+        assert [data for _, data in all_batches(lab.log)] == expected, f"no room at {op} {skip}"
+        check_log(lab.log, producers_from=lab.log.log_start_offset)
+        lab.sim_disk.heal()
+        lab.log.flush()
+        lab.checkpoint()
+        lab.crash()
+        assert [data for _, data in all_batches(lab.log)] == expected, f"no room at {op} {skip}"
+        check_log(lab.log, producers_from=lab.log.log_start_offset)
+        if fault.times:
+            break
+    assert len(refusals) > 5
+    assert all("no room" in refusal for refusal in refusals)

@@ -11,19 +11,22 @@ Calls are grouped by what they are about, as the command line is. One about a si
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
 from ottla.client.admin.caller import Caller
-from ottla.client.admin.cluster import ClusterAdmin
-from ottla.client.admin.configs import ConfigsAdmin
-from ottla.client.admin.groups import GroupsAdmin
-from ottla.client.admin.log_dirs import LogDirsAdmin
-from ottla.client.admin.offsets import OffsetsAdmin
-from ottla.client.admin.partitions import PartitionsAdmin
-from ottla.client.admin.topics import TopicsAdmin
-from ottla.client.admin.transactions import TransactionsAdmin
 from ottla.client.cluster import Cluster, ConnectionConfig
 from ottla.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ottla.client.admin.cluster import ClusterAdmin
+    from ottla.client.admin.configs import ConfigsAdmin
+    from ottla.client.admin.groups import GroupsAdmin
+    from ottla.client.admin.log_dirs import LogDirsAdmin
+    from ottla.client.admin.offsets import OffsetsAdmin
+    from ottla.client.admin.partitions import PartitionsAdmin
+    from ottla.client.admin.topics import TopicsAdmin
+    from ottla.client.admin.transactions import TransactionsAdmin
 
 __all__ = ["Admin"]
 
@@ -49,15 +52,57 @@ class Admin:
             allow_auto_create_topics=False,
         )
         self._cluster = Cluster(self._runtime, config)
-        caller = Caller(self._cluster, default_api_timeout_ms)
-        self.topics = TopicsAdmin(caller)
-        self.partitions = PartitionsAdmin(caller)
-        self.configs = ConfigsAdmin(caller)
-        self.offsets = OffsetsAdmin(caller)
-        self.log_dirs = LogDirsAdmin(caller)
-        self.cluster = ClusterAdmin(caller)
-        self.groups = GroupsAdmin(caller)
-        self.transactions = TransactionsAdmin(caller, self.partitions)
+        self._caller = Caller(self._cluster, default_api_timeout_ms)
+
+    # Each is imported when it is first asked for: a short command needs one or two of them.
+
+    @cached_property
+    def topics(self) -> TopicsAdmin:
+        from ottla.client.admin.topics import TopicsAdmin
+
+        return TopicsAdmin(self._caller)
+
+    @cached_property
+    def partitions(self) -> PartitionsAdmin:
+        from ottla.client.admin.partitions import PartitionsAdmin
+
+        return PartitionsAdmin(self._caller)
+
+    @cached_property
+    def configs(self) -> ConfigsAdmin:
+        from ottla.client.admin.configs import ConfigsAdmin
+
+        return ConfigsAdmin(self._caller)
+
+    @cached_property
+    def offsets(self) -> OffsetsAdmin:
+        from ottla.client.admin.offsets import OffsetsAdmin
+
+        return OffsetsAdmin(self._caller)
+
+    @cached_property
+    def log_dirs(self) -> LogDirsAdmin:
+        from ottla.client.admin.log_dirs import LogDirsAdmin
+
+        return LogDirsAdmin(self._caller)
+
+    @cached_property
+    def cluster(self) -> ClusterAdmin:
+        from ottla.client.admin.cluster import ClusterAdmin
+
+        return ClusterAdmin(self._caller)
+
+    @cached_property
+    def groups(self) -> GroupsAdmin:
+        from ottla.client.admin.groups import GroupsAdmin
+
+        return GroupsAdmin(self._caller)
+
+    @cached_property
+    def transactions(self) -> TransactionsAdmin:
+        from ottla.client.admin.transactions import TransactionsAdmin
+
+        return TransactionsAdmin(self._caller, self.partitions)
 
     async def __aenter__(self) -> Self:
         try:

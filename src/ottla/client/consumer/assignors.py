@@ -93,7 +93,8 @@ class Sticky:
         takers = _subscribed(members, partitions)
         plan = self._kept(members, partitions)
         taken = {p for owned in plan.values() for p in owned}
-        for topic, candidates in takers.items():
+        # Those that few want first: the others can still go elsewhere.
+        for topic, candidates in sorted(takers.items(), key=lambda entry: len(entry[1])):
             for index in range(partitions[topic]):
                 partition = TopicPartition(topic, index)
                 if partition not in taken:

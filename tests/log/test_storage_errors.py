@@ -286,3 +286,37 @@ def test_a_lack_of_room_at_any_moment_costs_no_more_than_a_second_attempt(op: st
             break
     assert len(refusals) > 5
     assert all("no room" in refusal for refusal in refusals)
+
+
+@pytest.mark.parametrize("op", ["write", "create", "sync", "sync_dir", "rename", "truncate"])
+def test_an_io_error_at_any_moment_ends_the_directory_but_not_what_was_synced(op: str) -> None:
+    """After a failed sync the simulated disk has forgotten some of what it was to keep, as kernels do."""
+    config = LogConfig(segment_bytes=400, index_interval_bytes=0, retention_bytes=1200)
+    struck = 0
+    for skip in range(10_000):
+        lab = LogLab(config, seed=skip)
+        fault = lab.sim_disk.fail(errno.EIO, ops=[op], skip=skip)
+        synced: dict[int, bytes] = {}
+        for step in eventful_life(lab):
+            try:
+                step()
+            except KafkaError:
+                break
+            point = lab.log.recovery_point
+            below = [batch for batch in all_batches(lab.log) if batch[0].last_offset < point]
+            synced = {header.base_offset: data for header, data in below}
+        if fault.times:
+            break
+        struck += 1
+        assert not lab.directory.is_online, f"{op} {skip} failed, and nobody took notice"
+        for _ in range(2):
+            with pytest.raises(KafkaError, match="offline"):
+                lab.log.flush()
+        lab.sim_disk.heal()
+        lab.crash()
+        start = lab.log.log_start_offset
+        found = {header.base_offset: data for header, data in all_batches(lab.log)}
+        for offset, data in synced.items():
+            assert offset < start or found.get(offset) == data, f"{op} {skip}: {offset} is lost"
+        check_log(lab.log, producers_from=start)
+    assert struck > 2

@@ -13,10 +13,11 @@ and for one of them, with the log of what it did:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
-from tests.support.log_life import live
+from tests.support import log_life, manager_life
 
 SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "400"))
 ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
@@ -29,8 +30,7 @@ def chunks() -> list[range]:
     return [range(start, min(start + PER_TEST, SEEDS)) for start in range(0, SEEDS, PER_TEST)]
 
 
-@pytest.mark.parametrize("seeds", chunks(), ids=str)
-def test_a_log_survives_a_crash_at_any_point_of_its_life(seeds: range) -> None:
+def run(live: Callable[[int], None], seeds: range) -> None:
     for seed in seeds:
         try:
             live(seed)
@@ -38,3 +38,13 @@ def test_a_log_survives_a_crash_at_any_point_of_its_life(seeds: range) -> None:
             pytest.fail(
                 f"replay with: OTTLA_CRASH_SEED={seed} python -m pytest tests/log/test_crash.py\n{error}"
             )
+
+
+@pytest.mark.parametrize("seeds", chunks(), ids=str)
+def test_a_log_survives_a_crash_at_any_point_of_its_life(seeds: range) -> None:
+    run(log_life.live, seeds)
+
+
+@pytest.mark.parametrize("seeds", chunks(), ids=str)
+def test_the_logs_of_a_node_survive_a_crash_at_any_point_of_its_life(seeds: range) -> None:
+    run(manager_life.live, seeds)

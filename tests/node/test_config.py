@@ -164,6 +164,23 @@ def test_the_controllers_listener_is_not_advertised() -> None:
         }
     )
     assert [endpoint.name for endpoint in config.advertised_listeners] == ["PLAINTEXT"]
+    assert config.advertised_of_controller == config.listeners_of_controller
+
+
+def test_what_is_advertised_of_the_controller_is_not_told_to_clients() -> None:
+    """The file that comes with Apache Kafka advertises both."""
+    settings = {
+        "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+        "advertised.listeners": "PLAINTEXT://a.example:9092,CONTROLLER://b.example:9093",
+        "controller.quorum.bootstrap.servers": "localhost:9093",
+    }
+    config = NodeConfig(settings)
+    assert [str(each) for each in config.advertised_listeners] == ["PLAINTEXT://a.example:9092"]
+    assert [str(each) for each in config.advertised_of_controller] == ["CONTROLLER://b.example:9093"]
+    with pytest.raises(ConfigError, match=r"advertised\.listeners has none for clients"):
+        NodeConfig(settings | {"advertised.listeners": "CONTROLLER://b.example:9093"})
+    with pytest.raises(ConfigError, match="CONTROLLER, which listeners does not have"):
+        NodeConfig({"advertised.listeners": settings["advertised.listeners"]})
 
 
 def test_only_dynamic_settings_say_so() -> None:

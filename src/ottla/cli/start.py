@@ -95,8 +95,8 @@ def settings_of(options: Options) -> dict[str, str]:
     settings: dict[str, str] = {}
     if options.file is not None:
         try:
-            with open(options.file, encoding="utf-8") as file:
-                settings = parse_properties(file.read())
+            with open(options.file, "rb") as file:
+                settings = parse_properties(_decoded(file.read()))
         except OSError as error:
             raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
         except ValueError as error:
@@ -115,6 +115,14 @@ def settings_of(options: Options) -> dict[str, str]:
             paths = [path.strip() for path in settings[name].split(",") if path.strip()]
             settings[name] = ",".join(map(os.path.abspath, paths))
     return settings
+
+
+def _decoded(data: bytes) -> str:
+    """A file's text: UTF-8, or what Java takes a properties file for."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
 
 
 def _with_listener(settings: dict[str, str], address: str) -> str:

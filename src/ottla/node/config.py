@@ -83,6 +83,7 @@ class NodeConfig:
     __slots__ = (
         "_values",
         "advertised_listeners",
+        "advertised_of_controller",
         "dynamic_broker",
         "dynamic_default",
         "given",
@@ -97,6 +98,9 @@ class NodeConfig:
     """What the cluster sets for this broker."""
     listeners: tuple[Endpoint, ...]
     advertised_listeners: tuple[Endpoint, ...]
+    """Where clients are told to connect."""
+    advertised_of_controller: tuple[Endpoint, ...]
+    """Where other nodes reach the controller: as advertised, else as it listens."""
 
     def __init__(
         self,
@@ -119,14 +123,17 @@ class NodeConfig:
             if "listener.security.protocol.map" not in self.given:
                 protocols.setdefault(name.upper(), protocols["PLAINTEXT"])
         self.listeners = parse_endpoints("listeners", self.names("listeners"), protocols)
-        advertised = self._values["advertised.listeners"]
-        self.advertised_listeners = (
-            tuple(
-                endpoint for endpoint in self.listeners if endpoint.name not in self.controller_listener_names
-            )
-            if advertised is None
+        advertised = (
+            self.listeners
+            if self._values["advertised.listeners"] is None
             else parse_endpoints("advertised.listeners", self.names("advertised.listeners"), protocols)
         )
+        # As in the file that comes with Apache Kafka, one setting may speak of both.
+        of_controller = self.controller_listener_names
+        self.advertised_listeners = tuple(each for each in advertised if each.name not in of_controller)
+        told = {each.name: each for each in advertised if each.name in of_controller}
+        unsaid = (each for each in self.listeners_of_controller if each.name not in told)
+        self.advertised_of_controller = (*told.values(), *unsaid)
         check_rules(self)
 
     def with_dynamic(

@@ -138,19 +138,21 @@ def _check_listeners(config: NodeConfig) -> None:
     if not config.is_broker:
         return
     advertised = {endpoint.name for endpoint in config.advertised_listeners}
+    where = "listeners" if config["advertised.listeners"] is None else "advertised.listeners"
     _require(
-        bool(advertised), "listeners has none for clients: all of them stand in controller.listener.names"
+        bool(advertised), f"{where} has none for clients: all of them stand in controller.listener.names"
     )
+    unknown = (advertised | {endpoint.name for endpoint in config.advertised_of_controller}) - names
     _require(
-        not advertised & controller,
-        f"advertised.listeners must not name the controller's {','.join(sorted(advertised & controller))}",
-    )
-    _require(
-        advertised <= names,
-        f"advertised.listeners names {','.join(sorted(advertised - names))}, which listeners does not have",
+        not unknown,
+        f"advertised.listeners names {','.join(sorted(unknown))}, which listeners does not have",
     )
     if config["advertised.listeners"] is not None:
-        for endpoint in config.advertised_listeners:
+        listening = set(config.listeners_of_controller)
+        for endpoint in (
+            *config.advertised_listeners,
+            *(each for each in config.advertised_of_controller if each not in listening),
+        ):
             _require(
                 not endpoint.wildcard,
                 f"advertised.listeners has {endpoint}, which no client can connect to: "

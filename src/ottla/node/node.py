@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.log.config import LogConfig
@@ -251,22 +252,22 @@ class Node:
         try:
             self.endpoints = await self.server.listen(config.listeners)
         except OSError as error:
-            raise NodeFailed(f"{error.strerror or error}; is another node running there?") from None
+            taken = error.errno == errno.EADDRINUSE
+            hint = "; is another node running there? --listen chooses another port" if taken else ""
+            raise NodeFailed(f"{error.strerror or error}{hint}") from None
         self._undo(self._stop_serving)
         previous = self.logs.clean_shutdown_epoch
         if config.is_controller and config.listeners_of_controller:
-            await self.registration.register_controller(
-                [self.endpoints[endpoint.name] for endpoint in config.listeners_of_controller]
-            )
+            await self.registration.register_controller(self._reachable(config.advertised_of_controller))
         await self.registration.register(
-            self._advertised(), config.rack, -1 if previous is None else previous
+            self._reachable(config.advertised_listeners), config.rack, -1 if previous is None else previous
         )
         await self.registration.heartbeat()
         self._upkeep.start()
         self._undo(self._upkeep.stop)
         self.ready.set()
 
-    def _advertised(self) -> list[Endpoint]:
+    def _reachable(self, advertised: Iterable[Endpoint]) -> list[Endpoint]:
         """The addresses to register: as advertised, with the ports that are really open."""
         host_name = self.runtime.network.host_name()
         return [
@@ -276,7 +277,7 @@ class Node:
                 host_name if endpoint.wildcard else endpoint.host,
                 endpoint.port or self.endpoints[endpoint.name].port,
             )
-            for endpoint in self.config.advertised_listeners
+            for endpoint in advertised
         ]
 
     def _dispatcher(self, endpoint: Endpoint) -> Dispatcher:

@@ -37,7 +37,7 @@ async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
         await node.start()
         # What has been made so far stays: the collector need not look at it again and again.
         gc.freeze()
-        ready(", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in node.client_endpoints()))
+        ready(", ".join(f"{endpoint.host or '*'}:{endpoint.port}" for endpoint in node.client_endpoints()))
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)

@@ -58,6 +58,25 @@ def test_every_command_explains_itself(offline: CommandLine, path: list[str]) ->
     assert text.startswith(f"Usage: ottla {' '.join(path)}")
 
 
+def test_help_shows_every_option(offline: CommandLine) -> None:
+    for path, command in all_commands():
+        text = offline.ok(*path, "--help").out
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert max(parameter.opts, key=len) in text, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path, command in all_commands() if any(p.required for p in command.params)],
+    ids="-".join,
+)
+def test_what_has_to_be_given_is_asked_for(offline: CommandLine, path: list[str]) -> None:
+    ended = offline(*path)
+    assert ended.status == 2
+    assert "Missing" in ended.err
+
+
 def test_every_command_speaks_json_and_every_option_is_explained() -> None:
     for path, command in all_commands():
         if path in (["start"], ["completion"]):

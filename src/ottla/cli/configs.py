@@ -147,7 +147,10 @@ def alter(
     logger: Logger = None,
     group_name: Group = None,
     metrics: Metrics = None,
-    set_: Annotated[list[str] | None, Option("--set", "-s", metavar="NAME=VALUE")] = None,
+    set_: Annotated[
+        list[str] | None,
+        Option("--set", "-s", metavar="NAME=VALUE", help="A new value; may be repeated, as those below."),
+    ] = None,
     delete: Annotated[
         list[str] | None, Option("--delete", "-d", metavar="NAME", help="Back to the default.")
     ] = None,

@@ -107,6 +107,8 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
         kind = get_args(kind)[0]
     required = parameter.default is inspect.Parameter.empty
     default = None if required else parameter.default
+    # To click a default of None is a value, too: what has to be given must have none at all.
+    defaults: dict[str, Any] = {} if required else {"default": default}
     complete = partial(_complete, declared.complete) if declared.complete is not None else None
     if isinstance(declared, Argument):
         return PlacedArgument(
@@ -114,7 +116,7 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
             help=declared.help,
             metavar=declared.metavar,
             required=required,
-            default=default,
+            **defaults,
             nargs=-1 if is_list else 1,
             type=_type(kind, declared.choices),
             shell_complete=complete,
@@ -129,7 +131,7 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
         help=declared.help,
         metavar=declared.metavar or ("N" if kind in (int, float) else None),
         required=required,
-        default=default,
+        **defaults,
         show_default=default is not None,
         envvar=declared.envvar,
         show_envvar=True,
@@ -198,7 +200,7 @@ class Command(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, kind in (("Arguments", click.Argument), ("Options", click.Option)):
             records = [p.get_help_record(context) for p in self.get_params(context) if isinstance(p, kind)]
-            shown = [record for record in records if record is not None and record[1]]
+            shown = [each for each in records if each is not None and (each[1] or kind is click.Option)]
             if shown:
                 with formatter.section(title):
                     formatter.write_dl(shown)

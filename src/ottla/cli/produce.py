@@ -252,8 +252,8 @@ async def _check_topic(topic: str, bootstrap: str, timeout_s: float, *, create: 
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
         if not create:
-            missing = await no_such_topic(admin, topic)
-            raise CliError(f"{missing} --create makes it")
+            missing = str(await no_such_topic(admin, topic))
+            raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} --create makes it")
         await admin.topics.create(topic)
 
 

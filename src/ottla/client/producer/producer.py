@@ -15,7 +15,7 @@ from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.identity import Identity, ProducerIdentity
 from ottla.client.producer.interceptors import ProducerInterceptor, ProducerRecord
 from ottla.client.producer.partitioner import Partitioner, partitioner_of
-from ottla.client.producer.routing import Router
+from ottla.client.producer.routing import Route, Router
 from ottla.client.producer.sender import Sender
 from ottla.client.producer.transaction import TransactionManager
 from ottla.client.producer.transactions import Transaction, Transactions
@@ -80,6 +80,8 @@ class Producer:
         self._max_record_bytes = min(self.config.max_request_size, self.config.buffer_memory)
         self._accumulator = Accumulator(self.config, self._loop_time, self._wake_sender)
         self._router = Router(self._cluster, self.config, self._accumulator, chosen)
+        self._routes = self._router.routes
+        self._keyless_stick = chosen is None
         self._refresher = Refresher(self._cluster, self._wake_sender)
         self._transactions: Transactions | None = None
         identity: Identity
@@ -140,6 +142,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
+        self._routes.clear()
         try:
             if self._tasks:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -217,9 +220,9 @@ class Producer:
         """Puts a record on its way and returns a handle. The topic must be known (`ready`), and there must
         be room: BufferFull otherwise, so that whoever cannot wait learns it.
         """
-        if not self._is_plain:
-            return self._send_dressed(ProducerRecord(topic, value, key, partition, timestamp, headers))
-        return self._send(topic, value, key, partition, timestamp, headers)
+        if self._is_plain:
+            return self._send(topic, value, key, partition, timestamp, headers)
+        return self._send_dressed(ProducerRecord(topic, value, key, partition, timestamp, headers))
 
     def _send(
         self,
@@ -230,30 +233,39 @@ class Producer:
         timestamp: int | None,
         headers: Headers,
     ) -> Delivery:
-        if self._closed:
-            raise RuntimeError("the producer is closed")
+        """Runs for every record: what seldom matters is looked at in `_route` only."""
+        route = self._routes.get(topic)
+        if route is None or route.view is not self._cluster.view:
+            route = self._route(topic)
         if self._transactions is not None:
             self._transactions.check_open()
-        route = self._router.route(topic)
         accumulator = self._accumulator
         if accumulator.used_bytes >= self._buffer_memory:
             raise BufferFull(
                 f"topic {topic!r}: buffer.memory={self.config.buffer_memory} is full; await ready() first"
             )
-        if partition is None:
-            partition = self._router.choose(route, key, value)
-        else:
-            self._router.checked(route, partition)
         size = _HEADROOM
         if value is not None:
             size += len(value)
         if key is not None:
             size += len(key)
+        if partition is not None:
+            self._router.checked(route, partition)
+        elif key is None and self._keyless_stick:
+            sticky = route.sticky
+            sticky.left -= size
+            partition = sticky.current if sticky.left > 0 else self._router.sticky(route, 0)
+        else:
+            partition = self._router.choose(route, key, value)
         if size > self._max_record_bytes or headers:
             self._check_size(topic, record_size_bound(key, value, headers))
         if timestamp is None:
             timestamp = self._clock.wall_ms()
         return accumulator.append(route.queues[partition], timestamp, key, value, headers)
+
+    def _route(self, topic: str) -> Route:
+        self._check_open()
+        return self._router.route(topic)
 
     def _send_dressed(self, record: ProducerRecord) -> Delivery:
         """The way through interceptors and serializers."""

@@ -41,14 +41,14 @@ class Router:
         self._accumulator = accumulator
         self._partitioner = partitioner
         self._by_key = not config.partitioner_ignore_keys
-        self._routes: dict[str, Route] = {}
+        self.routes: dict[str, Route] = {}
 
     def knows(self, topic: str) -> bool:
-        return topic in self._routes
+        return topic in self.routes
 
     def route(self, topic: str) -> Route:
         """The topic's partitions as metadata has them now; KafkaError if it has none."""
-        known = self._routes.get(topic)
+        known = self.routes.get(topic)
         view = self._cluster.view
         if known is not None and known.view is view:
             return known
@@ -65,8 +65,9 @@ class Router:
             )
         if known is None:
             sticky = StickyPartitioner(self._cluster.runtime.random, self._config.batch_size)
-            known = self._routes[topic] = Route(topic, sticky, info)
+            known = self.routes[topic] = Route(topic, sticky, info)
         known.info, known.view = info, view
+        known.sticky.left = 0  # the partition it was at may be gone, or have no leader
         known.count = len(info.partitions)
         known.queues = [self._accumulator.queue(TopicPartition(topic, p.partition)) for p in info.partitions]
         return known
@@ -77,16 +78,13 @@ class Router:
             return self.checked(route, chosen, "the partitioner chose")
         if key is not None and self._by_key:
             return partition_for(key, route.count)
-        size = len(value) if value is not None else 0
-        sticky = route.sticky
-        sticky.left -= size
-        return sticky.current if sticky.left > 0 and sticky.current < route.count else self.sticky(route, 0)
+        return self.sticky(route, len(value) if value is not None else 0)
 
     def sticky(self, route: Route, size: int) -> int:
         """The partition that records without a key go to for now."""
         sticky = route.sticky
         sticky.left -= size
-        if sticky.left <= 0 or sticky.current >= route.count:
+        if sticky.left <= 0:
             brokers = self._cluster.view.brokers
             adaptive = self._config.partitioner_adaptive_partitioning_enable
             queued = [

@@ -9,8 +9,6 @@ import pytest
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
-pytest_plugins = ["ottla.testing.plugin"]
-
 
 @pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
 def ottla(request: pytest.FixtureRequest) -> CommandLine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -185,6 +186,29 @@ def test_ctrl_c_ends_a_consumer_with_its_status(ottla_node: LocalNode) -> None:
         running.send_signal(signal.SIGINT)
         assert running.wait(LIMIT_S) == 130
         assert running.stderr.read() == b""
+
+
+def test_ctrl_c_ends_a_producer_that_waits_for_input(ottla_node: LocalNode) -> None:
+    online = CommandLine(ottla_node.bootstrap_servers)
+    online.ok("topics", "create", "half-typed")
+    command = [sys.executable, "-m", "ottla", "produce", "half-typed", "--json"]
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*command, "-b", ottla_node.bootstrap_servers],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as running:
+            assert running.stderr is not None
+            assert b"Ctrl-D" in running.stderr.readline()
+            os.write(ours, b"a line\n")
+            running.send_signal(signal.SIGINT)
+            assert running.wait(LIMIT_S) == 130
+            assert b"Traceback" not in running.stderr.read()
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def modules_of(*arguments: str) -> set[str]:

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # so early that nobody else was there to take it
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["start"]:
         from ottla.cli.start import start

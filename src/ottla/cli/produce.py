@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ottla.client.producer.batch import Delivery
 
 CHUNK_BYTES: Final = 64 * 1024
+WAIT_S: Final = 0.1
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
 MAX_WAITING: Final = 10_000
 """Records whose answers are awaited at once."""
@@ -196,8 +197,12 @@ async def _read(
     import asyncio
 
     with stream:
+        if stream.isatty():
+            note("Each line is a record; Ctrl-D ends the input.")
         held = bytearray()
-        while chunk := await asyncio.to_thread(_read_some, stream):
+        while (chunk := await asyncio.to_thread(_read_some, stream)) != b"":
+            if chunk is None:
+                continue
             held += chunk
             if not whole:
                 *complete, rest = bytes(held).split(delimiter)
@@ -210,8 +215,19 @@ async def _read(
             yield parse(bytes(held))
 
 
-def _read_some(stream: Any) -> bytes:
-    return bytes(stream.read1(CHUNK_BYTES))
+def _read_some(stream: Any) -> bytes | None:
+    """What has come in, empty at the end; None where nothing came for a moment.
+
+    A thread that waits in a read cannot be called off, and Ctrl-C would have to wait with it.
+    """
+    import io
+    from select import select
+
+    try:
+        ready, _, _ = select([stream], [], [], WAIT_S)
+    except io.UnsupportedOperation:  # not a file of the system
+        ready = [stream]
+    return bytes(stream.read1(CHUNK_BYTES)) if ready else None
 
 
 async def _produce(

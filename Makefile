@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FUZZ_SECONDS ?= 60
 
 .PHONY: setup demo test test-fast lint bench fuzz clean
 
@@ -30,6 +31,10 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
+
+fuzz: $(STAMP)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) OTTLA_FUZZ_ROUNDS=5 \
+		$(BIN)/python -m pytest -n 2 --timeout 0 tests/node/test_fuzz.py tests/protocol/test_fuzz.py
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/ottla/records/_kernel.c

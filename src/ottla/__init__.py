@@ -32,3 +32,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return import_module(module) if module.endswith("." + name) else getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    """So that a prompt can complete what is not imported yet."""
+    return __all__

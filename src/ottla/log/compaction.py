@@ -31,7 +31,8 @@ from ottla.log.config import LogConfig
 from ottla.log.files import CLEANED, LOG, SEGMENT_KINDS
 from ottla.log.handles import FileHandles
 from ottla.log.producer_state_entry import LastRecord
-from ottla.log.segment import CorruptBatch, LogSegment
+from ottla.log.segment import LogSegment
+from ottla.log.segment_walk import CorruptBatch
 from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import KafkaError
 from ottla.records.batch import HEADER_SIZE, BatchHeader, verify_crc

@@ -49,7 +49,8 @@ from ottla.log.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.producer_state import ProducerStateManager
 from ottla.log.producer_state_snapshot import ProducerSnapshots
 from ottla.log.replay import batches_between, end_txn_marker
-from ottla.log.segment import CorruptBatch, LogSegment
+from ottla.log.segment import LogSegment
+from ottla.log.segment_walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import HEADER_SIZE, BatchHeader, verify_crc
 

@@ -1,6 +1,6 @@
 """Apache Kafka's jars, fetched once per checkout by Maven.
 
-Tests compare Ottla with the real thing, so they need the real thing: the broker with its tools, Kafka Streams,
+Tests compare Ottla with the real thing, so they need it: the broker with its tools, Kafka Streams,
 and a Java client of an older age. A generated pom and `mvn dependency:copy-dependencies` bring them into
 `build/apache-kafka/`. The invariant: a folder counts only when its marker file is there, and the marker is
 written last, under a lock that all pytest processes share. So a download that was cut off is done again and

@@ -51,7 +51,7 @@ def test_what_main_leaves_running_is_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_termination_signals_reach_the_loop_and_only_while_asked_for(name: str) -> None:
     number = getattr(signal, name)
     before = signal.getsignal(number)
@@ -145,3 +145,20 @@ def test_the_runtime_imports_little() -> None:
     }
     assert "ottla" in imported
     assert not imported & heavy
+
+
+def test_what_was_started_with_nohup_outlives_its_terminal() -> None:
+    async def main() -> bool:
+        hung_up: list[str] = []
+        undo = process.on_termination(hung_up.append)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        undo()
+        return not hung_up
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert asyncio.run(main())
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -85,12 +85,15 @@ def raise_open_file_limit() -> int:
 
 
 def on_termination(callback: Callable[[str], None]) -> Callable[[], None]:
-    """Call `callback("SIGTERM")` or `callback("SIGINT")` on the running loop, each time one arrives.
+    """Call `callback("SIGTERM")`, or with SIGINT or SIGHUP, on the running loop, each time one arrives.
 
-    Returns a function that puts the system's own handling back. Only for the main thread.
+    A terminal that closes ends what it runs (SIGHUP), unless that was started with `nohup`. Returns a
+    function that puts the system's own handling back. Only for the main thread.
     """
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, callback, number.name)
 

@@ -28,7 +28,7 @@ from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRe
 from ottla.protocol.schema import Struct
 from ottla.testing.local_node import LocalNode
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "15"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
 # What would end the test rather than the node: a broker that takes itself out of its cluster.
 NOT_SENT = {API_KEY for API_KEY in SERVED if API[API_KEY].name == "UnregisterBroker"}

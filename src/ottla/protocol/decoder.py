@@ -38,8 +38,8 @@ from ottla.protocol.schema import (
     shared_default,
 )
 
-MAX_ELEMENTS: Final = 200_000
-"""Elements of all arrays of one request, and unknown tagged fields: a hundred megabytes at the most."""
+MAX_ELEMENTS: Final = 100_000
+"""Elements of all arrays of one request, and unknown tagged fields: tens of megabytes at the most."""
 MAX_TAGS: Final = 127
 """Tagged fields of one struct: what the first byte of their count can say."""
 

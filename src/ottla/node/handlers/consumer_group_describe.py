@@ -23,7 +23,7 @@ from ottla.protocol.messages.consumer_group_describe import (
 def handle(
     context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Awaitable[ConsumerGroupDescribeResponse]:
-    asked = [(group_id, _ask(context, group_id)) for group_id in request.group_ids]
+    asked = [(group_id, _ask(context, group_id)) for group_id in dict.fromkeys(request.group_ids)]
     return _describe(context, request, asked)
 
 

@@ -2,7 +2,8 @@
 from.
 
 A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. Names
-that nobody knows are left out of the answer. Version 3 added types and documentation.
+that nobody knows are left out of the answer. What is asked for twice in one request is described once, as a
+description is thousands of times as large as the question. Version 3 added types and documentation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from ottla.protocol.messages.describe_configs import (
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     results = []
-    for resource in request.resources:
+    asked = {
+        (each.resource_type, each.resource_name, tuple(each.configuration_keys or ())): each
+        for each in request.resources
+    }
+    for resource in asked.values():
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )

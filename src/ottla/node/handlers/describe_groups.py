@@ -27,7 +27,7 @@ _FIRST_VERSION_WITH_NOT_FOUND: Final = 6
 
 def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable[DescribeGroupsResponse]:
     # All are asked before any is awaited, so that they are described as of one moment.
-    asked = [(group_id, _ask(context, group_id)) for group_id in request.groups]
+    asked = [(group_id, _ask(context, group_id)) for group_id in dict.fromkeys(request.groups)]
     return _describe(context, request, asked)
 
 

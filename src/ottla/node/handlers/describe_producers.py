@@ -12,19 +12,23 @@ from ottla.protocol.messages.describe_producers import (
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
-    TopicRequest,
     TopicResponse,
 )
 
 
 def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    return DescribeProducersResponse(topics=[_topic(context, topic) for topic in request.topics])
+    asked: dict[str, list[int]] = {}
+    for topic in request.topics:
+        asked.setdefault(topic.name, []).extend(topic.partition_indexes)
+    return DescribeProducersResponse(
+        topics=[_topic(context, name, list(dict.fromkeys(indexes))) for name, indexes in asked.items()]
+    )
 
 
-def _topic(context: RequestContext, topic: TopicRequest) -> TopicResponse:
-    error = _problem(context, topic.name)
+def _topic(context: RequestContext, name: str, indexes: list[int]) -> TopicResponse:
+    error = _problem(context, name)
     partitions = []
-    for index in topic.partition_indexes:
+    for index in indexes:
         if error is not None:
             partitions.append(
                 PartitionResponse(
@@ -32,8 +36,8 @@ def _topic(context: RequestContext, topic: TopicRequest) -> TopicResponse:
                 )
             )
         else:
-            partitions.append(_partition(context, topic.name, index))
-    return TopicResponse(name=topic.name, partitions=partitions)
+            partitions.append(_partition(context, name, index))
+    return TopicResponse(name=name, partitions=partitions)
 
 
 def _problem(context: RequestContext, topic: str) -> KafkaError | None:

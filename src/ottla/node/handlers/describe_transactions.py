@@ -20,7 +20,7 @@ from ottla.protocol.messages.describe_transactions import (
 def handle(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> Awaitable[DescribeTransactionsResponse]:
-    return _describe(context, request.transactional_ids)
+    return _describe(context, list(dict.fromkeys(request.transactional_ids)))
 
 
 def failed(

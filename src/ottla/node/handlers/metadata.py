@@ -44,7 +44,7 @@ def handle(
         return _everything(context, request)
     _check(context, topics)
     if any(topic.topic_id != _ZERO_UUID for topic in topics):
-        return _by_id(context, request, [bytes(topic.topic_id) for topic in topics])
+        return _by_id(context, request, list(dict.fromkeys(bytes(topic.topic_id) for topic in topics)))
     names = list(dict.fromkeys(topic.name for topic in topics if topic.name is not None))
     missing = [
         name

@@ -51,6 +51,9 @@ def handle(
                 ],
             )
         ]
+    # All offsets of a group, which are many times as large as the question, are told once.
+    whole = {group.group_id: group for group in reversed(groups) if group.topics is None}
+    groups = [group for group in groups if group.topics is not None or whole[group.group_id] is group]
     fetches = [_Fetch(context, group, request.require_stable) for group in groups]
     if all(fetch.done for fetch in fetches):
         return _respond(context, groups, [fetch.response() for fetch in fetches])

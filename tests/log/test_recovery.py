@@ -77,6 +77,21 @@ def test_what_follows_a_damaged_batch_is_lost_but_not_in_silence(caplog: pytest.
     assert "from 5 to 9" in error
 
 
+def test_the_search_behind_the_damage_is_not_led_astray_by_what_looks_like_headers() -> None:
+    """Bytes of records may look like the beginning of a batch of any size."""
+    lab = LogLab()
+    lab.put(b"first")
+    # An offset, a length and a magic byte, but the offset is of no segment here.
+    noise = (7 << 40).to_bytes(8, "big") + (200_000).to_bytes(4, "big") + bytes(4) + b"\x02"
+    lab.put(noise * 20_000)
+    damage(lab, FIRST + ".log", lab.log.size - 3)
+    before = len(lab.sim_disk.trace.entries())
+    lab.reload()
+    assert lab.log.log_end_offset == 1
+    read = sum(each.size for each in lab.sim_disk.trace.entries()[before:] if each.op == "read")
+    assert read < 10 * 20_000 * len(noise)
+
+
 def test_segments_behind_a_torn_one_go_too(caplog: pytest.LogCaptureFixture) -> None:
     lab = filled(segment_bytes=530)
     assert bases(lab) == [0, 3, 6, 9]

@@ -1,9 +1,8 @@
 """Opening a partition: after a clean shutdown by its file names alone, after a crash by what its batches say.
 
-After a crash, what a process had half done is completed or undone first: files marked `.deleted` go,
-`.cleaned` files go, `.swap` files take the place of what they replace. Then the segments from the recovery
-point on are read: every batch is checked, the indexes, the transaction index, the leader epochs and the
-producer state are made anew, and the log ends before the first batch that is not whole.
+After a crash, what a process had half done is completed or undone first (`leftovers`). Then the segments from
+the recovery point on are read: every batch is checked, the indexes, the transaction index, the leader epochs
+and the producer state are made anew, and the log ends before the first batch that is not whole.
 
 Below the recovery point everything was synced. What is damaged there was not torn by a crash, and cutting the
 log would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which
@@ -22,21 +21,10 @@ from enum import Enum
 from ottla.log import checkpoints
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
-from ottla.log.files import (
-    CLEANED,
-    DELETED,
-    INDEX,
-    LOG,
-    SEGMENT_KINDS,
-    SWAP,
-    TIME_INDEX,
-    SegmentFile,
-    TopicPartition,
-    parse_segment_file,
-    segment_file_name,
-)
+from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TopicPartition, segment_file_name
 from ottla.log.index import is_lack_of_room
 from ottla.log.leader_epochs import LeaderEpochCache
+from ottla.log.leftovers import tidy
 from ottla.log.local_log import LocalLog
 from ottla.log.log import Log, read_epochs
 from ottla.log.log_producers import (
@@ -49,16 +37,13 @@ from ottla.log.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.producer_state import ProducerStateManager
 from ottla.log.producer_state_snapshot import ProducerSnapshots
 from ottla.log.replay import batches_between, end_txn_marker
+from ottla.log.salvage import whole_batches
 from ottla.log.segment import LogSegment
 from ottla.log.segment_walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.batch import HEADER_SIZE, BatchHeader, verify_crc
 
 _log = logging.getLogger(__name__)
 
-_SEARCH_BYTES = 1024 * 1024
-_TEMPORARY = ".tmp"
-_NEVER = 1 << 64
 _MIN_PREALLOCATED_BYTES = 4096
 """Smaller indexes are not told from our own after a crash, which may leave zeros in them too."""
 
@@ -149,7 +134,7 @@ class _Loader:
         self.recovery_point = checkpointed or 0
 
     def load(self) -> Log:
-        bases = self._tidy()
+        bases = tidy(self.directory.handles, self.dir, self.config)
         segments = [self._segment(base) for base in bases]
         if not self.options.clean:
             return self._recover(segments)
@@ -220,67 +205,6 @@ class _Loader:
             epochs=epochs,
             verified_end=verified_end,
         )
-
-    # What was half done
-
-    def _tidy(self) -> list[int]:
-        """Complete or undo what was half done; the base offsets of the segments."""
-        names = self.disk.list_dir(self.dir)
-        files = _segment_files(names)
-        temporary = [name for name in names if name.endswith(_TEMPORARY)]
-        if temporary or any(file.suffix for _, file in files):
-            for name in temporary:
-                self._unlink(name)
-            self._remove_leftovers(files)
-            self._complete_swaps()
-            self.disk.sync_dir(self.dir)
-            files = _segment_files(self.disk.list_dir(self.dir))
-        bases = [file.offset for _, file in files if file.kind == LOG]
-        known = set(bases)
-        for name, file in files:
-            if file.kind != LOG and file.kind in SEGMENT_KINDS and file.offset not in known:
-                _log.warning("%s has no segment and is removed", posixpath.join(self.dir, name))
-                self._unlink(name)
-        return bases
-
-    def _remove_leftovers(self, files: list[tuple[str, SegmentFile]]) -> None:
-        # A swap whose `.cleaned` files are not all renamed has not begun: nothing was removed for it. The
-        # `.cleaned` files tell that, so they go last.
-        first_cleaned = min((file.offset for _, file in files if file.suffix == CLEANED), default=_NEVER)
-        undone = [name for name, file in files if file.suffix == SWAP and file.offset >= first_cleaned]
-        for name in undone:
-            self._unlink(name)
-        if undone:
-            self.disk.sync_dir(self.dir)
-        for name, file in files:
-            if file.suffix in (DELETED, CLEANED):
-                self._unlink(name)
-
-    def _complete_swaps(self) -> None:
-        files = _segment_files(self.disk.list_dir(self.dir))
-        swaps = [(name, file) for name, file in files if file.suffix == SWAP]
-        if not swaps:
-            return
-        for _, swap in swaps:
-            if swap.kind != LOG:
-                continue
-            segment = LogSegment(self.directory.handles, self.dir, swap.offset, self.config, suffix=SWAP)
-            end = swap.offset + 1  # also an empty segment replaces the one of its base offset
-            for _, header in segment.headers():
-                end = header.next_offset
-            segment.release()
-            _log.info("%s: the swap of %d to %d is completed", self.dir, swap.offset, end)
-            for name, file in files:
-                if not file.suffix and file.kind in SEGMENT_KINDS and swap.offset <= file.offset < end:
-                    self._unlink(name)
-        # The old segments must be gone before the new ones have their names, or their ranges might overlap.
-        self.disk.sync_dir(self.dir)
-        for name, _ in swaps:
-            path = posixpath.join(self.dir, name)
-            self.disk.rename(path, path.removesuffix(SWAP))
-
-    def _unlink(self, name: str) -> None:
-        self.disk.unlink(posixpath.join(self.dir, name))
 
     # After a crash
 
@@ -425,19 +349,16 @@ class _Loader:
     def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
         """Say what is lost with the bytes behind the last good batch, or refuse to lose it."""
         self._check_loss(damage.path, damage.position, end_offset, damage.reason)
-        found = _batches_after(segment, damage.position)
+        found = whole_batches(segment, damage.position)
         if found is None:
             _log.warning("%s; the log ends at offset %d", damage, end_offset)
             return
-        count, first_offset, last_offset = found
         _log.error(
             "%s; the log ends at offset %d. %d whole batches behind it, with offsets from %d to %d, were not "
             "synced before the crash and are lost with it",
             damage,
             end_offset,
-            count,
-            first_offset,
-            last_offset,
+            *found,
         )
 
     def _check_loss(self, path: str, position: int, end_offset: int, reason: str) -> None:
@@ -491,7 +412,7 @@ class _Loader:
         """Remove the segments from `start` on, the last one first."""
         while len(segments) > start:
             segment = segments.pop()
-            found = _batches_after(segment, 0)
+            found = whole_batches(segment, 0)
             if found is not None:
                 _log.error(
                     "%s: the log ends at offset %d; %d whole batches from %d to %d were not synced before "
@@ -528,54 +449,3 @@ class _Loader:
             )
         )
         return self.log_start
-
-
-def _segment_files(names: list[str]) -> list[tuple[str, SegmentFile]]:
-    parsed = ((name, parse_segment_file(name)) for name in names)
-    return [(name, file) for name, file in parsed if file is not None]
-
-
-def _batches_after(segment: LogSegment, position: int) -> tuple[int, int, int] | None:
-    """How many whole batches lie at or behind `position`, wherever they begin, and the offsets they span."""
-    count = 0
-    first: BatchHeader | None = None
-    last: BatchHeader | None = None
-    size = segment.size
-    while size - position >= HEADER_SIZE:
-        chunk = segment.read(position, _SEARCH_BYTES)
-        at = _next_magic(chunk, 0)
-        step = max(len(chunk) - HEADER_SIZE + 1, 1)
-        while at is not None and at < step:
-            header = _whole_batch(segment, position + at, size)
-            if header is None:
-                at = _next_magic(chunk, at + 1)
-                continue
-            count += 1
-            first = first or header
-            last = header
-            at += header.size
-            if at >= step:
-                step = at
-                break
-            at = _next_magic(chunk, at)
-        position += step
-    if first is None or last is None:
-        return None
-    return count, first.base_offset, last.last_offset
-
-
-def _next_magic(chunk: bytes, at: int) -> int | None:
-    """The next place where a header may begin: its magic byte is 16 bytes on."""
-    found = chunk.find(b"\x02", at + 16)
-    return found - 16 if found >= 0 else None
-
-
-def _whole_batch(segment: LogSegment, position: int, size: int) -> BatchHeader | None:
-    try:
-        header = BatchHeader.parse(segment.read(position, HEADER_SIZE))
-        if header.size > size - position:
-            return None
-        verify_crc(segment.read(position, header.size), 0, header)
-    except KafkaError:
-        return None
-    return header

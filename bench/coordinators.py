@@ -1,6 +1,6 @@
-"""Groups and transactions beside Apache Kafka 4.3.1: commits, rebalances, transactions, by one client."""
+"""Groups and transactions beside Apache Kafka 4.3.1: commits, rebalances, transactions."""
 
-import threading
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -8,18 +8,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.brokers import Broker, apache_kafka, ottla
 from bench.harness import Row, compare, markdown
+from bench.members import Crowd
 from bench.node import KAFKA, create
 
 COMMITS = 2_000
 TRANSACTIONS = 200
-JOIN_SECONDS = 120.0
-# Members learn of a rebalance by their next heartbeat. At the default pace of 3 and 5 s that wait would be
-# all that is measured, so they beat faster, the same for both brokers.
-HEARTBEAT_MS = 200
-QUICK = {
-    "group_consumer_min_heartbeat_interval_ms": str(HEARTBEAT_MS),
-    "group_consumer_heartbeat_interval_ms": str(HEARTBEAT_MS),
-}
 
 
 def committing(broker: Broker, topic: str) -> Callable[[], None]:
@@ -34,43 +27,11 @@ def committing(broker: Broker, topic: str) -> Callable[[], None]:
     return work
 
 
-def rebalancing(broker: Broker, topic: str, members: int, protocol: str = "classic") -> Callable[[], None]:
-    """All members join at once; over when each has its partitions."""
-    rounds = iter(range(1_000_000))
-    pace = {"heartbeat.interval.ms": HEARTBEAT_MS} if protocol == "classic" else {}
-
-    def work() -> None:
-        group = f"{protocol}-{members}-{next(rounds)}"
-        assigned = threading.Barrier(members + 1)
-
-        def member() -> None:
-            consumer = Consumer(
-                {
-                    "bootstrap.servers": broker.bootstrap,
-                    "group.id": group,
-                    "group.protocol": protocol,
-                    **pace,
-                }
-            )
-            owned = threading.Event()
-            consumer.subscribe([topic], on_assign=lambda _, partitions: owned.set() if partitions else None)
-            while not owned.is_set():
-                consumer.poll(0.1)
-            # Keep polling until all have theirs, as others may only join now.
-            waiting = threading.Thread(target=assigned.wait, args=(JOIN_SECONDS,))
-            waiting.start()
-            while waiting.is_alive():
-                consumer.poll(0.05)
-            consumer.close()
-
-        threads = [threading.Thread(target=member) for _ in range(members)]
-        for thread in threads:
-            thread.start()
-        assigned.wait(JOIN_SECONDS)
-        for thread in threads:
-            thread.join()
-
-    return work
+def rebalancing(broker: Broker, topic: str, members: int, protocol: str) -> Callable[[], None]:
+    """All members join at once; over when each has its partitions and has left again."""
+    crowd = Crowd(broker.bootstrap, members)
+    rounds = itertools.count()
+    return lambda: crowd.settle(protocol, f"{protocol}-{members}-{next(rounds)}", topic)
 
 
 def transacting(broker: Broker, topic: str, partitions: int) -> Callable[[], None]:
@@ -90,7 +51,7 @@ def transacting(broker: Broker, topic: str, partitions: int) -> Callable[[], Non
 
 
 def rows() -> Iterator[Row]:
-    with ottla(**QUICK) as mine, apache_kafka(**QUICK) as theirs:
+    with ottla() as mine, apache_kafka() as theirs:
         for broker in (mine, theirs):
             create(broker, "one", 1)
             create(broker, "ten", 10)

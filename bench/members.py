@@ -1,0 +1,210 @@
+"""Members of groups with no life of their own: connections that join, beat and say when they have a share.
+
+A client library spends far more on a rebalance than the broker does, so a hundred of them on the machine of
+the broker measure themselves. These members only speak the protocols, all in one thread, over connections
+that are kept from one group to the next; between two beats they wait `BEAT_S`.
+"""
+
+import asyncio
+import struct
+from typing import TypeVar
+
+from ottla.protocol.api import API
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.headers import read_response, request_parts
+from ottla.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
+from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from ottla.protocol.messages.sync_group import (
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
+from ottla.protocol.schema import Request, Response
+from ottla.protocol.subscription import ConsumerProtocolSubscription, encode_subscription
+
+BEAT_S = 0.1
+SETTLE_S = 120.0
+REBALANCE_TIMEOUT_MS = 60_000
+NOT_YET = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
+
+R = TypeVar("R", bound=Response)
+
+
+class Member:
+    """One connection, and whatever group it is a member of at the moment."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    async def connect(self, bootstrap: str) -> None:
+        host, _, port = bootstrap.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
+
+    async def ask(self, request: Request, version: int, kind: type[R]) -> R:
+        self._number += 1
+        self._writer.write(b"".join(request_parts(version, self._number, "bench", request)))
+        (size,) = struct.unpack(">i", await self._reader.readexactly(4))
+        frame = await self._reader.readexactly(size)
+        _, response = read_response(API[request.API_KEY], version, frame)
+        assert isinstance(response, kind)
+        return response
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Round:
+    """One group on its way to the point at which every member has its share."""
+
+    def __init__(self, group: str, topic: str, members: int) -> None:
+        self.group = group
+        self._topic = topic
+        self._members = members
+        self._sizes: dict[int, int] = {}  # of generations, as their leaders were told
+        self._shares: dict[str, tuple[int, int]] = {}  # by member: its generation, how many partitions
+        self._settled = asyncio.Event()
+
+    def _share(self, member_id: str, generation: int, partitions: int) -> None:
+        self._shares[member_id] = generation, partitions
+        if len(self._shares) < self._members:
+            return
+        if self._sizes:
+            newest = max(self._sizes)
+            if self._sizes[newest] == self._members and all(
+                each == newest for each, _ in self._shares.values()
+            ):
+                self._settled.set()
+        elif all(count for _, count in self._shares.values()):
+            self._settled.set()
+
+    async def classic(self, member: Member, _: str) -> None:
+        """A life in which the broker gives names; shares are dealt by the leader, and all have one."""
+        metadata = encode_subscription(ConsumerProtocolSubscription(topics=[self._topic]))
+        join = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=45_000,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=metadata)],
+        )
+        while not self._settled.is_set():
+            joined = await member.ask(join, 9, JoinGroupResponse)
+            if joined.error_code in NOT_YET:
+                await self._pause()
+                continue
+            join.member_id = joined.member_id
+            if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                continue
+            assert joined.error_code == 0, ErrorCode(joined.error_code)
+            if joined.leader == joined.member_id:
+                self._sizes[joined.generation_id] = len(joined.members)
+            sync = SyncGroupRequest(
+                group_id=self.group,
+                generation_id=joined.generation_id,
+                member_id=joined.member_id,
+                protocol_type="consumer",
+                protocol_name="range",
+                assignments=[
+                    SyncGroupRequestAssignment(member_id=each.member_id, assignment=b"a share")
+                    for each in joined.members
+                ],
+            )
+            synced = await member.ask(sync, 5, SyncGroupResponse)
+            if synced.error_code == 0:
+                self._share(joined.member_id, joined.generation_id, 1)
+                beat = HeartbeatRequest(
+                    group_id=self.group, generation_id=joined.generation_id, member_id=joined.member_id
+                )
+                while not self._settled.is_set():
+                    await self._pause()
+                    if (await member.ask(beat, 4, HeartbeatResponse)).error_code != 0:
+                        break
+        leave = LeaveGroupRequest(group_id=self.group, members=[MemberIdentity(member_id=join.member_id)])
+        await member.ask(leave, 5, LeaveGroupResponse)
+
+    async def consumer(self, member: Member, name: str) -> None:
+        """A life in which the broker deals."""
+        beat = ConsumerGroupHeartbeatRequest(
+            group_id=self.group,
+            member_id=name,
+            member_epoch=0,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            subscribed_topic_names=[self._topic],
+            topic_partitions=[],
+        )
+        while not self._settled.is_set():
+            answer = await member.ask(beat, 1, ConsumerGroupHeartbeatResponse)
+            if answer.error_code in NOT_YET:
+                await self._pause()
+                continue
+            assert answer.error_code == 0, ErrorCode(answer.error_code)
+            beat = ConsumerGroupHeartbeatRequest(
+                group_id=self.group, member_id=name, member_epoch=answer.member_epoch
+            )
+            if answer.assignment is not None:
+                owned = answer.assignment.topic_partitions
+                self._share(name, answer.member_epoch, sum(len(each.partitions) for each in owned))
+                # What was taken over or given up is confirmed at once.
+                beat.topic_partitions = [
+                    TopicPartitions(topic_id=each.topic_id, partitions=each.partitions) for each in owned
+                ]
+            else:
+                await self._pause()
+        beat.member_epoch = -1
+        await member.ask(beat, 1, ConsumerGroupHeartbeatResponse)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await self._settled.wait()
+        except TimeoutError:
+            pass
+
+
+class Crowd:
+    """So many members of one broker, in an event loop that stands still between rounds."""
+
+    def __init__(self, bootstrap: str, members: int) -> None:
+        self._runner = asyncio.Runner()
+        self._members = [Member() for _ in range(members)]
+        self._runner.run(self._connect(bootstrap))
+
+    async def _connect(self, bootstrap: str) -> None:
+        await asyncio.gather(*(member.connect(bootstrap) for member in self._members))
+
+    def settle(self, protocol: str, group: str, topic: str) -> None:
+        """All join a new group at once; returns when each has its share and has left again."""
+
+        async def work() -> None:
+            lives = Round(group, topic, len(self._members))
+            life = lives.classic if protocol == "classic" else lives.consumer
+            async with asyncio.timeout(SETTLE_S):
+                await self._find(group)
+                await asyncio.gather(*(life(each, f"{group}-{n}") for n, each in enumerate(self._members)))
+
+        self._runner.run(work())
+
+    async def _find(self, group: str) -> None:
+        """Have the coordinators' topic made, if this is the first group ever."""
+        find = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        while True:
+            found = await self._members[0].ask(find, 6, FindCoordinatorResponse)
+            if found.coordinators[0].error_code == 0:
+                return
+            await asyncio.sleep(BEAT_S)
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+        self._runner.close()

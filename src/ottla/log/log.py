@@ -23,10 +23,12 @@ from ottla.log.append import AppendInfo, Incoming, as_given, check_offsets, from
 from ottla.log.append_origin import AppendOrigin
 from ottla.log.config import LogConfig
 from ottla.log.directory import IoGuard, LogDirectory
-from ottla.log.files import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, DirKind, TopicPartition
+from ottla.log.files import DirKind, TopicPartition
 from ottla.log.flush import FlushPlan, SyncFailed
-from ottla.log.leader_epochs import EpochEntry, LeaderEpochCache
+from ottla.log.leader_epochs import LeaderEpochCache
 from ottla.log.local_log import LocalLog
+from ottla.log.log_epochs import LogEpochs
+from ottla.log.log_identity import LogIdentity
 from ottla.log.log_producers import LogProducers
 from ottla.log.lookup import TimestampAndOffset
 from ottla.log.offset_index import MAX_RELATIVE_OFFSET
@@ -59,15 +61,13 @@ class FetchData:
 class Log:
     __slots__ = (
         "_closed",
-        "_epoch_writes",
         "_epochs",
         "_high_watermark",
+        "_identity",
         "_last_flush_ms",
         "_local",
         "_log_start_offset",
         "_producers",
-        "_settled",
-        "_topic_id",
         "_upper",
         "_verified_end",
     )
@@ -87,14 +87,10 @@ class Log:
         self._log_start_offset = log_start_offset
         self._high_watermark = log_start_offset
         self._producers = producers
-        # Both are read from disk when they are first needed.
-        self._epochs = epochs
-        self._epoch_writes = 0
-        self._topic_id = topic_id
-        # False while the end of the log is taken from the checkpoint of a clean shutdown.
+        self._epochs = LogEpochs(local, epochs)
+        self._identity = LogIdentity(local, topic_id, settled=settled)
+        # False while the end of the log is taken from the checkpoint of a clean shutdown, or the log is new.
         self._verified_end = verified_end and settled
-        # False while a crash may leave anything, or nothing, of a new log; then it is empty (`settlement`).
-        self._settled = settled
         self._last_flush_ms = local.directory.clock.wall_ms()
         # Where the upper bound of the last read lies.
         self._upper: tuple[int, LogSegment, int] | None = None
@@ -138,40 +134,21 @@ class Log:
     @property
     def topic_id(self) -> bytes | None:
         """The id of the topic that this partition belongs to, from `partition.metadata`."""
-        if self._topic_id is None:
-            with self._guard("reading the topic id"):
-                try:
-                    self._topic_id = checkpoints.read_topic_id(self._disk, self._file(PARTITION_METADATA))
-                except checkpoints.CorruptCheckpoint as error:
-                    raise KafkaError(
-                        ErrorCode.KAFKA_STORAGE_ERROR,
-                        f"{error}; without it nobody can say which topic the data in {self.dir} belongs to",
-                    ) from None
-        return self._topic_id
+        with self._guard("reading the topic id"):
+            return self._identity.topic_id()
 
     def assign_topic_id(self, topic_id: bytes) -> None:
         """Say which topic this is; INCONSISTENT_TOPIC_ID if it is known to be another."""
-        known = self.topic_id
-        if known is None:
-            with self._guard("writing the topic id"):
-                checkpoints.write_topic_id(self._disk, self._file(PARTITION_METADATA), topic_id)
-            self._topic_id = topic_id
-        elif known != topic_id:
-            raise KafkaError(
-                ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{self.dir} belongs to the topic id {checkpoints.uuid_text(known)}, not "
-                f"{checkpoints.uuid_text(topic_id)}",
-            )
+        with self._guard("writing the topic id"):
+            self._identity.assign(topic_id)
 
     def settlement(self) -> Settlement | None:
         """What would settle this log without blocking; None if that is not needed."""
-        if self._settled or self._closed or self._topic_id is None:
-            return None
-        return Settlement(self._disk, self.dir, self._topic_id)
+        return None if self._closed else self._identity.settlement()
 
     def install(self, settlement: Settlement) -> bool:
         """Take over what `Settlement.write` wrote; False if it is no longer wanted."""
-        if self._settled or self._closed or settlement.dir != self.dir:
+        if self._identity.settled or self._closed or settlement.dir != self.dir:
             return False
         with self._guard("settling a new log"):
             settlement.install()
@@ -180,17 +157,14 @@ class Log:
     def settled(self, settlement: Settlement) -> None:
         """Note that `Settlement.sync` was done."""
         if settlement.dir == self.dir:
-            self._settled = self._verified_end = True
+            self._identity.settled = self._verified_end = True
 
     def _settle(self) -> None:
         """The same, here and now."""
-        if not self._settled:
+        if not self._identity.settled:
             with self._guard("settling a new log"):
-                if self._topic_id is not None:
-                    checkpoints.write_topic_id(self._disk, self._file(PARTITION_METADATA), self._topic_id)
-                else:
-                    self._disk.sync_dir(self.dir)
-            self._settled = self._verified_end = True
+                self._identity.settle()
+            self._verified_end = True
 
     @property
     def segments(self) -> tuple[LogSegment, ...]:
@@ -277,12 +251,8 @@ class Log:
 
     @property
     def epochs(self) -> LeaderEpochCache:
-        if self._epochs is None:
-            with self._guard("reading the leader epochs"):
-                epochs = read_epochs(self._disk, self.dir, self.segments)
-            epochs.fit(self._log_start_offset, self.log_end_offset)
-            self._epochs = epochs
-        return self._epochs
+        with self._guard("reading the leader epochs"):
+            return self._epochs.cache(self._log_start_offset)
 
     @property
     def latest_epoch(self) -> int | None:
@@ -554,30 +524,16 @@ class Log:
         `closing` the indexes of the active segment too.
         """
         self._check_usable()
-        epochs = self._epochs
-        dirty = epochs is not None and epochs.dirty
-        plan = self._local.prepare_flush(upto, closing=closing, force=dirty)
+        plan = self._local.prepare_flush(upto, closing=closing, force=self._epochs.dirty)
         if plan is None:
             return None
-        if epochs is not None and epochs.dirty:
+        if self._epochs.dirty:
             self._keep_log_start()
-            self._epoch_writes += 1
-            plan.epochs, plan.epochs_version = epochs.entries, self._epoch_writes
-            plan.writes.append(partial(self._write_epochs, self.dir, plan.epochs, plan.epochs_version))
+            self._epochs.prepare(plan)
         plan.snapshots = self._producers.unsynced
         if plan.snapshots:
             plan.writes.append(partial(self._producers.sync_snapshots, plan.snapshots))
         return plan
-
-    def _write_epochs(self, dir: str, entries: Sequence[EpochEntry], version: int) -> None:
-        """Write the leader epochs, in any thread, unless a later flush has set out to do the same."""
-        path = posixpath.join(dir, LEADER_EPOCH_CHECKPOINT)
-        staged = checkpoints.stage_epochs(self._disk, path, entries, version)
-        if version == self._epoch_writes:
-            self._disk.rename(staged, path)
-            self._disk.sync_dir(dir)
-        else:
-            self._disk.unlink(staged)
 
     def _keep_log_start(self) -> None:
         """The leader epochs begin at the log start; in a file they must not begin above the durable one."""
@@ -608,16 +564,8 @@ class Log:
 
     def complete_flush(self, plan: FlushPlan) -> None:
         """Note what `run_flush` has made durable."""
-        if plan.abandoned:
+        if plan.abandoned or not self._epochs.complete(plan):
             return
-        epochs = self._epochs
-        if plan.epochs is not None and epochs is not None:
-            if plan.epochs_version != self._epoch_writes:
-                # Another flush has passed this one. Which of the two came last to the file nobody knows.
-                epochs.dirty = True
-                return
-            if epochs.entries == plan.epochs:
-                epochs.dirty = False
         if self._local.complete_flush(plan):
             self._producers.synced(plan.snapshots)
             self._last_flush_ms = self.directory.clock.wall_ms()
@@ -830,9 +778,6 @@ class Log:
     def _disk(self) -> Disk:
         return self._local.directory.disk
 
-    def _file(self, name: str) -> str:
-        return posixpath.join(self.dir, name)
-
     def _guard(self, action: str, *, fatal: bool = False) -> IoGuard:
         return IoGuard(self.directory, action, self.dir, fatal)
 
@@ -848,7 +793,7 @@ class Log:
         """
         if self._verified_end:
             return
-        if not self._settled:
+        if not self._identity.settled:
             self._settle()
             return
         with self._guard("finding the end of the log"):
@@ -862,18 +807,3 @@ class Log:
                 f"remove {checkpoints.CLEAN_SHUTDOWN} in {self.directory.path} to have the log recovered",
             )
         self._verified_end = True
-
-
-def read_epochs(disk: Disk, dir: str, segments: Sequence[LogSegment]) -> LeaderEpochCache:
-    """The leader epochs of the checkpoint; where that is damaged, empty or lost, of the batches."""
-    try:
-        entries = checkpoints.read_epochs(disk, posixpath.join(dir, LEADER_EPOCH_CHECKPOINT))
-    except checkpoints.CorruptCheckpoint as error:
-        _log.error("the leader epochs are read from the log, as their file is damaged: %s", error)
-        entries = []
-    epochs = LeaderEpochCache(entries)
-    if not entries:
-        for segment in segments:
-            for _, header in segment.headers():
-                epochs.reconcile(header.leader_epoch, header.base_offset)
-    return epochs

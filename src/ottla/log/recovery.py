@@ -26,7 +26,8 @@ from ottla.log.index import is_lack_of_room
 from ottla.log.leader_epochs import LeaderEpochCache
 from ottla.log.leftovers import tidy
 from ottla.log.local_log import LocalLog
-from ottla.log.log import Log, read_epochs
+from ottla.log.log import Log
+from ottla.log.log_epochs import read_epochs
 from ottla.log.log_producers import (
     DEFAULT_PRODUCER_CONFIG,
     LogProducers,

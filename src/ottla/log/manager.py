@@ -17,7 +17,8 @@ import heapq
 import logging
 import posixpath
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from ottla.log import checkpoints
 from ottla.log.config import LogConfig
@@ -28,12 +29,12 @@ from ottla.log.files import (
     TopicPartition,
     dir_name,
     moved_dir_name,
-    parse_dir_name,
 )
 from ottla.log.handles import DEFAULT_CAPACITY, FileHandles
+from ottla.log.loading import Loaded, close_part, list_directory, load_part, open_directory
 from ottla.log.log import Log
 from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
-from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log, load_log
+from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log
 from ottla.log.segment import LogSegment
 from ottla.log.settlement import settle
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -44,8 +45,8 @@ from ottla.runtime.random import Random
 
 _log = logging.getLogger(__name__)
 
-_LOADED_AT_ONCE = 256
-"""Partitions that one call in the pool loads."""
+_AT_ONCE = 256
+"""Logs that one call in the pool loads or closes."""
 _STEP = 64
 """Logs that are looked at before others get a turn."""
 
@@ -161,7 +162,9 @@ class LogManager:
         """
         try:
             for directory in self._directories:
-                await self._pool.run(self._open, directory)
+                lock = await self._pool.run(partial(open_directory, directory, lock=self._lock))
+                if lock is not None:
+                    self._locks[directory.path] = lock
             self._check_some_online()
             await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
             await self._pool.run(self._complete_moves)
@@ -175,88 +178,32 @@ class LogManager:
             reasons = "; ".join(f"{each.path}: {each.failure}" for each in self._directories)
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory can be used: {reasons}")
 
-    def _open(self, directory: LogDirectory) -> None:
-        path = directory.path
-        try:
-            _make_durable_dirs(self._disk, path)
-            if self._lock:
-                self._locks[path] = self._disk.lock(posixpath.join(path, checkpoints.LOCK))
-            properties = checkpoints.read_meta_properties(self._disk, path)
-            if properties is not None:
-                directory.directory_id = properties.directory_id
-            directory.load_checkpoints()
-        except BlockingIOError as error:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"the log directory {path} is in use by another process, which holds {path}/.lock",
-            ) from error
-        except OSError as error:
-            directory.fail(f"it could not be opened: {error}")
-
     async def _load(self, directory: LogDirectory, config_of: ConfigOf) -> None:
         try:
-            clean, names, high_watermarks = await self._pool.run(self._list, directory)
+            contents = await self._pool.run(list_directory, directory)
         except OSError as error:
             directory.fail(f"it could not be listed: {error}")
             return
-        options = LoadOptions(clean, self._producer_config, self._corruption_policy)
-        parts = []
-        for start in range(0, len(names), _LOADED_AT_ONCE):
-            part = [
-                (name, partition, kind, config_of(partition.topic))
-                for name, partition, kind in names[start : start + _LOADED_AT_ONCE]
-            ]
-            parts.append(self._pool.run(_load_part, directory, part, options))
-        for loaded in await asyncio.gather(*parts):
-            for name, partition, kind, result in loaded:
-                self._take_in(directory, name, partition, kind, result, high_watermarks)
-
-    def _list(
-        self, directory: LogDirectory
-    ) -> tuple[bool, list[tuple[str, TopicPartition, DirKind]], dict[TopicPartition, int]]:
-        """Whether the directory was closed cleanly, its partitions, and their high watermarks."""
-        epoch = checkpoints.read_clean_shutdown(self._disk, directory.path)
-        if epoch is not None:
-            # Should the load be interrupted, the next one must not rely on it.
-            self._clean_epochs[directory.path] = epoch
-            self._disk.unlink(posixpath.join(directory.path, checkpoints.CLEAN_SHUTDOWN))
-            self._disk.sync_dir(directory.path)
-        names: list[tuple[str, TopicPartition, DirKind]] = []
-        for name in self._disk.list_dir(directory.path):
-            path = posixpath.join(directory.path, name)
-            if "-" not in name or not self._disk.is_dir(path):
-                continue
-            try:
-                partition, kind = parse_dir_name(name)
-            except KafkaError as error:
-                _log.error("%s: %s", directory.path, error.message)
-                continue
-            if partition.topic == CLUSTER_METADATA_TOPIC:
-                continue
-            if kind is DirKind.DELETE:
-                self._remove_later(directory, path, 0)
-            elif kind is DirKind.STRAY:
-                _log.warning("%s is a stray partition; remove it when it is no longer needed", path)
-                self._strays.append(path)
-            else:
-                names.append((name, partition, kind))
-        path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
-        try:
-            high_watermarks = checkpoints.read_offsets(self._disk, path)
-        except checkpoints.CorruptCheckpoint as error:
-            _log.error("the high watermarks begin at the log starts: %s", error)
-            high_watermarks = {}
-        return epoch is not None, names, high_watermarks
+        if contents.clean_epoch is not None:
+            self._clean_epochs[directory.path] = contents.clean_epoch
+        for path in contents.deleted:
+            self._remove_later(directory, path, 0)
+        self._strays.extend(contents.strays)
+        options = LoadOptions(
+            contents.clean_epoch is not None, self._producer_config, self._corruption_policy
+        )
+        found = [(each, config_of(each.partition.topic)) for each in contents.partitions]
+        parts = (found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE))
+        for part in await asyncio.gather(
+            *(self._pool.run(load_part, directory, part, options) for part in parts)
+        ):
+            for loaded in part:
+                self._take_in(directory, loaded, contents.high_watermarks)
 
     def _take_in(
-        self,
-        directory: LogDirectory,
-        name: str,
-        partition: TopicPartition,
-        kind: DirKind,
-        result: Log | KafkaError | OSError,
-        high_watermarks: Mapping[TopicPartition, int],
+        self, directory: LogDirectory, loaded: Loaded, high_watermarks: Mapping[TopicPartition, int]
     ) -> None:
+        (name, partition, kind), result = loaded
         if isinstance(result, OSError):
             directory.fail(f"{name} could not be loaded: {result}")
         elif isinstance(result, KafkaError):
@@ -610,8 +557,8 @@ class LogManager:
 
     async def _close(self, directory: LogDirectory, broker_epoch: int) -> None:
         logs = self.logs_in(directory)
-        parts = (logs[start : start + _LOADED_AT_ONCE] for start in range(0, len(logs), _LOADED_AT_ONCE))
-        closed = await asyncio.gather(*(self._pool.run(_close_part, part) for part in parts))
+        parts = (logs[start : start + _AT_ONCE] for start in range(0, len(logs), _AT_ONCE))
+        closed = await asyncio.gather(*(self._pool.run(close_part, part) for part in parts))
         if all(closed) and directory.is_online:
             await self._pool.run(self._seal, directory, logs, broker_epoch)
 
@@ -633,42 +580,3 @@ class LogManager:
     def _unlock(self) -> None:
         while self._locks:
             self._locks.popitem()[1].release()
-
-
-def _make_durable_dirs(disk: Disk, path: str) -> None:
-    missing = []
-    while path and not disk.exists(path):
-        missing.append(path)
-        path = posixpath.dirname(path)
-    if missing:
-        disk.make_dirs(missing[0])
-        for made in missing:
-            disk.sync_dir(posixpath.dirname(made) or ".")
-
-
-def _close_part(logs: Iterable[Log]) -> bool:
-    """True if all could be closed."""
-    sound = True
-    for log in logs:
-        try:
-            log.close()
-        except KafkaError as error:
-            _log.error("%s could not be closed: %s", log.topic_partition, error.message)
-            sound = False
-    return sound
-
-
-def _load_part(
-    directory: LogDirectory,
-    part: Iterable[tuple[str, TopicPartition, DirKind, LogConfig]],
-    options: LoadOptions,
-) -> list[tuple[str, TopicPartition, DirKind, Log | KafkaError | OSError]]:
-    loaded: list[tuple[str, TopicPartition, DirKind, Log | KafkaError | OSError]] = []
-    for name, partition, kind, config in part:
-        result: Log | KafkaError | OSError
-        try:
-            result = load_log(directory, name, partition, config, options)
-        except (KafkaError, OSError) as error:
-            result = error
-        loaded.append((name, partition, kind, result))
-    return loaded

@@ -14,7 +14,8 @@ from ottla.records.builder import build_batch
 from ottla.records.types import TimestampType
 from ottla.runtime.disk import write_file
 from ottla.sim.clock import SimClock
-from tests.support.log_lab import LogLab, check_log
+from ottla.sim.disk import SimCrash
+from tests.support.log_lab import LogLab, all_batches, check_log
 
 LAST = (1 << 63) - 1
 RECOVERY_POINTS = "/data/recovery-point-offset-checkpoint"
@@ -94,6 +95,34 @@ def test_batches_too_far_apart_for_one_segment_are_refused_as_a_whole() -> None:
     follow(lab, batch(2))
     follow(lab, batch(3 + 0x7FFF_FFFF))
     check_log(lab.log)
+
+
+def test_a_cut_that_fails_half_way_leaves_no_hole_in_front_of_a_far_segment() -> None:
+    """A segment that begins far above the end of the one before it may do so, and does not tell that there
+    was one between them. So they must go one after the other, for sure.
+    """
+    for seed in range(15):
+        for operation in range(100):
+            lab = LogLab(LogConfig(segment_bytes=400), seed=f"{seed}/{operation}")
+            lab.fill(4)
+            follow(lab, batch(lab.log.log_end_offset + 0x8000_0000))
+            assert len(lab.log.segments) == 3
+            lab.log.flush()
+            lab.checkpoint()
+            before = [data for _, data in all_batches(lab.log)]
+            lab.sim_disk.crash_after(operation)
+            cut = True
+            try:
+                lab.log.truncate_to(1)
+            except SimCrash:
+                cut = False
+            lab.crash()
+            after = [data for _, data in all_batches(lab.log)]
+            assert after == before[: len(after)], f"{seed=} {operation=}"
+            assert after
+            if cut:
+                assert len(after) == 1
+                break
 
 
 # Checkpoints that cannot be right

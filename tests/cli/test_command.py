@@ -21,6 +21,11 @@ from tests.support.command_line import CommandLine
 LIMIT_S = 60
 
 
+def heed_interrupts() -> None:
+    """In a child before it begins: Ctrl-C counts, also where this run was started in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ottla", *arguments],
@@ -178,7 +183,10 @@ def test_ctrl_c_ends_a_consumer_with_its_status(ottla_node: LocalNode) -> None:
     online.ok("produce", "interrupted", "seen")
     command = [sys.executable, "-m", "ottla", "consume", "interrupted", "--from-beginning"]
     with subprocess.Popen(
-        [*command, "-b", ottla_node.bootstrap_servers], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "-b", ottla_node.bootstrap_servers],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -199,6 +207,7 @@ def test_ctrl_c_ends_a_producer_that_waits_for_input(ottla_node: LocalNode) -> N
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=heed_interrupts,
         ) as running:
             assert running.stderr is not None
             assert b"Ctrl-D" in running.stderr.readline()

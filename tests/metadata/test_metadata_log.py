@@ -383,7 +383,7 @@ def test_formatting_writes_what_kafka_expects() -> None:
     properties = read_meta_properties(node.disk, DIR)
     assert properties is not None
     assert (properties.cluster_id, properties.node_id) == (CLUSTER_ID, 0)
-    with pytest.raises(StorageError, match="already formatted"):
+    with pytest.raises(StorageError, match="formatted already"):
         format_directory(node.disk, node.runtime.random, node.clock, DIR, cluster_id="x", node_id=0)
 
 

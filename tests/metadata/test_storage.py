@@ -95,11 +95,11 @@ def test_directories_that_do_not() -> None:
     first = formatted(disk, "/a")
     formatted(disk, "/other-cluster", cluster="two")
     formatted(disk, "/other-node", node=2)
-    with pytest.raises(StorageError, match=r"Expected one, but read two"):
+    with pytest.raises(StorageError, match=r"has cluster.id two, not one"):
         load_directories(disk, ["/a", "/other-cluster"])
-    with pytest.raises(StorageError, match=r"Stored node id 2 doesn't match node id 1"):
+    with pytest.raises(StorageError, match=r"belongs to node 2, and this node is 1"):
         load_directories(disk, ["/a", "/other-node"])
-    with pytest.raises(StorageError, match=r"Stored node id 1 doesn't match node id 9"):
+    with pytest.raises(StorageError, match=r"belongs to node 1, and this node is 9"):
         load_directories(disk, ["/a"], node_id=9)
     disk.make_dirs("/copy")
     write_file(disk, "/copy/meta.properties", first.encode())

@@ -51,7 +51,7 @@ def test_the_stored_node_id_counts_unless_another_is_asked_for(runtime: Runtime,
     storage = open_storage(runtime, config(tmp_path))
     storage.release()
     assert storage.node_id == 7
-    with pytest.raises(NodeFailed, match="Stored node id 7 doesn't match node id 8"):
+    with pytest.raises(NodeFailed, match="belongs to node 7, and this node is 8"):
         open_storage(runtime, config(tmp_path, node_id="8"))
 
 

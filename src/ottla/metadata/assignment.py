@@ -16,8 +16,7 @@ def assigned_partition(
     if not any(state.is_active(replica) for replica in replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"All brokers specified in the manual partition assignment for partition {index} "
-            "are fenced or in controlled shutdown.",
+            f"none of the brokers given for partition {index} is active: all are fenced or shutting down",
         )
     return _new_partition(state, replicas)
 
@@ -26,26 +25,26 @@ def check_assignment(state: ControlState, replicas: Sequence[int], replication_f
     """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as they
     should be.
     """
-    prefix = "The manual partition assignment includes"
+    prefix = "the replicas that were given name"
     if not replicas:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} an empty replica list.")
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} no broker for a partition")
     previous: int | None = None
     for replica in sorted(replicas):
         if replica not in state.image.cluster.brokers:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{prefix} broker {replica}, but no such broker is registered.",
+                f"{prefix} broker {replica}, which is not registered",
             )
         if replica == previous:
             raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} the broker {replica} more than once."
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} broker {replica} twice for one partition"
             )
         previous = replica
     if replication_factor is not None and len(replicas) != replication_factor:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent with previous "
-            f"partitions, which have {replication_factor} replica(s).",
+            f"{prefix} {len(replicas)} replica(s) for one partition and {replication_factor} "
+            "for those before it; all need the same number",
         )
 
 
@@ -53,8 +52,8 @@ def placed_partition(state: ControlState, replicas: Sequence[int], factor: int) 
     if not any(state.is_active(replica) for replica in replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): "
-            "All brokers are currently fenced or in controlled shutdown.",
+            f"no broker is active to hold the {factor} replica(s) of a partition: all "
+            "are fenced or shutting down",
         )
     return _new_partition(state, replicas)
 

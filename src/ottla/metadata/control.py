@@ -190,13 +190,12 @@ class ControlState:
     def check_broker_epoch(self, broker: int, epoch: int) -> None:
         registration = self.image.cluster.brokers.get(broker)
         if registration is None:
-            raise KafkaError(
-                ErrorCode.STALE_BROKER_EPOCH, f"No broker registration found for broker id {broker}"
-            )
+            raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"broker {broker} is not registered")
         if registration.epoch != epoch:
             raise KafkaError(
                 ErrorCode.STALE_BROKER_EPOCH,
-                f"Expected broker epoch {registration.epoch}, but got broker epoch {epoch}",
+                f"broker {broker} is registered with epoch {registration.epoch}; the request "
+                f"has epoch {epoch}",
             )
 
     # Configs
@@ -264,6 +263,6 @@ def check_record_count(records: Sequence[MetadataRecord]) -> None:
     if len(records) > MAX_RECORDS_PER_REQUEST:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            f"The request would write {len(records)} metadata records; "
-            f"at most {MAX_RECORDS_PER_REQUEST} are allowed. Split it into smaller requests.",
+            f"the request would write {len(records)} metadata records; at most {MAX_RECORDS_PER_REQUEST} "
+            "are allowed: split it into smaller requests",
         )

@@ -44,10 +44,7 @@ def update_features(
     for update in request.feature_updates:
         error = _update(state, update, proposed, records)
         if error.failed:
-            text = (
-                "The update failed for all features since the following feature had an error: "
-                f"{error.message}"
-            )
+            text = f"nothing was changed: {error.message}"
             return Result([], UpdateFeaturesResponse(error_code=int(error.code), error_message=text))
     if wanted.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) > 0:
         records = elr_safety_records(state) + records
@@ -58,9 +55,7 @@ def update_features(
 
 
 def _refused(feature: str, level: int, why: str) -> ApiError:
-    return ApiError(
-        ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {feature}. {why}"
-    )
+    return ApiError(ErrorCode.INVALID_UPDATE_VERSION, f"{feature} cannot be set to {level}: {why}")
 
 
 def _update(
@@ -68,9 +63,11 @@ def _update(
 ) -> ApiError:
     name, level, kind = update.feature, update.max_version_level, update.upgrade_type
     if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        return _refused(name, level, "The controller does not support the given upgrade type.")
+        return _refused(
+            name, level, "the type of the update is none of upgrade, safe downgrade and unsafe downgrade"
+        )
     if level < 0:
-        return _refused(name, level, "A feature version cannot be less than 0.")
+        return _refused(name, level, "a level is not negative")
     if name == KRAFT_VERSION:
         current = state.kraft_version
     else:
@@ -82,23 +79,22 @@ def _update(
         return _refused(
             name,
             level,
-            "Can't downgrade the version of this feature without setting the upgrade type to either safe or "
-            "unsafe downgrade.",
+            "that is below the current level; ask for a downgrade, safe or unsafe",
         )
     if level > current and kind != UPGRADE:
-        return _refused(name, level, "Can't downgrade to a newer version.")
+        return _refused(name, level, "that is above the current level; ask for an upgrade")
     if name == METADATA_VERSION:
         return _update_metadata_version(state, level, kind, records)
     if name == KRAFT_VERSION:
         if level == current:
             return NO_ERROR
         if level < current:
-            return _refused(name, level, "Can't downgrade the version of this feature.")
+            return _refused(name, level, "it cannot go back")
         return _refused(
             name,
             level,
-            "The quorum's voters are configured statically (controller.quorum.voters); format the "
-            "cluster with dynamic voters instead.",
+            "the voters of the quorum are in the configuration (controller.quorum.voters); "
+            "format the cluster with dynamic voters instead",
         )
     missing = missing_dependency(name, level, proposed)
     if missing is not None:
@@ -113,13 +109,13 @@ def _update_metadata_version(
     current, target = state.version, METADATA_VERSIONS[level]
     if target < current and metadata_changed_between(current, target):
         why = (
-            "Unsafe metadata downgrade is not supported in this version."
+            "a downgrade that loses metadata is not supported"
             if kind == UNSAFE_DOWNGRADE
-            else "Refusing to perform the requested downgrade because it might delete metadata information."
+            else "metadata that the older version does not know might be lost"
         )
         return ApiError(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"Unsupported metadata.version downgrade from {current.level} to {level}. {why}",
+            f"metadata.version cannot go back from {current.level} to {level}: {why}",
         )
     records.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=level))
     return NO_ERROR
@@ -129,7 +125,7 @@ def _unsupported_by(state: ControlState, name: str, level: int) -> str | None:
     """The first node that does not support the level, in words."""
     local = state.settings.node_id
     nodes: list[tuple[str, Mapping[str, VersionRange]]] = [
-        (f"Local controller {local}", state.settings.supported_features)
+        (f"controller {local}, which is asked,", state.settings.supported_features)
     ]
     nodes += [(f"Broker {b.id}", b.supported_features) for b in state.image.cluster.brokers.values()]
     registered = {local}
@@ -137,13 +133,13 @@ def _unsupported_by(state: ControlState, name: str, level: int) -> str | None:
         for controller in state.image.cluster.controllers.values():
             registered.add(controller.id)
             if controller.id != local:
-                nodes.append((f"Controller {controller.id}", controller.supported_features))
+                nodes.append((f"controller {controller.id}", controller.supported_features))
     for who, features in nodes:
         supported = features.get(name, DISABLED)
         if level not in supported:
             if supported.max == 0:
-                return f"{who} does not support this feature."
-            return f"{who} only supports versions {supported}"
+                return f"{who} does not know it"
+            return f"{who} supports {supported}"
     if state.version.controller_registration:
         for voter in state.voters:
             if voter not in registered:

@@ -71,12 +71,12 @@ def create_topics(
             if topic.name == CLUSTER_METADATA_TOPIC:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
-                    f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited.",
+                    f"{CLUSTER_METADATA_TOPIC} belongs to the cluster itself and cannot be created",
                 )
             if not may_create_all and not context.allowed(
                 AclOperation.CREATE, ResourceType.TOPIC, topic.name
             ):
-                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the client may not create it")
             _check_name(state, topic.name, collisions, created_keys)
             result = _create_topic(state, topic, context, topic_records)
         except KafkaError as error:
@@ -87,7 +87,8 @@ def create_topics(
         records += topic_records
         results.append(result)
     results += [
-        _failed_topic(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.") for name in sorted(duplicates)
+        _failed_topic(name, ErrorCode.INVALID_REQUEST, "the topic is named twice in the request")
+        for name in sorted(duplicates)
     ]
     check_record_count(records)
     response = CreateTopicsResponse(topics=results)
@@ -108,7 +109,9 @@ def _check_total_partitions(state: ControlState, topics: Sequence[CreatableTopic
         else:
             total += max(0, topic.num_partitions)
     if total > MAX_PARTITIONS_PER_REQUEST:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, "too many partitions for one request; split it into smaller ones"
+        )
 
 
 def _check_name(
@@ -121,12 +124,14 @@ def _check_name(
     if reason is not None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     if name in state.image.topics.by_name:
-        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
     if can_collide(name):
         key = collision_key(name)
         for existing in (*collisions.get(key, ()), *created.get(key, ())):
             raise KafkaError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {existing}"
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"topic {name} and the existing topic {existing} differ only in '.' and '_', "
+                "which metrics cannot tell apart",
             )
 
 
@@ -169,12 +174,12 @@ def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[Parti
     if topic.replication_factor != -1:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            "A manual partition assignment was specified, but replication factor was not set to -1.",
+            "replicas are given for each partition, so the replication factor must be -1",
         )
     if topic.num_partitions != -1:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+            "replicas are given for each partition, so the number of partitions must be -1",
         )
     partitions: dict[int, PartitionRegistration] = {}
     replication_factor: int | None = None
@@ -182,7 +187,7 @@ def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[Parti
         if assignment.partition_index in partitions:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"Found multiple manual partition assignments for partition {assignment.partition_index}",
+                f"replicas are given twice for partition {assignment.partition_index}",
             )
         partitions[assignment.partition_index] = assigned_partition(
             state, assignment.partition_index, assignment.broker_ids, replication_factor
@@ -191,7 +196,7 @@ def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[Parti
     if partitions.keys() != set(range(len(partitions))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            "partitions should be a consecutive 0-based integer sequence",
+            "the partitions that were given do not run from 0 without a gap",
         )
     return [partitions[index] for index in range(len(partitions))]
 
@@ -200,11 +205,11 @@ def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistr
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            "Replication factor must be larger than 0, or -1 to use the default value.",
+            "the replication factor must be at least 1, or -1 for the default",
         )
     if topic.num_partitions < -1 or topic.num_partitions == 0:
         raise KafkaError(
-            ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
+            ErrorCode.INVALID_PARTITIONS, "the number of partitions must be at least 1, or -1 for the default"
         )
     settings = state.settings
     count = settings.num_partitions if topic.num_partitions == -1 else topic.num_partitions
@@ -215,7 +220,7 @@ def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistr
         placement = place_replicas(state.usable_brokers(), count, factor, state.random)
     except KafkaError as error:
         raise KafkaError(
-            error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
+            error.code, f"no place for {factor} replica(s) of each partition: {error.message}"
         ) from None
     return [placed_partition(state, replicas, factor) for replicas in placement]
 
@@ -228,9 +233,12 @@ def delete_topics(
     """
     if not state.settings.delete_topic_enable:
         if version < 3:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "This version does not support topic deletion.")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "topics cannot be deleted while delete.topic.enable is false",
+            )
         raise KafkaError(
-            ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled: set delete.topic.enable."
+            ErrorCode.TOPIC_DELETION_DISABLED, "topics cannot be deleted while delete.topic.enable is false"
         )
     responses: list[DeletableTopicResult] = []
 
@@ -245,21 +253,23 @@ def delete_topics(
     ids: list[bytes] = []
     for topic in request.topics:
         if topic.name is not None and topic.topic_id != _ZERO_UUID:
-            text = "You may not specify both topic name and topic id."
+            text = "the topic has a name and an id; give one of them"
             respond(topic.name, topic.topic_id, ApiError(ErrorCode.INVALID_REQUEST, text))
         elif topic.name is not None:
             names.append(topic.name)
         elif topic.topic_id != _ZERO_UUID:
             ids.append(bytes(topic.topic_id))
         else:
-            text = "Neither topic name nor id were specified."
+            text = "the topic has neither a name nor an id"
             respond(None, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, text))
     duplicate_ids = {id for id, count in Counter(ids).items() if count > 1}
     duplicate_names = {name for name, count in Counter(names).items() if count > 1}
     for name in sorted(duplicate_names):
-        respond(name, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+        respond(
+            name, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, "the topic is named twice in the request")
+        )
     for topic_id in sorted(duplicate_ids):
-        respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic id."))
+        respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "the topic id is given twice"))
 
     cluster_wide = context.allowed(AclOperation.DELETE, ResourceType.CLUSTER, CLUSTER_NAME)
 
@@ -292,7 +302,7 @@ def delete_topics(
         elif found.id in doomed or found.id in duplicate_ids:
             doomed.pop(found.id, None)
             duplicate_ids.add(found.id)
-            text = "The provided topic name maps to an ID that was already supplied."
+            text = "the topic is given by its name and by its id"
             respond(name, found.id, ApiError(ErrorCode.INVALID_REQUEST, text))
         else:
             doomed[found.id] = found
@@ -316,7 +326,9 @@ def create_partitions(
     counts = Counter(topic.name for topic in request.topics)
     results = [
         CreatePartitionsTopicResult(
-            name=name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic name."
+            name=name,
+            error_code=int(ErrorCode.INVALID_REQUEST),
+            error_message="the topic is named twice in the request",
         )
         for name, count in counts.items()
         if count > 1
@@ -349,22 +361,24 @@ def _grow_topic(
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     existing = len(topic.partitions)
     if request.count == existing:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {existing} partition(s).")
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"the topic has {existing} partition(s) already")
     if request.count < existing:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic {request.name} currently has {existing} partition(s); "
-            f"{request.count} would not be an increase.",
+            f"{request.name} has {existing} partition(s) already; a topic can only grow, "
+            f"not go to {request.count}",
         )
     additional = request.count - existing
     if request.assignments is not None and len(request.assignments) != additional:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Attempted to add {additional} additional partition(s), but only "
-            f"{len(request.assignments)} assignment(s) were specified.",
+            f"replicas are given for {len(request.assignments)} partition(s), but {additional} "
+            "are to be added",
         )
     if additional > MAX_PARTITIONS_PER_REQUEST:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, "too many partitions for one request; split it into smaller ones"
+        )
     context.charge_partitions(additional)
     factor = len(topic.partitions[0].replicas)
     if request.assignments is not None:

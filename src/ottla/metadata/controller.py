@@ -259,7 +259,7 @@ class Controller:
         offset = self._registration_offsets.get(broker)
         if offset is None:
             raise KafkaError(
-                ErrorCode.STALE_BROKER_EPOCH, f"Heartbeat from broker {broker} before its registration"
+                ErrorCode.STALE_BROKER_EPOCH, f"broker {broker} sent a heartbeat before it registered"
             )
         self._state.check_broker_epoch(broker, request.broker_epoch)
         self._heartbeats.track(broker, request.broker_epoch, now_ns)

@@ -182,12 +182,12 @@ def missing_dependency(name: str, level: int, levels: Mapping[str, int]) -> str 
     """Why ``name`` cannot be at ``level`` beside the other ``levels``, or None."""
     if level >= 1 and levels.get(METADATA_VERSION, 0) < MINIMUM_METADATA_VERSION.level:
         return (
-            f"{name} could not be set to {level} because it depends on "
-            f"metadata.version={MINIMUM_METADATA_VERSION.level} ({MINIMUM_METADATA_VERSION})"
+            f"{name} {level} needs metadata.version {MINIMUM_METADATA_VERSION.level} "
+            f"({MINIMUM_METADATA_VERSION}) or later"
         )
     for other, needed in _DEPENDENCIES.get((name, level), {}).items():
         if levels.get(other, 0) < needed:
-            return f"{name} could not be set to {level} because it depends on {other} level {needed}"
+            return f"{name} {level} needs {other} {needed} or later"
     return None
 
 

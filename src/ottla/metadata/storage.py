@@ -119,14 +119,13 @@ def load_directories(
         path = posixpath.join(dir, META_PROPERTIES)
         if cluster_id is not None and properties.cluster_id != cluster_id:
             raise StorageError(
-                f"Invalid cluster.id in: {path}. Expected {cluster_id}, but read {properties.cluster_id}. "
-                "Is this the data of another cluster?"
+                f"{path} has cluster.id {properties.cluster_id}, not {cluster_id}: is this "
+                "the data of another cluster?"
             )
         if node_id is not None and properties.node_id != node_id:
             raise StorageError(
-                f"Stored node id {properties.node_id} doesn't match node id {node_id} in {path}. If you "
-                "moved your data, make sure your configured node id matches. If you intend to create a new "
-                "node, you should remove all data in your data directories."
+                f"{path} belongs to node {properties.node_id}, and this node is {node_id}: "
+                f"set node.id to {properties.node_id}, or give a new node an empty directory"
             )
         cluster_id, node_id = properties.cluster_id, properties.node_id
         if properties.directory_id is not None:
@@ -157,7 +156,7 @@ def format_directory(
     ``controller.quorum.voters``.
     """
     if read_meta_properties(disk, dir) is not None:
-        raise StorageError(f"Log directory {dir} is already formatted.")
+        raise StorageError(f"the log directory {dir} is formatted already")
     _make_durable_dir(disk, dir)
     now_ms = clock.wall_ms()
     records = bootstrap_records() if bootstrap is None else bootstrap

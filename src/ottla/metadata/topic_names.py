@@ -20,14 +20,14 @@ def invalid_topic_name(name: str) -> str | None:
     """Why the name is not valid, in the words of the error message, or None."""
     reason = None
     if not name:
-        reason = "the empty string is not allowed"
+        reason = "it is empty"
     elif name in (".", ".."):
-        reason = f"'{name}' is not allowed"
+        reason = f"'{name}' is reserved"
     elif len(name) > MAX_NAME_LENGTH:
-        reason = f"the length of '{name}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+        reason = f"'{name}' is longer than {MAX_NAME_LENGTH} characters"
     elif _LEGAL.match(name) is None:
-        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
-    return None if reason is None else f"Topic name is invalid: {reason}"
+        reason = f"'{name}' has characters other than a-z, A-Z, 0-9, '.', '_' and '-'"
+    return None if reason is None else f"the topic's name is not valid: {reason}"
 
 
 def can_collide(name: str) -> bool:

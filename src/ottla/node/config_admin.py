@@ -84,7 +84,7 @@ def _preprocess(
     for resource, changes in resources:
         try:
             if counts[resource] > 1:
-                raise _invalid("Each resource must appear at most once.")
+                raise _invalid("a resource is named twice in the request")
             _check_form(changes)
             if resource.type == ConfigResourceType.BROKER:
                 _check_broker(context, resource, changes, incremental=incremental)
@@ -95,7 +95,7 @@ def _preprocess(
             elif resource.type in _STORED:
                 outcomes.append(None)
             else:
-                raise _invalid(f"Unknown resource type {int(resource.type)}")
+                raise _invalid(f"resources of type {int(resource.type)} have no settings")
         except KafkaError as error:
             outcomes.append(ApiError.of(error))
     return outcomes
@@ -103,10 +103,10 @@ def _preprocess(
 
 def _check_form(changes: Sequence[Change]) -> None:
     if len({change.name for change in changes}) != len(changes):
-        raise _invalid("Error due to duplicate config keys")
+        raise _invalid("a setting is named twice for one resource")
     nulls = [c.name for c in changes if c.value is None and c.operation != OpType.DELETE]
     if nulls:
-        raise _invalid(f"Null value not supported for : {', '.join(nulls)}")
+        raise _invalid(f"no value is given for {', '.join(nulls)}")
 
 
 def _check_broker(
@@ -115,11 +115,9 @@ def _check_broker(
     node = context.node
     if resource.name:
         if not resource.name.lstrip("+-").isdecimal():
-            raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
+            raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
         if int(resource.name) != node.config.node_id:
-            raise _invalid(
-                f"Unexpected broker id, expected {node.config.node_id}, but received {resource.name}"
-            )
+            raise _invalid(f"this is broker {node.config.node_id}; ask broker {resource.name} itself")
     if incremental:
         settings = _changed(node.image.config(resource), changes)
     else:
@@ -139,7 +137,7 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
             if key is None or key.type is not ConfigType.LIST:
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
-                    f"Can't {OpType(operation).name} to key {name} because its type is not LIST.",
+                    f"{name} is not a list, so {OpType(operation).name} makes no sense for it; use SET",
                 )
             items = [item for item in settings.get(name, key.show(key.default) or "").split(",") if item]
             given = [item for item in (value or "").split(",") if item]
@@ -149,7 +147,7 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
                 items = [item for item in items if item not in given]
             settings[name] = ",".join(items)
         else:
-            raise _invalid(f"Unknown operations type {operation}")
+            raise _invalid(f"there is no operation {operation} on settings")
     return settings
 
 
@@ -161,27 +159,26 @@ def _change_loggers(
         raise KafkaError(error, error.text)
     own = context.node.config.node_id
     if not resource.name.lstrip("+-").isdecimal():
-        raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
+        raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
     if int(resource.name) != own:
-        raise _invalid(f"Unexpected node id. Expected {own}, but received {resource.name}")
+        raise _invalid(f"this is node {own}; ask node {resource.name} itself")
     known = logger_levels()
     for name, operation, value in changes:
         if operation not in (OpType.SET, OpType.DELETE):
             raise _invalid(
-                f"{OpType(operation).name} operation is not allowed for the BROKER_LOGGER resource"
+                f"{OpType(operation).name} makes no sense for a logger; use SET or DELETE"
                 if operation in tuple(OpType)
-                else f"Unknown operation type {operation}"
+                else f"there is no operation {operation} on settings"
             )
         if name not in known:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no logger {name}")
         if operation == OpType.SET and (value or "").upper() not in LEVELS:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"Cannot set the log level of {name} to {value} as it is not a supported log level. "
-                f"Valid log levels are {', '.join(sorted(LEVELS))}",
+                f"{value} is not a log level for {name}; allowed are {', '.join(sorted(LEVELS))}",
             )
         if operation == OpType.DELETE and name == ROOT:
-            raise _invalid("Removing the log level of the root logger is not allowed")
+            raise _invalid("the root logger needs a level; set another one instead of none")
     if not validate_only:
         for name, operation, value in changes:
             set_level(name, None if operation == OpType.DELETE else (value or "").upper())

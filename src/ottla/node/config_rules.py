@@ -105,8 +105,7 @@ def parse_ip_overrides(text: str) -> dict[str, int]:
         host, _, count = entry.rpartition(":")
         if not host or not count.isdigit():
             raise ConfigError(
-                f"Invalid value {entry} for configuration max.connections.per.ip.overrides: "
-                "expected host:count"
+                f"max.connections.per.ip.overrides: {entry} cannot be used: expected host:count"
             )
         overrides[host] = int(count)
     return overrides

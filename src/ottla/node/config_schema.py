@@ -101,23 +101,21 @@ class TableSchema:
         if low > high:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"conflict topic config setting min.compaction.lag.ms ({low}) > max.compaction.lag.ms "
-                f"({high})",
+                f"min.compaction.lag.ms ({low}) is above max.compaction.lag.ms ({high})",
             )
         if effective["remote.storage.enable"] is True:
             if not self._config().flag("remote.log.storage.system.enable"):
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
-                    "Tiered Storage functionality is disabled in the broker. "
-                    "Topic cannot be configured with remote log storage.",
+                    "remote.storage.enable needs a broker with remote.log.storage.system.enable=true",
                 )
         elif (
             existing.get("remote.storage.enable") == "true" and not effective["remote.log.delete.on.disable"]
         ):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                "It is invalid to disable remote storage without deleting remote data. Set "
-                "remote.storage.enable=false and remote.log.delete.on.disable=true.",
+                "remote storage can be turned off only together with remote.log.delete.on.disable=true, "
+                "which deletes what is there",
             )
 
     def _check_group(self, values: Mapping[str, Value]) -> None:
@@ -129,15 +127,14 @@ class TableSchema:
             kind, _, rest = name.partition(".")
             least, most = f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest}"
             if value < config.number(least):
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be greater than or equal to {least}")
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is below {least}")
             if value > config.number(most):
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be less than or equal to {most}")
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is above {most}")
         standbys = values.get("streams.num.standby.replicas")
         if isinstance(standbys, int) and standbys > config.number("group.streams.max.standby.replicas"):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                "streams.num.standby.replicas must be less than or equal to "
-                "group.streams.max.standby.replicas",
+                "streams.num.standby.replicas is above group.streams.max.standby.replicas",
             )
         for kind in ("consumer", "share", "streams"):
             session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
@@ -146,7 +143,7 @@ class TableSchema:
             assert isinstance(longest, int)
             assert isinstance(between, int)
             if longest <= between:
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} must be greater than {heartbeat}")
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} is not above {heartbeat}")
 
     def is_list(self, type: int, name: str) -> bool:
         key = _key(type, name)
@@ -212,8 +209,8 @@ def _parsed(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str
         key = table.get(name)
         if key is None:
             if table is CLIENT_METRICS:
-                raise _invalid(f"Unknown client metrics configuration: {name}")
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {kind} config name: {name}")
+                raise _invalid(f"there is no setting {name} for client metrics")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no setting {name} for a {kind}")
         try:
             values[name] = key.parse(text)
         except ConfigError as error:
@@ -223,19 +220,22 @@ def _parsed(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str
 
 def _check_client_metrics(subscription: str, values: Mapping[str, Value]) -> None:
     if not subscription:
-        raise _invalid("Subscription name can't be empty")
+        raise _invalid("the name of the client metrics subscription is empty")
     interval = values.get("interval.ms")
     low, high = MIN_CLIENT_METRICS_INTERVAL_MS, MAX_CLIENT_METRICS_INTERVAL_MS
     if isinstance(interval, int) and not low <= interval <= high:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"Invalid value {interval} for interval.ms, interval must be between {low} and {high} (1 hour)",
+            f"interval.ms is {interval}; allowed are {low} to {high}",
         )
     matches = values.get("match")
     for match in matches if isinstance(matches, tuple) else ():
         name, _, pattern = match.partition("=")
         if not pattern or name.strip() not in _CLIENT_MATCHES or not _is_pattern(pattern):
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {match}")
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{match!r} is not NAME=PATTERN with one of the names that clients are chosen by",
+            )
 
 
 def _is_pattern(text: str) -> bool:
@@ -256,7 +256,7 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
         if (key := broker_key(name)) is not None and key.mode is UpdateMode.READ_ONLY
     ]
     if fixed:
-        raise _invalid(f"Cannot update these configs dynamically: [{', '.join(sorted(fixed))}]")
+        raise _invalid(f"these change only with a restart: {', '.join(sorted(fixed))}")
     unprefixed = [
         name
         for name in settings
@@ -267,8 +267,8 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
     ]
     if unprefixed:
         raise _invalid(
-            "These security configs can be dynamically updated only per-listener using the listener prefix: "
-            f"[{', '.join(sorted(unprefixed))}]"
+            "these change while running only for one listener, as listener.name.NAME.SETTING: "
+            f"{', '.join(sorted(unprefixed))}"
         )
     if not per_broker:
         single = [
@@ -277,10 +277,7 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
             if (key := broker_key(name)) is not None and key.mode is UpdateMode.PER_BROKER
         ]
         if single:
-            raise _invalid(
-                "Cannot update these configs at default cluster level, broker id must be specified: "
-                f"[{', '.join(sorted(single))}]"
-            )
+            raise _invalid(f"these are set for one broker, not for all: {', '.join(sorted(single))}")
     try:
         for name, text in settings.items():
             key = broker_key(name)

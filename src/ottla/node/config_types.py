@@ -68,9 +68,9 @@ class Range(NamedTuple):
             return None
         assert isinstance(value, int | float), value
         if value < self.min:
-            return f"Value must be at least {self.min}"
+            return f"it must be at least {self.min}"
         if self.max is not None and value > self.max:
-            return f"Value must be no more than {self.max}"
+            return f"it must be at most {self.max}"
         return None
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class RangeOr(NamedTuple):
     def problem(self, value: Value) -> str | None:
         if value == self.other or self.range.problem(value) is None:
             return None
-        return f"Value must be between {self.range.min} and {self.range.max} or equal to {self.other}"
+        return f"it must be {self.range.min} to {self.range.max}, or {self.other}"
 
     def __str__(self) -> str:
         return f"{self.range} or {self.other}"
@@ -98,12 +98,12 @@ class OneOf(NamedTuple):
 
     def problem(self, value: Value) -> str | None:
         if value is None:
-            return f"String must be one of: {', '.join(self.values)}"
+            return f"allowed are {', '.join(self.values)}"
         text = str(value).upper() if self.ignore_case else str(value)
         if text in self.values:
             return None
-        hint = " (case insensitive)" if self.ignore_case else ""
-        return f"String must be one of{hint}: {', '.join(self.values)}"
+        hint = ", in upper or lower case" if self.ignore_case else ""
+        return f"allowed are {', '.join(self.values)}{hint}"
 
     def __str__(self) -> str:
         hint = "(case insensitive) " if self.ignore_case else ""
@@ -121,12 +121,12 @@ class ListOf(NamedTuple):
             return None
         assert isinstance(value, tuple), value
         if not value and not self.empty:
-            return "List must not be empty"
+            return "the list is empty"
         if "" in value:
-            return "List must not have empty items"
+            return "the list has an empty item"
         for item in value:
             if self.values and item not in self.values:
-                return f"String must be one of: {', '.join(self.values)}"
+                return f"allowed are {', '.join(self.values)}"
         return None
 
     def __str__(self) -> str:
@@ -209,15 +209,15 @@ class ConfigKey(NamedTuple):
         if kind is ConfigType.BOOLEAN:
             lowered = text.lower()
             if lowered not in ("true", "false"):
-                raise self.error(text, "Expected value to be either true or false")
+                raise self.error(text, "it must be true or false")
             return lowered == "true"
         if kind in _INTEGERS:
             if _INTEGER.fullmatch(text) is None or not _fits(int(text), _INTEGERS[kind]):
-                raise self.error(text, f"Not a number of type {kind.name}")
+                raise self.error(text, f"it must be a number ({kind.name})")
             return int(text)
         if kind is ConfigType.DOUBLE:
             if _DOUBLE.fullmatch(text) is None:
-                raise self.error(text, f"Not a number of type {kind.name}")
+                raise self.error(text, f"it must be a number ({kind.name})")
             return float(text.rstrip("fFdD") if text[-1:] in "fFdD" else text)
         if kind is ConfigType.LIST:
             items = tuple(item.strip() for item in text.split(",")) if text else ()
@@ -226,7 +226,7 @@ class ConfigKey(NamedTuple):
 
     def error(self, text: str | None, problem: str) -> ConfigError:
         shown = "[hidden]" if self.sensitive else text
-        return ConfigError(f"Invalid value {shown} for configuration {self.name}: {problem}")
+        return ConfigError(f"{self.name}={shown} cannot be used: {problem}")
 
     def show(self, value: Value) -> str | None:
         """The value as text, the way Kafka writes it; None where there is none or it is sensitive."""

@@ -61,22 +61,20 @@ def parse_endpoints(
     for entry in entries:
         match = _ENDPOINT.fullmatch(entry)
         if match is None:
-            raise ConfigError(f"Invalid value {entry} for configuration {setting}: expected NAME://host:port")
+            raise ConfigError(f"{setting}: {entry} cannot be used: expected NAME://host:port")
         name, port = match["name"].upper(), int(match["port"])
         if not 0 <= port <= 65535:
-            raise ConfigError(
-                f"Invalid value {entry} for configuration {setting}: the port must be 0 to 65535"
-            )
+            raise ConfigError(f"{setting}: {entry} cannot be used: the port must be 0 to 65535")
         if name not in protocols:
             raise ConfigError(
-                f"Invalid value {entry} for configuration {setting}: no security protocol is defined "
+                f"{setting}: {entry} cannot be used: no security protocol is defined "
                 f"for {name}; add it to listener.security.protocol.map"
             )
         host = match["v6"] if match["v6"] is not None else match["host"]
         endpoints.append(Endpoint(name, protocols[name], host, port))
     names = [endpoint.name for endpoint in endpoints]
     if len(set(names)) != len(names):
-        raise ConfigError(f"Invalid value for configuration {setting}: each listener needs a name of its own")
+        raise ConfigError(f"{setting} cannot be used: each listener needs a name of its own")
     return tuple(endpoints)
 
 
@@ -89,8 +87,7 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
         if not separator or protocol.strip().upper() not in SecurityProtocol.__members__:
             allowed = ", ".join(SecurityProtocol.__members__)
             raise ConfigError(
-                f"Invalid value {entry} for configuration {setting}: expected NAME:PROTOCOL "
-                f"with one of {allowed}"
+                f"{setting}: {entry} cannot be used: expected NAME:PROTOCOL with one of {allowed}"
             )
         protocols[name.strip().upper()] = SecurityProtocol[protocol.strip().upper()]
     return protocols

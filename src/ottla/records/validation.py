@@ -106,26 +106,24 @@ def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
     if len(view) > MAGIC_POSITION and view[MAGIC_POSITION] < MAGIC:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"Produce requests with version {version} are only allowed to contain record batches with magic"
-            f" version {MAGIC}, not {view[MAGIC_POSITION]}",
+            f"version {version} of Produce takes batches of magic {MAGIC}, not {view[MAGIC_POSITION]}",
         )
     batches = list(iter_batches(view))
     if not batches:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"Produce requests with version {version} must have at least one record batch per partition",
+            f"version {version} of Produce needs a batch for each partition",
         )
     if len(batches) > 1:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"Produce requests with version {version} are only allowed to contain exactly one record batch"
-            f" per partition, not {len(batches)}",
+            f"version {version} of Produce takes one batch per partition, not {len(batches)}",
         )
     header = batches[0][1]
     if version < PRODUCE_VERSION_WITH_ZSTD and header.codec is Codec.ZSTD:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            f"Produce requests with version {version} are not allowed to use ZStandard compression",
+            f"version {version} of Produce does not know zstd",
         )
     return header
 
@@ -274,7 +272,7 @@ def _check_header(header: BatchHeader, rules: _Rules) -> None:
             f"offset range [0, {header.last_offset_delta}] and count of records {header.count} disagree"
         )
     if header.is_control:
-        raise _invalid("clients are not allowed to write control records")
+        raise _invalid("control records are written by brokers only")
     if header.has_producer_id and header.base_sequence < 0:
         raise _invalid(
             f"the batch of producer id {header.producer_id} has sequence number {header.base_sequence}"
@@ -299,28 +297,22 @@ def _refusal(refused: int, details: list[tuple[int, int, int, int]], rules: _Rul
     code = ErrorCode.INVALID_RECORD
     for index, reason, offset, timestamp in details:
         if reason == NO_KEY:
-            errors.append(RecordError(index, "Compacted topic cannot accept message without key"))
+            errors.append(RecordError(index, "the record has no key, which a compacted topic needs"))
             continue
         code = ErrorCode.INVALID_TIMESTAMP
         if reason == TIMESTAMP_OUT_OF_RANGE:
             text = (
-                f"Timestamp {timestamp} of message with offset {offset} is out of range."
-                f" The timestamp should be within [{earliest}, {latest}]"
+                f"the timestamp {timestamp} of the record at offset {offset} is not between "
+                f"{earliest} and {latest} (message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
             )
         else:
-            text = (
-                f"Invalid timestamp type in message {index}."
-                " Producer should not set timestamp type to LogAppendTime."
-            )
+            text = f"record {index} is marked with LogAppendTime, which only a broker may do"
         errors.append(RecordError(index, text))
     if code is ErrorCode.INVALID_TIMESTAMP:
-        message = "One or more records have been rejected due to invalid timestamp"
+        message = "there are records whose timestamps are not allowed"
     else:
         shown = "; ".join(f"{error.index}: {error.message}" for error in errors[:3])
-        message = (
-            f"One or more records have been rejected due to {refused} record errors in total, and only"
-            f" showing the first three errors at most: {shown}"
-        )
+        message = f"{refused} records are refused, the first of them: {shown}"
     return RecordErrors(code, message, tuple(errors))
 
 

@@ -230,10 +230,8 @@ class Partition:
         if acks == -1 and len(self.isr) < self.min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"The size of the current ISR : {len(self.isr)} is insufficient to satisfy the min.isr "
-                f"requirement of {self.min_isr} for partition {self.topic_partition}, "
-                "live replica(s) broker.id are : "
-                f"{sorted(self.isr)}",
+                f"{self.topic_partition} has {len(self.isr)} replica(s) in sync, on brokers "
+                f"{sorted(self.isr)}; min.insync.replicas is {self.min_isr}",
             )
         info = self.log.append_as_leader(
             data,
@@ -464,14 +462,14 @@ class Partition:
         if "delete" not in config.cleanup_policy and "compact" in config.cleanup_policy:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
-                f"Records of partition {self.topic_partition} can not be deleted due to the configured "
-                "policy",
+                f"records of {self.topic_partition} can be deleted only where cleanup.policy has delete",
             )
         wanted = self.log.high_watermark if offset == DELETE_UP_TO_HIGH_WATERMARK else offset
         if wanted < 0:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"The offset {wanted} for partition {self.topic_partition} is not valid",
+                f"records of {self.topic_partition} cannot be deleted before offset {wanted}, "
+                "only before -1 (all) or 0 and above",
             )
         self.log.increment_log_start_offset(wanted, "records were deleted by a client")
         self._listener.partition_progressed(self)

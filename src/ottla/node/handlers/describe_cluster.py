@@ -26,15 +26,15 @@ def handle(context: RequestContext, request: DescribeClusterRequest) -> Describe
     if request.endpoint_type not in _NAMES:
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
-            error_message=f"Unsupported endpoint type {request.endpoint_type}",
+            error_message=f"there are no endpoints of type {request.endpoint_type}",
         )
     if request.endpoint_type != served:
         # Version 0 had no name for this.
         error = ErrorCode.INVALID_REQUEST if context.version == 0 else ErrorCode.MISMATCHED_ENDPOINT_TYPE
         return DescribeClusterResponse(
             error_code=error,
-            error_message=f"The request was sent to an endpoint of type {_NAMES[served]}, "
-            f"but we wanted an endpoint of type {_NAMES[request.endpoint_type]}",
+            error_message=f"this is an endpoint of type {_NAMES[served]}; the request is for one of "
+            f"type {_NAMES[request.endpoint_type]}",
         )
     if served == _BROKERS:
         brokers, controller = _brokers(context, request), context.node.told_controller_id()

@@ -66,23 +66,23 @@ def _configs(
         case ConfigResourceType.BROKER:
             if not name:
                 return view.broker_default()
-            _check_own_id(context, name, "or empty string, ")
+            _check_own_id(context, name)
             return view.broker()
         case ConfigResourceType.BROKER_LOGGER:
             if not name:
-                raise _invalid("Broker id must not be empty")
-            _check_own_id(context, name, "")
+                raise _invalid("the id of the broker is missing")
+            _check_own_id(context, name)
             return _loggers(resource.configuration_keys or None)
         case ConfigResourceType.CLIENT_METRICS:
             if not name:
-                raise _invalid("Client metrics subscription name must not be empty")
+                raise _invalid("the name of the client metrics subscription is missing")
             return view.client_metrics(overrides)
         case ConfigResourceType.GROUP:
             if not name:
-                raise _invalid("Group name must not be empty")
+                raise _invalid("the name of the group is missing")
             return view.group(overrides)
         case _:
-            raise _invalid(f"Unsupported resource type: {kind}")
+            raise _invalid(f"resources of type {kind} have no settings")
 
 
 def _authorize(context: RequestContext, kind: int, name: str) -> None:
@@ -99,12 +99,12 @@ def _authorize(context: RequestContext, kind: int, name: str) -> None:
         raise KafkaError(error, error.text)
 
 
-def _check_own_id(context: RequestContext, name: str, or_empty: str) -> None:
+def _check_own_id(context: RequestContext, name: str) -> None:
     own = context.node.config.node_id
     if not name.lstrip("+-").isdecimal():
-        raise _invalid(f"Broker id must be an integer, but it is: {name}")
+        raise _invalid(f"the name of a broker is its id, a decimal number, not {name!r}")
     if int(name) != own:
-        raise _invalid(f"Unexpected broker id, expected {own} {or_empty}but received {name}")
+        raise _invalid(f"this is broker {own}; ask broker {name} itself")
 
 
 def _loggers(names: list[str] | None) -> list[DescribeConfigsResourceResult]:

@@ -30,9 +30,9 @@ def handle(
     cursor = request.cursor
     if cursor is not None:
         if cursor.partition_index < 0:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "The cursor's partition must not be negative")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition of the cursor is negative")
         if request.topics and cursor.topic_name not in names:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"The topics must contain the cursor's {cursor}")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"the cursor's {cursor} is not among the topics")
         names = [name for name in names if name >= cursor.topic_name]
         first_partition = cursor.partition_index
     limit = max(

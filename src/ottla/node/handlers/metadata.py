@@ -71,11 +71,9 @@ def failed(request: MetadataRequest, code: int, _message: str | None) -> Metadat
 def _check(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> None:
     for topic in topics:
         if context.version < 12 and (topic.name is None or topic.topic_id != _ZERO_UUID):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"Topic IDs are not supported in version {context.version}"
-            )
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {context.version} knows no topic ids")
         if topic.name is None and topic.topic_id == _ZERO_UUID:
-            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "A topic has neither a name nor an id")
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic has neither a name nor an id")
 
 
 def _everything(context: RequestContext, request: MetadataRequest) -> MetadataResponse:

@@ -160,7 +160,7 @@ def _one_batch(records: Buffer | None, version: int) -> BatchHeader:
         magic = records[_MAGIC_AT] if records is not None and len(records) > _MAGIC_AT else MAGIC
         if error.code is ErrorCode.CORRUPT_MESSAGE and 0 <= magic < MAGIC:
             raise KafkaError(
-                ErrorCode.INVALID_RECORD, f"Produce requests carry batches of magic {MAGIC}, not {magic}"
+                ErrorCode.INVALID_RECORD, f"the batch has magic {magic}; producers send {MAGIC}"
             ) from None
         raise
 
@@ -273,7 +273,9 @@ class _Appends:
         if not context.allowed(Operation.WRITE, Resource.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if name in INTERNAL_TOPICS and context.client_id != _ADMIN_CLIENT:
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name}")
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the cluster itself only"
+            )
         partition = replicas.partition(TopicPartition(name, index))
         partition.check_leader()
         return partition

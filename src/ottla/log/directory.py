@@ -29,6 +29,8 @@ from ottla.runtime.random import Random
 
 _log = logging.getLogger(__name__)
 
+_LACK_TOLD_EVERY_MS = 10_000
+
 
 class LogDirectory:
     """One entry of `log.dirs`."""
@@ -37,6 +39,7 @@ class LogDirectory:
         "_deletions",
         "_deletions_made",
         "_failure",
+        "_lack_told_ms",
         "_on_failure",
         "clock",
         "directory_id",
@@ -64,6 +67,7 @@ class LogDirectory:
         self.directory_id: bytes | None = None
         self._failure: str | None = None
         self._on_failure = on_failure
+        self._lack_told_ms = -_LACK_TOLD_EVERY_MS
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
         self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
         # (due time, number, path): what to unlink, and when.
@@ -105,18 +109,23 @@ class LogDirectory:
         offline.
         """
         if is_lack_of_room(error) and self._failure is None:
-            return KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
+            return self._lack(
                 f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "
-                "on",
+                "on"
             )
         reason = f"{action} failed with {error}"
         if is_lack_of_handles(error) and self._failure is None:
-            return KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"{reason}; raise the limit of open files (ulimit -n)"
-            )
+            return self._lack(f"{reason}; raise the limit of open files (ulimit -n)")
         self.fail(reason)
         return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path}: {reason}")
+
+    def _lack(self, message: str) -> KafkaError:
+        """Something ran out that may come back. Clients try again at once, so not every time gets a line."""
+        now_ms = self.clock.wall_ms()
+        if not self._lack_told_ms <= now_ms < self._lack_told_ms + _LACK_TOLD_EVERY_MS:
+            self._lack_told_ms = now_ms
+            _log.error("%s", message)
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
     # Checkpoints
 

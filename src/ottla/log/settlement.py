@@ -53,6 +53,10 @@ class Settlement:
             try:
                 file.pwrite(checkpoints.encode_topic_id(self.topic_id), 0)
                 file.sync()
+            except OSError:
+                with suppress(OSError):
+                    self.disk.unlink(self.staged)
+                raise
             finally:
                 file.close()
 

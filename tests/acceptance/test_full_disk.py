@@ -1,0 +1,151 @@
+"""A disk without room under a running node: writes are refused clearly, reads go on, and room is enough to
+make it all work again.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.records.batch import iter_batches, read_records
+from ottla.records.builder import build_batch
+from ottla.runtime.disk import Buffer, File, RealDisk
+from ottla.runtime.runtime import Runtime
+from ottla.testing.local_node import LocalNode
+from tests.support.wire import WireClient
+
+
+class _File:
+    """A file that cannot grow while its disk is full; half of a write may have happened."""
+
+    def __init__(self, file: File, disk: FillingDisk) -> None:
+        self._file = file
+        self._disk = disk
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        if self._disk.full:
+            half = memoryview(data).cast("B")
+            self._file.pwrite(half[: len(half) // 2], offset)
+            raise OSError(errno.ENOSPC, "No space left on device", self._file.path)
+        self._file.pwrite(data, offset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class FillingDisk(RealDisk):
+    __slots__ = ("full",)
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True
+    ) -> File:
+        if self.full and create and not self.exists(path):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return _File(super().open(path, create=create, exclusive=exclusive, writable=writable), self)
+
+
+@pytest.fixture
+def disk() -> FillingDisk:
+    return FillingDisk()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, disk: FillingDisk) -> Iterator[LocalNode]:
+    machine = Runtime.real
+
+    def with_disk(cls: type[Runtime]) -> Runtime:
+        real = machine()
+        return Runtime(real.clock, real.random, disk, real.pool, real.network)
+
+    monkeypatch.setattr(Runtime, "real", classmethod(with_disk))
+    with LocalNode({"log.segment.bytes": 1048576}) as node:
+        yield node
+        disk.full = False
+
+
+@pytest.fixture
+def wire(node: LocalNode) -> Iterator[WireClient]:
+    with WireClient(node.bootstrap_servers) as wire:
+        yield wire
+
+
+def create(wire: WireClient, name: str) -> int:
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+    answer = wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=9000), 7, CreateTopicsResponse)
+    return answer.topics[0].error_code
+
+
+def produce(wire: WireClient, topic: str, value: bytes) -> PartitionProduceResponse:
+    records = memoryview(build_batch([(0, None, value)]))
+    data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=records)])
+    request = ProduceRequest(acks=-1, timeout_ms=9000, topic_data=[data])
+    return wire.get(request, 9, ProduceResponse).responses[0].partition_responses[0]
+
+
+def consume(wire: WireClient, topic: str, count: int) -> list[bytes | None]:
+    """The first records; a fetch ends at the end of a segment."""
+    values: list[bytes | None] = []
+    while len(values) < count:
+        partition = FetchPartition(
+            partition=0, fetch_offset=len(values), partition_max_bytes=10_000_000, log_start_offset=-1
+        )
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=10_000_000,
+            session_epoch=-1,
+            topics=[FetchTopic(topic=topic, partitions=[partition])],
+        )
+        found = wire.get(request, 12, FetchResponse).responses[0].partitions[0]
+        assert found.error_code == 0
+        assert found.high_watermark == count
+        data = bytes(found.records or b"")
+        more = [record.value for at, _ in iter_batches(data) for record in read_records(data, at)]
+        assert more
+        values += more
+    return values
+
+
+def test_a_full_disk_refuses_writes_and_nothing_else(
+    wire: WireClient, disk: FillingDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert create(wire, "orders") == 0
+    assert produce(wire, "orders", b"before").error_code == 0
+    disk.full = True
+    for _ in range(3):
+        refused = produce(wire, "orders", b"lost")
+        assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert caplog.text.count("no room in the log directory") == 1
+    assert consume(wire, "orders", 1) == [b"before"]
+    disk.full = False
+    written = produce(wire, "orders", b"after")
+    assert (written.error_code, written.base_offset) == (0, 1)
+    assert consume(wire, "orders", 2) == [b"before", b"after"]
+
+
+def test_a_new_segment_waits_for_room(wire: WireClient, disk: FillingDisk) -> None:
+    """The write that would begin a segment is refused too, and the log is as it was."""
+    assert create(wire, "rolling") == 0
+    large = bytes(700_000)
+    assert produce(wire, "rolling", large).error_code == 0
+    disk.full = True
+    assert produce(wire, "rolling", large).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    disk.full = False
+    assert produce(wire, "rolling", large).base_offset == 1
+    assert consume(wire, "rolling", 2) == [large, large]

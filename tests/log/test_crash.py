@@ -19,7 +19,7 @@ import pytest
 
 from tests.support import log_life, manager_life
 
-SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "400"))
+SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "300"))
 ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
 PER_TEST = max(100, SEEDS // 200)
 

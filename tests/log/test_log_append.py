@@ -239,6 +239,15 @@ def test_a_segment_is_closed_before_it_grows_too_large() -> None:
     check_log(lab.log)
 
 
+def test_a_segment_may_be_filled_to_its_last_byte() -> None:
+    size = len(build_batch([(0, None, b"x" * 100)]))
+    for spare, segments in ((0, [0, 3]), (-1, [0, 2])):
+        lab = LogLab(LogConfig(segment_bytes=3 * size + spare))
+        for _ in range(4):
+            lab.put(b"x" * 100, timestamp=0)
+        assert [segment.base_offset for segment in lab.log.segments] == segments
+
+
 def test_a_segment_is_closed_by_the_age_of_its_first_records() -> None:
     lab = LogLab(LogConfig(segment_ms=1000))
     start = lab.now_ms

@@ -2,8 +2,9 @@
 from.
 
 A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. Names
-that nobody knows are left out of the answer. What is asked for twice in one request is described once, as a
-description is thousands of times as large as the question. Version 3 added types and documentation.
+that nobody knows are left out of the answer. A resource that is asked for twice is described twice, but not
+in a request that names more of them than any client does, as a description is thousands of times as large
+as the question. Version 3 added types and documentation.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ from ottla.protocol.messages.describe_configs import (
     DescribeConfigsResult,
 )
 
+MOST_WITH_REPEATS = 1000
+
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     results = []
-    asked = {
-        (each.resource_type, each.resource_name, tuple(each.configuration_keys or ())): each
-        for each in request.resources
-    }
-    for resource in asked.values():
+    asked = request.resources
+    if len(asked) > MOST_WITH_REPEATS:
+        distinct = {
+            (each.resource_type, each.resource_name, tuple(each.configuration_keys or ())): each
+            for each in asked
+        }
+        asked = list(distinct.values())
+    for resource in asked:
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )

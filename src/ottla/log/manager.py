@@ -504,13 +504,28 @@ class LogManager:
         if not passed:
             return 0
         await self.checkpoint_log_starts()
+        self._keep_log_starts([log for log, _ in passed])
         deleted = 0
         for log, segments in passed:
             try:
                 deleted += log.remove_passed(segments)
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
+            # Names are synced for each: others get their turn in between.
+            await asyncio.sleep(0)
         return deleted
+
+    def _keep_log_starts(self, logs: Sequence[Log]) -> None:
+        """Where another checkpoint came between, write these log starts now: once for all, not for each."""
+        starts: dict[LogDirectory, dict[TopicPartition, int]] = {}
+        for log in logs:
+            if log.directory.is_online and not log.is_closed:
+                starts.setdefault(log.directory, {})[log.topic_partition] = log.log_start_offset
+        for directory, offsets in starts.items():
+            try:
+                directory.set_log_starts(offsets)
+            except OSError as error:
+                _log.error("%s", directory.io_error("noting new starts of logs", error).message)
 
     async def expire_producers(self, now_ms: int) -> None:
         async for log in self._each_log():

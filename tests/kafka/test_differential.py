@@ -15,7 +15,8 @@ from tests.kafka.scripts import SCRIPTS
 from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
 from tests.support.differential import Entry, Script, compare, run_script
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+# One worker: the scripts leave groups and topics behind that later ones see on both brokers.
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("apache-kafka")]
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,7 @@ class Soak:
     read_bytes: int = 0
     vanished: int = 0
     cut_off: int = 0
+    open: "set[Client]" = field(default_factory=set)
 
     def somewhere(self) -> tuple[str, int]:
         return random.choice(self.topics), random.randrange(PARTITIONS_PER_TOPIC)
@@ -64,7 +65,9 @@ class Client:
 
     @classmethod
     async def connect(cls, soak: Soak) -> "Client":
-        return cls(*await asyncio.open_connection("127.0.0.1", soak.port, limit=65536))
+        client = cls(*await asyncio.open_connection("127.0.0.1", soak.port, limit=65536))
+        soak.open.add(client)
+        return client
 
     async def ask(self, request: Request, version: int) -> int:
         """Send a request and read the answer; its size."""
@@ -147,6 +150,7 @@ async def vanish(soak: Soak) -> None:
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
         client.writer.close()
+        soak.open.discard(client)
         soak.vanished += 1
 
 
@@ -210,8 +214,10 @@ async def run(node: NodeProcess, seconds: float, connections: int, partitions: i
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    for client in soak.open:
+        client.writer.transport.abort()
     deadline = time.monotonic() + 30
-    while connected(process) and time.monotonic() < deadline:
+    while connected(process) and time.monotonic() < deadline:  # noqa: ASYNC110 - of another process
         await asyncio.sleep(0.1)
     row(f"clients gone, {connected(process)} connections left", process, soak)
 

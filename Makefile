@@ -22,7 +22,7 @@ test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not kafka'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not kafka and not spark'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """What all tests share: Apache Kafka where the machine has Java and Maven, one loud line where it has not.
 
 Tests marked `kafka` run in one xdist group, so that one worker starts one Apache Kafka and one driver JVM for
-all of them. They are skipped only when a requirement is missing; a download or start that fails is a failure.
+all of them; tests marked `spark` in another, with one session of Spark. The former are skipped only when a requirement is missing; a download or start that fails is a failure.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = kafka_libs.missing_requirement()
     for item in items:
-        if item.get_closest_marker("kafka") is None:
-            continue
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("apache-kafka"))
-        if missing is not None:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "xdist_group" not in marks and marks & {"kafka", "spark"}:
+            item.add_marker(pytest.mark.xdist_group("spark" if "spark" in marks else "apache-kafka"))
+        if missing is not None and "kafka" in marks:
             item.add_marker(pytest.mark.skip(reason=KAFKA_SKIP + missing))
 
 

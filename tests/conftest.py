@@ -1,7 +1,8 @@
 """What all tests share: Apache Kafka where the machine has Java and Maven, one loud line where it has not.
 
 Tests marked `kafka` run in one xdist group, so that one worker starts one Apache Kafka and one driver JVM for
-all of them; tests marked `spark` in another, with one session of Spark. The former are skipped only when a requirement is missing; a download or start that fails is a failure.
+all of them; tests marked `spark` in another, with one session of Spark. Tests are skipped only when a
+requirement is missing; a download or start that fails is a failure.
 """
 
 from __future__ import annotations

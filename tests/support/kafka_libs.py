@@ -30,10 +30,13 @@ DOWNLOAD_TIMEOUT_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One classpath: a folder's name and the coordinates that fill it."""
+    """One classpath: a folder's name and the coordinates that fill it, with all that they depend on unless
+    `transitive` is false.
+    """
 
     name: str
     coordinates: tuple[str, ...]
+    transitive: bool = True
 
 
 BROKER = Bundle(
@@ -57,6 +60,17 @@ OLD_CLIENT = Bundle(
         "org.slf4j:slf4j-nop:1.7.36",
     ),
 )
+# Spark's own Kafka connector, for the pyspark that is installed here; Spark has the rest on its classpath.
+SPARK_CONNECTOR = Bundle(
+    "spark-connector-4.2.0",
+    (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        "org.apache.kafka:kafka-clients:3.9.1",
+        "org.apache.commons:commons-pool2:2.12.1",
+    ),
+    transitive=False,
+)
 
 
 def missing_requirement() -> str | None:
@@ -71,6 +85,11 @@ def missing_requirement() -> str | None:
 def classpath(bundle: Bundle) -> str:
     """A Java classpath with every jar of `bundle`, which is fetched if it is not there yet."""
     return f"{_folder(bundle)}/*"
+
+
+def jars(bundle: Bundle) -> list[str]:
+    """The paths of the bundle's jars, for whoever does not take a folder."""
+    return sorted(str(path) for path in _folder(bundle).glob("*.jar"))
 
 
 def _folder(bundle: Bundle) -> Path:
@@ -121,8 +140,14 @@ def _download(bundle: Bundle, folder: Path) -> None:
 
 
 def _pom(bundle: Bundle) -> str:
+    alone = (
+        ""
+        if bundle.transitive
+        else "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    )
     dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        f"{alone}</dependency>"
         for group, artifact, version in (each.split(":") for each in bundle.coordinates)
     )
     return (

@@ -1,0 +1,182 @@
+"""Where reading begins and ends, as a user writes it, and offsets as Spark keeps them.
+
+`Limit` is one side of what is read: the beginning or the end of partitions, offsets by partition (with -2
+for the beginning and -1 for the end), or times. The JSON forms are those of Spark's own source. The offsets
+of a stream have the same form too, so that a checkpoint can be read by eyes that know the other. Under keys
+that no topic can have they also hold the topics' ids, by which a topic that was deleted and created again is
+told from the one that was read before, and where a batch begins in partitions that no earlier batch knew:
+Spark keeps only the ends, and a batch that is run again must begin where it began.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ottla.client.view import TopicPartition
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Limit",
+    "LimitKind",
+    "StreamOffset",
+    "parse_assign",
+    "parse_by_partition",
+    "parse_offsets_limit",
+]
+
+EARLIEST = -2
+LATEST = -1
+IDS_KEY = "@ids"
+BEGINS_KEY = "@from"
+_OFFSETS_EXAMPLE = '{"orders": {"0": 23, "1": -2}}'
+_ASSIGN_EXAMPLE = '{"orders": [0, 1]}'
+
+
+class LimitKind(Enum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSETS = "offsets"
+    TIMES = "times"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`by_partition` counts for OFFSETS and TIMES, `time_ms` for TIME."""
+
+    kind: LimitKind
+    by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
+    time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """Where a stream stands: the next offset of each partition, and the topics' ids where they are known.
+
+    `begins` is where the batch that ends here begins in the partitions that the offset before did not have.
+    """
+
+    positions: Mapping[TopicPartition, int]
+    ids: Mapping[str, bytes] = field(default_factory=dict)
+    begins: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """The same offset always gives the same text: Spark compares texts."""
+        found = _by_topic(self.positions)
+        ids = {topic: _text(self.ids[topic]) for topic in sorted(self.ids) if topic in found}
+        if ids:
+            found[IDS_KEY] = ids
+        if self.begins:
+            found[BEGINS_KEY] = _by_topic(self.begins)
+        return found
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Mapping[str, Any]]) -> StreamOffset:
+        return cls(
+            _by_partition({t: p for t, p in value.items() if t not in (IDS_KEY, BEGINS_KEY)}),
+            {topic: _bytes(text) for topic, text in value.get(IDS_KEY, {}).items()},
+            _by_partition(value.get(BEGINS_KEY, {})),
+        )
+
+
+def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for partition in sorted(offsets):
+        found.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
+    return found
+
+
+def _by_partition(value: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): int(offset)
+        for topic, offsets in value.items()
+        for partition, offset in offsets.items()
+    }
+
+
+def _text(topic_id: bytes) -> str:
+    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def parse_offsets_limit(option: str, text: str) -> Limit:
+    """`earliest`, `latest`, or offsets by partition in JSON."""
+    plain = text.strip()
+    if plain.lower() == "earliest":
+        return Limit(LimitKind.EARLIEST)
+    if plain.lower() == "latest":
+        return Limit(LimitKind.LATEST)
+    found = parse_by_partition(option, plain, _OFFSETS_EXAMPLE)
+    for partition, offset in found.items():
+        if offset < EARLIEST:
+            raise ValueError(
+                f"{option}: offset {offset} of {partition} is not an offset; -2 stands for earliest, "
+                "-1 for latest"
+            )
+    return Limit(LimitKind.OFFSETS, found)
+
+
+def parse_by_partition(option: str, text: str, example: str = _OFFSETS_EXAMPLE) -> dict[TopicPartition, int]:
+    """A number for each partition: `{"topic": {"0": 23}}`. ValueError says what is wrong, and where."""
+    value = _parsed(option, text, example)
+    found = {}
+    for topic, numbers in value.items():
+        if not isinstance(numbers, dict):
+            raise ValueError(
+                f"{option}: {topic!r} has {json.dumps(numbers)} where partitions should be, as in {example}"
+            )
+        for partition, number in numbers.items():
+            if not partition.isdecimal() or not _is_number(number):
+                raise ValueError(
+                    f"{option}: {json.dumps(partition)}: {json.dumps(number)} of topic {topic!r} is not a "
+                    f"partition and a number, as in {example}"
+                )
+            found[TopicPartition(topic, int(partition))] = number
+    return found
+
+
+def parse_assign(text: str) -> list[TopicPartition]:
+    value = _parsed("assign", text, _ASSIGN_EXAMPLE)
+    found = []
+    for topic, partitions in value.items():
+        if not isinstance(partitions, list) or not all(_is_number(p) and p >= 0 for p in partitions):
+            raise ValueError(
+                f"assign: {topic!r} has {json.dumps(partitions)} where a list of partitions should be, "
+                f"as in {_ASSIGN_EXAMPLE}"
+            )
+        found += [TopicPartition(topic, partition) for partition in partitions]
+    if not found:
+        raise ValueError(f"assign names no partition; it looks like {_ASSIGN_EXAMPLE}")
+    return sorted(set(found))
+
+
+def _parsed(option: str, text: str, example: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text, object_pairs_hook=_without_doubles)
+    except ValueError as error:
+        raise ValueError(f"{option}={text!r} is not JSON ({error}); it looks like {example}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{option}={text!r} is not an object by topic; it looks like {example}")
+    return value
+
+
+def _without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

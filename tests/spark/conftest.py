@@ -1,0 +1,116 @@
+"""One session of Spark for all tests here, and nodes for it to read from.
+
+The session is made for speed on a small machine: no UI, two task slots with retries, checkpoints by rename
+and not by Hadoop's file contexts, and workers that import pyspark from site-packages, where it is compiled,
+rather than from Spark's zip. Spark's own Kafka connector is on the classpath where Maven can bring it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ottla.client.blocking import Admin, Producer
+from tests.support import kafka_libs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ottla.testing.local_node import LocalNode
+
+SPARK_CONFS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "50",
+    "spark.log.level": "ERROR",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before the groups of the workers are made
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SPARK_HOME without the zip of pyspark, so that workers use the installed one."""
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent
+    home = tmp_path_factory.mktemp("spark-home")
+    for name in ("jars", "bin", "sbin"):
+        (home / name).symlink_to(installed / name)
+    return home
+
+
+@pytest.fixture(scope="session")
+def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session; tests that break it (kill its JVM, say) make another in a process of their own."""
+    if shutil.which("java") is None:
+        pytest.skip("Spark tests skipped: no `java` on the PATH (install a JDK, 17 or newer)")
+    from pyspark.sql import SparkSession
+
+    os.environ["SPARK_HOME"] = str(spark_home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master("local[2,4]").appName("ottla tests")
+    for name, value in SPARK_CONFS.items():
+        builder = builder.config(name, value)
+    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    builder = builder.config("spark.local.dir", str(tmp_path_factory.mktemp("spark-local")))
+    if kafka_libs.missing_requirement() is None:
+        builder = builder.config("spark.jars", ",".join(kafka_libs.jars(kafka_libs.SPARK_CONNECTOR)))
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def node(ottla_node: LocalNode) -> LocalNode:
+    """One node for all tests of the session; give topics names of their own (`new_topic`)."""
+    return ottla_node
+
+
+@pytest.fixture(scope="session")
+def admin(node: LocalNode) -> Iterator[Admin]:
+    with Admin(node.bootstrap_servers) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def producer(node: LocalNode) -> Iterator[Producer]:
+    with Producer(node.bootstrap_servers) as client:
+        yield client
+
+
+@pytest.fixture
+def new_topic(admin: Admin) -> Callable[..., str]:
+    """`new_topic(partitions=2)` creates a topic of a name that nobody else uses, and gives the name."""
+
+    def create(partitions: int = 1, configs: dict[str, str | None] | None = None, *, stem: str = "t") -> str:
+        name = f"{stem}-{uuid.uuid4().hex[:8]}"
+        admin.topics.create(name, partitions=partitions, replication_factor=1, configs=configs)
+        return name
+
+    return create

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ottla.runtime.disk import RealDisk, read_file, remove_tree, write_file
+from ottla.runtime import disk
+from ottla.runtime.disk import NotInMemory, RealDisk, read_file, remove_tree, waiting, write_file
 
 HOLD_LOCK = """
 import sys
@@ -160,3 +163,55 @@ class TestLock:
                 RealDisk().lock(f"{tmp_path}/.lock")
         assert len(os.listdir("/dev/fd")) == before
         lock.release()
+
+
+def test_a_read_that_would_wait_for_the_disk_can_be_refused_and_loaded(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * 1024 * 1024)
+    path = tmp_path / "cold"
+    path.write_bytes(data)
+    file = RealDisk().open(str(path))
+    with waiting(False):
+        assert file.pread(len(data), 0) == data
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with waiting(False):
+        try:
+            file.pread(2_000_000, 1_000_000)
+        except NotInMemory as found:
+            missing = found
+        else:
+            pytest.skip("this file system keeps everything in memory, or cannot tell")
+        with waiting(True):
+            assert file.pread(10, 0) == data[:10]
+        missing.load()
+        assert file.pread(2_000_000, 1_000_000) == data[1_000_000:3_000_000]
+        assert file.pread(10, len(data)) == b""
+    file.close()
+
+
+def test_what_a_handle_has_written_lately_is_taken_to_be_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    monkeypatch.setattr(disk, "_peek", lambda _, offset: looked_at.append(offset))
+    file = RealDisk().open(str(tmp_path / "written"), create=True)
+    block = bytes(256 * 1024)
+    for n in range(20):
+        file.pwrite(block, n * len(block))
+        with waiting(False):
+            file.pread(10, n * len(block))
+    assert looked_at == []
+    with waiting(False):
+        file.pread(10, 0)
+    assert looked_at == [9]
+    file.close()
+
+
+def test_only_the_thread_that_asked_for_it_does_not_wait(tmp_path: Path) -> None:
+    file = RealDisk().open(str(tmp_path / "cold"), create=True)
+    file.pwrite(bytes(100_000), 0)
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with waiting(False), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(file.pread, 100_000, 0).result() == bytes(100_000)
+    file.close()

@@ -32,7 +32,7 @@ from ottla.log.segment_walk import (
 from ottla.log.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
 from ottla.log.txn_index import TransactionIndex
 from ottla.records.batch import BatchHeader
-from ottla.runtime.disk import Buffer
+from ottla.runtime.disk import Buffer, waiting
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class LogSegment:
         """
         indexes = self.indexes
         position = self.size
-        self._log.get().pwrite(data, position)
+        self._log.for_write().pwrite(data, position)
         if position == 0:
             self._first_timestamp = batches[0].max_timestamp
         interval = self._config.index_interval_bytes
@@ -236,9 +236,8 @@ class LogSegment:
 
     def cut(self) -> None:
         """Remove what a failed write has left behind the end, for good."""
-        file = self._log.get()
-        file.truncate(self.size)
-        file.sync()
+        self._log.for_write().truncate(self.size)
+        self._log.sync()
 
     def seal(self) -> None:
         """Make the files final: the greatest timestamp becomes the last entry of the time index, and nothing
@@ -246,10 +245,10 @@ class LogSegment:
         """
         self.indexes.seal()
         if self._config.preallocate:
-            self._log.get().truncate(self.size)
+            self._log.for_write().truncate(self.size)
 
     def sync_log(self) -> None:
-        self._log.get().sync()
+        self._log.sync()
 
     def sync(self) -> None:
         """Make everything durable but the names of the files."""
@@ -334,7 +333,7 @@ class LogSegment:
     # Indexes
 
     def _new_indexes(self) -> None:
-        self._close_indexes()
+        self.close_indexes()
         self._indexes = SegmentIndexes.create(
             self._handles,
             self.path(INDEX),
@@ -364,13 +363,14 @@ class LogSegment:
         _log.warning("an index is damaged and will be built anew from its segment: %s", error)
         self.start_rebuild()
         damage = None
-        try:
-            for position, header in self.headers():
-                self.rebuild_from(position, header)
-        except CorruptBatch as found:
-            # What lies before it can be read; whoever asks for more will be told.
-            _log.error("%s; the records from there on are not indexed and cannot be read", found)
-            damage = found
+        with waiting(True):  # once begun, it has to be finished
+            try:
+                for position, header in self.headers():
+                    self.rebuild_from(position, header)
+            except CorruptBatch as found:
+                # What lies before it can be read; whoever asks for more will be told.
+                _log.error("%s; the records from there on are not indexed and cannot be read", found)
+                damage = found
         self.end_rebuild()
         self._damage = damage
         # The segment may lie below the recovery point, where no flush comes by any more.
@@ -427,10 +427,12 @@ class LogSegment:
             self._txn_index.path = self.path(TXN_INDEX)
 
     def release(self) -> None:
-        """Close the files, if they are open; they open again when they are needed."""
+        """Close the files, if they are open; they open again when they are needed. Not for a segment that
+        has yet to be synced.
+        """
         self._log.release()
-        self._close_indexes()
+        self.close_indexes()
 
-    def _close_indexes(self) -> None:
+    def close_indexes(self) -> None:
         if self._indexes is not None:
             self._indexes.close()

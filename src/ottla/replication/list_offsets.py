@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.partition import Partition
 from ottla.replication.types import NO_EPOCH, Isolation
+from ottla.runtime.disk import waiting
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -37,10 +38,12 @@ def list_offset(
     isolation: Isolation = Isolation.HIGH_WATERMARK,
     current_leader_epoch: int = NO_EPOCH,
     only_leader: bool = True,
+    may_wait: bool = True,
 ) -> ListedOffset | None:
     """The offset for a timestamp or one of the special values; None if there is no such record.
 
-    ``isolation`` LOG_END is for replicas and debugging consumers, who may see everything.
+    ``isolation`` LOG_END is for replicas and debugging consumers, who may see everything. Unless it
+    ``may_wait`` for the disk, NotInMemory where it would have to.
     """
     partition.check_replica(current_leader_epoch, only_leader=only_leader)
     log = partition.log
@@ -63,9 +66,12 @@ def list_offset(
         return ListedOffset(NO_TIMESTAMP, last_fetchable, partition.leader_epoch)
     if timestamp < EARLIEST_PENDING_UPLOAD:
         return None
-    found = (
-        log.offset_for_max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
-    )
+    with waiting(may_wait):
+        found = (
+            log.offset_for_max_timestamp()
+            if timestamp == MAX_TIMESTAMP
+            else log.offset_for_timestamp(timestamp)
+        )
     if found is None:
         return None
     if found.offset >= last_fetchable:

@@ -35,7 +35,7 @@ from ottla.replication.types import (
     PartitionFetch,
     PartitionListener,
 )
-from ottla.runtime.disk import Buffer
+from ottla.runtime.disk import Buffer, waiting
 
 _log = logging.getLogger(__name__)
 
@@ -274,8 +274,10 @@ class Partition:
         follower: FetchFrom | None = None,
         only_leader: bool = True,
         min_one_batch: bool = True,
+        may_wait: bool = True,
     ) -> PartitionFetch:
-        """Read from ``offset``. A follower's fetch also tells how far it has come.
+        """Read from ``offset``. A follower's fetch also tells how far it has come. Unless it ``may_wait`` for
+        the disk, NotInMemory where it would have to; then nothing has changed.
 
         ``last_fetched_epoch`` is the epoch of the last record the reader has: where this log ended that
         epoch earlier, or never had it, the answer is the diverging epoch, and no records.
@@ -295,7 +297,8 @@ class Partition:
                 Isolation.HIGH_WATERMARK: high_watermark,
                 Isolation.COMMITTED: last_stable,
             }[isolation]
-            records = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=min_one_batch).records
+            with waiting(may_wait):
+                records = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=min_one_batch).records
             if state is not None and follower is not None:
                 self._followed(state, follower, offset, end, now_ms)
         aborted = None

@@ -6,6 +6,10 @@ the name. Once a `sync` has failed, nothing written since the last good one may 
 later `sync` succeeds: kernels forget dirty pages that they could not write. `ottla.sim.disk.SimDisk` keeps
 the same contract as unkindly as it allows.
 
+A read of what the page cache does not hold waits for the disk, and with it everything else that the thread
+has to do. Within `with waiting(False)` such a read raises `NotInMemory` instead, which can then be loaded in
+another thread and tried again.
+
 Paths are plain strings with `/`. Errors are the `OSError` family, with the path in `filename`. A `File` may
 be used from several threads as it holds no position, but whoever closes it must know that nobody else is
 inside a call.
@@ -29,9 +33,11 @@ __all__ = [
     "DiskUsage",
     "File",
     "Lock",
+    "NotInMemory",
     "RealDisk",
     "read_file",
     "remove_tree",
+    "waiting",
     "write_file",
 ]
 
@@ -44,6 +50,50 @@ class DiskUsage:
 
     total_bytes: int
     free_bytes: int
+
+
+class _Patience(threading.local):
+    waits = True
+
+
+_patience = _Patience()
+
+
+class waiting:
+    """Whether reads of this thread may wait for the disk, within the block."""
+
+    __slots__ = ("_before", "_waits")
+
+    def __init__(self, waits: bool) -> None:
+        self._waits = waits
+        self._before = True
+
+    def __enter__(self) -> None:
+        self._before = _patience.waits
+        _patience.waits = self._waits
+
+    def __exit__(self, *_: object) -> None:
+        _patience.waits = self._before
+
+
+class NotInMemory(Exception):
+    """A read would have waited for the disk."""
+
+    LOAD_BYTES = 1024 * 1024
+
+    def __init__(self, file: File, size: int, offset: int) -> None:
+        super().__init__(f"{file.path}: {size} bytes at {offset} are not in memory")
+        self._file = file
+        # Whole blocks: whoever searches an index, or walks from batch to batch, comes back for what is near.
+        self._begin = offset - offset % self.LOAD_BYTES
+        self._end = offset + size
+
+    def load(self) -> None:
+        """Bring it to memory. To be called where waiting does no harm."""
+        with waiting(True):
+            for offset in range(self._begin, self._end, self.LOAD_BYTES):
+                if not self._file.pread(self.LOAD_BYTES, offset):
+                    break
 
 
 class File(Protocol):
@@ -139,23 +189,41 @@ class Disk(Protocol):
 
 # os.pread and os.pwrite take at most this much at once on Linux, and macOS refuses 2 GiB and more.
 _MAX_TRANSFER_BYTES = 0x7FFF_F000
+_RECENT_BYTES = 1024 * 1024
+_NEVER = 1 << 63
 
 
 class _RealFile:
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_recent", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self.path = path
+        # What lies from here on was written by this handle, and lately, so it is in memory.
+        self._recent = _NEVER
 
     def pread(self, size: int, offset: int) -> bytes:
         try:
+            if not _patience.waits and size and offset < self._recent:
+                self._check_in_memory(size, offset)
             data = os.pread(self._fd, min(size, _MAX_TRANSFER_BYTES), offset)
             if len(data) == size or not data:
                 return data
             return self._pread_rest(data, size, offset)
         except OSError as error:
             raise self._named(error) from None
+
+    def _check_in_memory(self, size: int, offset: int) -> None:
+        """NotInMemory where the read would wait. The ends are looked at: what lies between came with them."""
+        try:
+            _peek(self._fd, offset + size - 1)
+            if size > _READ_AHEAD_BYTES:
+                _peek(self._fd, offset)
+        except BlockingIOError:
+            raise NotInMemory(self, size, offset) from None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot tell
+                raise
 
     def _pread_rest(self, data: bytes, size: int, offset: int) -> bytes:
         parts = [data]
@@ -174,6 +242,10 @@ class _RealFile:
             total = len(data) if isinstance(data, bytes | bytearray) else data.nbytes
             if done < total:
                 self._pwrite_rest(data, done, offset)
+            if self._recent == _NEVER:
+                self._recent = offset
+            elif offset + total - self._recent > 2 * _RECENT_BYTES:
+                self._recent = offset + total - _RECENT_BYTES
         except OSError as error:
             raise self._named(error) from None
 
@@ -222,6 +294,21 @@ class _RealFile:
 
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.path)
+
+
+_READ_AHEAD_BYTES = 128 * 1024
+_scratch = [bytearray(1)]
+
+if sys.platform == "linux":
+
+    def _peek(fd: int, offset: int) -> None:
+        """Read one byte, or raise BlockingIOError if that would wait."""
+        os.preadv(fd, _scratch, offset, os.RWF_NOWAIT)
+
+else:
+
+    def _peek(fd: int, offset: int) -> None:
+        """Nobody can tell without waiting."""
 
 
 if sys.platform == "darwin":

@@ -7,7 +7,8 @@ read to the end of the log, consumers to the high watermark or, with read_commit
 offset.
 
 Records are read only when the response can go out (`Exchange.turn`), so a client that does not read, or
-that asks many times at once, does not make the node hold many responses.
+that asks many times at once, does not make the node hold many responses. What is not in memory is loaded by
+the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
 
 Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
 flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
@@ -21,6 +22,7 @@ from typing import Final
 
 from ottla.log.files import TopicPartition
 from ottla.node.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.cold_reads import Missing, load_and_retry
 from ottla.node.context import RequestContext
 from ottla.node.fetch_session import Fetch, Key, Results, SessionError
 from ottla.node.leaders import MOVED, LeaderHints
@@ -39,6 +41,7 @@ from ottla.protocol.messages.fetch import (
 from ottla.records.batch import LOG_OVERHEAD
 from ottla.replication.partition import Partition
 from ottla.replication.types import FetchFrom, Isolation
+from ottla.runtime.disk import NotInMemory
 
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = frozenset(
@@ -53,7 +56,10 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
     reader = _Reader(context, request, fetch)
     if not context.exchange.is_turn:
         return _later(context, fetch, reader, request.max_wait_ms)
-    results = reader.read()
+    missing: Missing = []
+    results = reader.read(missing)
+    if missing:
+        return _later(context, fetch, reader, request.max_wait_ms)
     if request.max_wait_ms <= 0 or reader.satisfied:
         return _response(context, fetch, results, with_addresses=not reader.follower)
     return _later(context, fetch, reader, request.max_wait_ms, results)
@@ -103,7 +109,10 @@ async def _later(
             purgatory = context.node.replicas.purgatory
             await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
         await context.exchange.turn()
-        results = reader.read()
+        missing: Missing = []
+        results = reader.read(missing)
+        if missing:
+            results = await load_and_retry(context.node.runtime.pool, missing, reader.read)
     return _response(context, fetch, results, with_addresses=not reader.follower)
 
 
@@ -150,8 +159,12 @@ class _Reader:
         self._read_bytes = 0
         self.satisfied = False
 
-    def read(self) -> Results:
-        """Read everything anew. `satisfied` says whether the response should not wait for more."""
+    def read(self, missing: Missing | None) -> Results:
+        """Read everything anew. `satisfied` says whether the response should not wait for more.
+
+        What is not in memory is added to `missing`, and the results are of no use then; without a list,
+        reading waits for the disk.
+        """
         results: Results = {}
         self.keys.clear()
         self._marks.clear()
@@ -161,7 +174,15 @@ class _Reader:
         now = False
         empty = True
         for key, asked in self._fetch.partitions():
-            data = self._read_one(key, asked, left, min_one_batch=self._read_bytes == 0)
+            try:
+                data = self._read_one(
+                    key, asked, left, min_one_batch=self._read_bytes == 0, may_wait=missing is None
+                )
+            except NotInMemory as part:
+                assert missing is not None
+                missing.append(part)
+                left = max(0, left - asked.partition_max_bytes)
+                continue
             results[key] = data
             empty = False
             if data.error_code or data.diverging_epoch.epoch >= 0:
@@ -172,7 +193,9 @@ class _Reader:
         self.satisfied = now or empty or self._read_bytes >= enough
         return results
 
-    def _read_one(self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool) -> PartitionData:
+    def _read_one(
+        self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
+    ) -> PartitionData:
         topic, index = key
         try:
             partition = self._find(topic, index)
@@ -189,6 +212,7 @@ class _Reader:
                 else None,
                 only_leader=self._only_leader,
                 min_one_batch=min_one_batch,
+                may_wait=may_wait,
             )
         except KafkaError as error:
             return PartitionData(

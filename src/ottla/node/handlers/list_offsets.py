@@ -11,10 +11,12 @@ Version 2 added the isolation level; 4 leader epochs; 6 is flexible; 7 brought -
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Final
 
 from ottla.log.files import TopicPartition
 from ottla.node.authorization import Operation, Resource
+from ottla.node.cold_reads import Missing, load_and_retry
 from ottla.node.context import RequestContext
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_offsets import (
@@ -27,17 +29,28 @@ from ottla.protocol.messages.list_offsets import (
 )
 from ottla.replication.list_offsets import list_offset
 from ottla.replication.types import Isolation
+from ottla.runtime.disk import NotInMemory
 
 _CONSUMER: Final = -1
 _DEBUGGING_CONSUMER: Final = -2
 _SINCE: Final = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
 
 
-def handle(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+def handle(
+    context: RequestContext, request: ListOffsetsRequest
+) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
     asked = Counter(
         (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
     )
-    return ListOffsetsResponse(topics=[_topic(context, request, topic, asked) for topic in request.topics])
+
+    def search(missing: Missing | None) -> ListOffsetsResponse:
+        return ListOffsetsResponse(
+            topics=[_topic(context, request, topic, asked, missing) for topic in request.topics]
+        )
+
+    missing: Missing = []
+    response = search(missing)
+    return load_and_retry(context.node.runtime.pool, missing, search) if missing else response
 
 
 def failed(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
@@ -60,6 +73,7 @@ def _topic(
     request: ListOffsetsRequest,
     topic: ListOffsetsTopic,
     asked: Counter[tuple[str, int]],
+    missing: Missing | None,
 ) -> ListOffsetsTopicResponse:
     allowed = context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name)
     results: dict[int, ListOffsetsPartitionResponse] = {}
@@ -69,7 +83,12 @@ def _topic(
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             if asked[topic.name, part.partition_index] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
-            results[part.partition_index] = _partition(context, request, topic.name, part)
+            results[part.partition_index] = _partition(
+                context, request, topic.name, part, may_wait=missing is None
+            )
+        except NotInMemory as data:
+            assert missing is not None
+            missing.append(data)
         except KafkaError as error:
             results[part.partition_index] = ListOffsetsPartitionResponse(
                 partition_index=part.partition_index, error_code=int(error.code)
@@ -78,7 +97,12 @@ def _topic(
 
 
 def _partition(
-    context: RequestContext, request: ListOffsetsRequest, topic: str, part: ListOffsetsPartition
+    context: RequestContext,
+    request: ListOffsetsRequest,
+    topic: str,
+    part: ListOffsetsPartition,
+    *,
+    may_wait: bool,
 ) -> ListOffsetsPartitionResponse:
     timestamp = part.timestamp
     if timestamp < 0 and context.version < _SINCE.get(timestamp, 99):
@@ -96,6 +120,7 @@ def _partition(
         isolation=isolation,
         current_leader_epoch=part.current_leader_epoch,
         only_leader=request.replica_id != _DEBUGGING_CONSUMER,
+        may_wait=may_wait,
     )
     if found is None:
         return ListOffsetsPartitionResponse(partition_index=part.partition_index)

@@ -10,7 +10,7 @@ async with Producer("localhost:9092") as producer:
 from ottla.client.producer.batch import Delivery, RecordMetadata
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.interceptors import ProducerInterceptor, ProducerRecord
-from ottla.client.producer.producer import Producer, SentBatch
+from ottla.client.producer.producer import Producer, QueuedRows, SentBatch
 from ottla.client.producer.transaction import GroupMember, PreparedTransaction
 from ottla.client.producer.transactions import Transaction
 
@@ -22,6 +22,7 @@ __all__ = [
     "ProducerConfig",
     "ProducerInterceptor",
     "ProducerRecord",
+    "QueuedRows",
     "RecordMetadata",
     "SentBatch",
     "Transaction",

@@ -30,7 +30,7 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Producer", "SentBatch"]
+__all__ = ["Producer", "QueuedRows", "SentBatch"]
 
 Headers: TypeAlias = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 _HEADROOM = 61
@@ -46,13 +46,32 @@ class SentBatch(NamedTuple):
     rows: int
 
 
+class QueuedRows:
+    """Rows of a table on their way, by `Producer.queue_arrow`."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: list[ProducerBatch]) -> None:
+        self._batches = batches
+
+    async def delivered(self) -> list[SentBatch]:
+        """Where the rows went, once the brokers have them. The first error is raised after all were tried."""
+        for batch in self._batches:
+            await asyncio.shield(batch.done())
+        found = [part for batch in self._batches for part in batch.leaves()]
+        for part in found:
+            if part.error is not None:
+                raise part.error
+        return [SentBatch(*part.partition, part.base_offset, part.count) for part in found]
+
+
 class Producer:
     """Sends records. All settings of `ProducerConfig` can be given as keywords, or by Kafka's names as a
     mapping in the first argument.
 
     Keys and values are bytes unless serializers are given: a callable, or "str", "json", "int". `send` waits
     for the broker's word; `send_nowait` returns at once with a handle that can be awaited. Closing waits for
-    everything that was sent.
+    everything that was sent. With `cluster`, one that others use too, connections are shared; it stays open.
     """
 
     def __init__(
@@ -64,6 +83,7 @@ class Producer:
         partitioner: Partitioner | str | None = None,
         interceptors: Iterable[ProducerInterceptor] = (),
         runtime: Runtime | None = None,
+        cluster: Cluster | None = None,
         **settings: Any,
     ) -> None:
         self.config = settings_of(ProducerConfig, bootstrap_servers, settings)
@@ -72,10 +92,13 @@ class Producer:
         self._interceptors = tuple(interceptors)
         self._is_plain = not (self._key_serializer or self._value_serializer or self._interceptors)
         chosen = partitioner_of(partitioner)
+        if runtime is None and cluster is not None:
+            runtime = cluster.runtime
         self._own_runtime = runtime is None
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._clock = self._runtime.clock
-        self._cluster = Cluster(self._runtime, connection_config(self.config))
+        self._own_cluster = cluster is None
+        self._cluster = cluster or Cluster(self._runtime, connection_config(self.config))
         self._buffer_memory = self.config.buffer_memory
         self._max_record_bytes = min(self.config.max_request_size, self.config.buffer_memory)
         self._accumulator = Accumulator(self.config, self._loop_time, self._wake_sender)
@@ -115,7 +138,8 @@ class Producer:
             raise RuntimeError("a producer starts once")
         loop = self._loop = asyncio.get_running_loop()
         try:
-            await self._cluster.start()
+            if self._own_cluster or not self._cluster.view.brokers:
+                await self._cluster.start()
             if self._transactions is not None:
                 await self._transactions.init(keep_prepared=keep_prepared)
         except BaseException:
@@ -157,7 +181,8 @@ class Producer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail_all(KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the producer was closed"))
-        await self._cluster.close()
+        if self._own_cluster:
+            await self._cluster.close()
         if self._own_runtime:
             self._runtime.close()
 
@@ -288,6 +313,10 @@ class Producer:
         partition the key decides, as for `send`. Serializers and interceptors are not asked. The first
         error is raised after all batches were tried.
         """
+        return await (await self.queue_arrow(topic, data)).delivered()
+
+    async def queue_arrow(self, topic: str, data: pa.Table | pa.RecordBatch) -> QueuedRows:
+        """As `send_arrow`, but waits for room only; what is returned tells later what came of the rows."""
         from ottla.client.producer.arrow import encoders_of
 
         await self.ready(topic)
@@ -305,13 +334,7 @@ class Producer:
             self._sender.wake()
             if len(sent) % 8 == 0:
                 await asyncio.sleep(0)  # let what is ready go out while the rest is encoded
-        for batch in sent:
-            await asyncio.shield(batch.done())
-        found = [part for batch in sent for part in batch.leaves()]
-        for part in found:
-            if part.error is not None:
-                raise part.error
-        return [SentBatch(*part.partition, part.base_offset, part.count) for part in found]
+        return QueuedRows(sent)
 
     async def flush(self) -> None:
         """Waits until everything sent before this call was delivered or has failed. Failures show on the

@@ -57,6 +57,25 @@ def test_a_mistyped_setting_or_broker_is_told(ottla: CommandLine, topic: str) ->
     assert "there is no broker 4711" in ended.err
 
 
+def test_a_setting_that_does_not_exist_cannot_go_back_to_its_default(ottla: CommandLine, topic: str) -> None:
+    for command in (
+        ["configs", "alter", "--topic", topic, "--delete", "retention.msx"],
+        ["configs", "alter", "--broker", "default", "--delete", "log.retention.msx"],
+        ["topics", "alter", topic, "--delete-config", "retention.msx"],
+    ):
+        ended = ottla(*command)
+        assert ended.status == 1
+        assert f"there is no setting {command[-1]}; did you mean {command[-1][:-1]}" in ended.err
+    ottla.ok("configs", "alter", "--topic", topic, "--delete", "retention.ms")
+    ottla.ok("configs", "alter", "--broker", "default", "--delete", "log.retention.ms")
+
+
+def test_a_topic_named_without_its_option_is_understood(offline: CommandLine) -> None:
+    ended = offline("configs", "describe", "topic", "orders")
+    assert ended.status == 2
+    assert "did you mean --topic orders?" in ended.err
+
+
 def test_a_broker_describes_its_listeners(ottla: CommandLine) -> None:
     broker = ottla.ok("cluster", "describe", "--json").json["brokers"][0]["id"]
     names = [row[0] for row in ottla.ok("configs", "describe", "--broker", str(broker)).rows]
@@ -97,6 +116,14 @@ def test_records_are_deleted_up_to_an_offset_or_but_for_the_last(ottla: CommandL
     assert ottla.ok("offsets", topic, "-p", "0").rows == [[topic, "0", "2", "6", "4"]]
     ottla.ok("delete-records", topic, "--before", "-1", "--yes")
     assert ottla.ok("offsets", topic, "-p", "0").rows == [[topic, "0", "5", "6", "1"]]
+
+
+def test_records_that_are_not_there_cannot_be_deleted(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, *"abc", "--partition", "0")
+    ended = ottla("delete-records", topic, "--before", "4", "-p", "0", "--yes")
+    assert ended.status == 1
+    assert f"{topic}-0 ends at 3, before 4" in ended.err
+    assert ottla.ok("offsets", topic, "-p", "0").rows == [[topic, "0", "0", "3", "3"]]
 
 
 def test_directories_and_the_replicas_in_them(ottla: CommandLine, topic: str) -> None:

@@ -80,7 +80,8 @@ def test_help_shows_every_option(offline: CommandLine) -> None:
 def test_what_has_to_be_given_is_asked_for(offline: CommandLine, path: list[str]) -> None:
     ended = offline(*path)
     assert ended.status == 2
-    assert "Missing" in ended.err
+    assert ended.err.startswith("ottla: missing ")
+    assert ended.err.endswith(f"; see `ottla {' '.join(path)} --help`\n")
 
 
 def test_every_command_speaks_json_and_every_option_is_explained() -> None:
@@ -121,6 +122,44 @@ def test_a_broker_that_is_away_is_told_in_words_with_a_status_of_its_own(offline
     assert "127.0.0.1:1" in ended.err
     assert "refused" in ended.err
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["topics", "list", "--no-such"], "no such option '--no-such'; see `ottla topics list --help`"),
+        (["topics", "list", "--timout", "1"], "no such option '--timout'; did you mean '--timeout'?"),
+        (
+            ["topics", "create", "t", "-p", "0"],
+            "0 is not in the range x>=1; see `ottla topics create --help`",
+        ),
+        (["quorum", "extra"], "got unexpected extra argument (extra); see `ottla quorum --help`"),
+        (["topics", "list", "-b", "localhost:abc"], "--bootstrap-server: 'localhost:abc' is not host:port"),
+        (["topics", "list", "-b", "::1"], "'::1' is not host:port; write IPv6 as [::1]:9092"),
+        (["topics", "list", "-b", ","], "--bootstrap-server is empty"),
+        (["consume", "t", "-b", "x:0"], "--bootstrap-server: 'x:0' is not host:port"),
+        (["produce", "t", "v", "-b", "x:0"], "--bootstrap-server: 'x:0' is not host:port"),
+        (["perf", "produce", "t", "-b", "x:0"], "--bootstrap-server: 'x:0' is not host:port"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_with_a_status_of_its_own(
+    offline: CommandLine, arguments: list[str], complaint: str
+) -> None:
+    ended = offline(*arguments)
+    assert ended.status == 2
+    assert ended.err.startswith("ottla: ")
+    assert ended.err.count("\n") == 1
+    assert complaint in ended.err
+
+
+def test_one_of_several_brokers_is_enough(ottla_node: LocalNode, offline: CommandLine) -> None:
+    offline.ok("cluster", "describe", "-b", f"127.0.0.1:1, {ottla_node.bootstrap_servers}")
+
+
+def test_an_ipv6_address_is_told_as_it_is_written(offline: CommandLine) -> None:
+    ended = offline("cluster", "describe", "-b", "[::1]:1")
+    assert ended.status == 3
+    assert "[::1]:1: " in ended.err
 
 
 def test_the_option_counts_over_the_environment(ottla_node: LocalNode, offline: CommandLine) -> None:

@@ -28,6 +28,16 @@ def test_every_record_makes_its_way_to_a_consumer(ottla: CommandLine, topic: str
     assert 0 < measured["p50_ms"] <= measured["max_ms"]
 
 
+def test_a_topic_is_created_only_where_that_was_asked_for(ottla: CommandLine, topic: str) -> None:
+    for command in (["produce"], ["latency"]):
+        name = f"{topic}-{command[0]}"
+        missing = ottla("perf", *command, name, "-n", "1")
+        assert missing.status == 1
+        assert missing.err.endswith("--create makes it\n")
+        ottla.ok("perf", *command, name, "-n", "1", "--create")
+        assert ottla.ok("offsets", name).rows[0][4] == "1"
+
+
 def test_settings_of_the_client_are_passed_on(ottla: CommandLine, topic: str) -> None:
     ottla.ok("perf", "produce", topic, "-n", "10", "--set", "linger.ms=0", "--set", "batch.size=1000")
     ended = ottla("perf", "produce", topic, "-n", "10", "--set", "no.such.setting=1")

@@ -65,6 +65,21 @@ def test_numbers_and_json_as_keys_and_values(ottla: CommandLine, topic: str) -> 
     assert consume(ottla, topic, "--value-format", "hex").strip() == b'{"a": [1]}'.hex()
 
 
+def test_values_that_are_not_of_the_format_are_told(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "abcd", "abc", "ab", "-p", "0")
+    shown = ottla.ok("consume", topic, "--from-beginning", "-e", "--value-format", "int32")
+    assert shown.out == f"{int.from_bytes(b'abcd')}\nabc\nab\n"
+    assert shown.err.startswith("2 values with --value-format int32 did not fit")
+    lines = ottla.ok("consume", topic, "-o", "1", "-n", "1", "--json", "--value-format", "int32").json_lines
+    assert lines[0]["value"] == "abc"
+    assert "3 bytes" in lines[0]["value_error"]
+
+
+def test_an_offset_behind_the_end_is_told(ottla: CommandLine, topic: str) -> None:
+    read = ottla.ok("consume", topic, "--from", "7", "--exit")
+    assert (read.out, read.err) == ("", f"{topic}-0 ends at 0, before 7: reading from the end\n")
+
+
 @pytest.mark.parametrize(
     ("place", "expected"),
     [

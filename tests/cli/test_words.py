@@ -9,7 +9,7 @@ import pytest
 
 from ottla.cli import errors, formats, options, output, places
 from ottla.cli.errors import WrongUsage
-from ottla.cli.formats import bytes_of_json, encoder, json_bytes, shower
+from ottla.cli.formats import NotOfFormat, bytes_of_json, encoder, json_bytes, shower
 from ottla.cli.options import parse_ids, parse_partition
 from ottla.cli.places import Kind, Place, parse_place
 
@@ -81,9 +81,10 @@ def test_what_is_typed_is_what_is_shown(kind: str, text: str, data: bytes) -> No
     assert shower(kind)(None) is None
 
 
-def test_bytes_that_are_not_of_their_kind_are_shown_as_they_are() -> None:
-    assert shower("int32")(b"abc") == "abc"
-    assert shower("json")(b"{") == "{"
+@pytest.mark.parametrize(("kind", "data"), [("int32", b"abc"), ("float64", b""), ("json", b"{")])
+def test_bytes_that_are_not_of_their_kind_are_not_shown_as_such(kind: str, data: bytes) -> None:
+    with pytest.raises(NotOfFormat):
+        shower(kind)(data)
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,52 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        line = refused(["--data-dir", str(tmp_path), "--listen", f"127.0.0.1:{port}"])
+        line = refused(["--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}"])
     assert f"127.0.0.1:{port}" in line
     assert "in use" in line
-    # The directory is free again.
-    with NodeProcess(tmp_path):
-        pass
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_start_that_is_refused_formats_nothing(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letters").touch()
+    both = f"{tmp_path / 'empty'},{tmp_path / 'full'}"
+    line = refused(["--set", f"log.dirs={both}", "--listen", "127.0.0.1:0"])
+    assert f"{tmp_path / 'full'} is not empty" in line
+    assert {path.name for path in (tmp_path / "empty").iterdir()} <= {".lock"}
+
+
+def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "0.0.0.0:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        assert node.stderr is not None
+        assert "is ready: 0.0.0.0:" in node.stdout.readline()
+        node.terminate()
+        assert "is open to every network of this machine" in node.stderr.read()
+
+
+def test_an_ipv6_address_is_served_and_told_in_brackets(tmp_path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "[::1]:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        try:
+            address = node.stdout.readline().partition("is ready: ")[2].partition(",")[0]
+            assert address.startswith("[::1]:")
+            done = subprocess.run(
+                [sys.executable, "-m", "ottla", "cluster", "describe", "-b", address],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert address in done.stdout
+        finally:
+            node.terminate()
 
 
 def test_directories_of_two_clusters_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The throw-away node: there when the block begins, gone when it ends."""
 
 import asyncio
+import doctest
 import socket
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import ottla
 from ottla.node.storage import NodeFailed
+from ottla.testing import local_node
 from ottla.testing.local_node import LocalNode
 
 
@@ -54,6 +56,20 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         LocalNode(data_dir=str(tmp_path)).start()
     with pytest.raises(ValueError, match=r"num\.partitions"):
         LocalNode({"num.partitions": 0}).start()
+
+
+def test_it_tells_where_it_is() -> None:
+    node = LocalNode()
+    assert repr(node) == "<LocalNode, not started>"
+    with node:
+        assert repr(node) == f"<LocalNode at {node.bootstrap_servers}, data in {node.data_dir}>"
+    assert repr(node) == "<LocalNode, stopped>"
+
+
+def test_examples_in_the_documentation_hold() -> None:
+    result = doctest.testmod(local_node)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_it_is_used_once_and_only_after_its_start() -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import click
 
 from ottla.cli.declare import SETTINGS, Argument, Group, make_command
-from ottla.cli.errors import INTERRUPTED
+from ottla.cli.errors import INTERRUPTED, WrongUsage
 from ottla.cli.session import guarded
 
 COMPLETION_VARIABLE: Final = "_OTTLA_COMPLETE"
@@ -117,8 +117,17 @@ def _run(arguments: list[str]) -> int:
             arguments, prog_name="ottla", complete_var=COMPLETION_VARIABLE, standalone_mode=False
         )
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        raise _in_our_words(error) from None
     except click.Abort:
         return INTERRUPTED
     return status if isinstance(status, int) else 0
+
+
+def _in_our_words(error: click.ClickException) -> WrongUsage:
+    """What click found wrong, as one line like every other complaint, with where to read on."""
+    problem = error.format_message().rstrip(".").replace(". Did you mean", "; did you mean")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    see = ""
+    if context is not None and not problem.endswith("?"):
+        see = f"; see `{context.command_path} --help`"
+    return WrongUsage(problem[:1].lower() + problem[1:] + see)

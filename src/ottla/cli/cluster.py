@@ -49,10 +49,13 @@ def describe(
             }
         )
         return
+    from ottla.runtime.network import Address
+
     print_pairs([("cluster", info.cluster_id), ("controller", info.controller_id)])
     print()
     print_table(
-        ["broker", "address", "rack"], [(b.node_id, f"{b.host}:{b.port}", b.rack) for b in info.brokers]
+        ["broker", "address", "rack"],
+        [(b.node_id, str(Address(b.host, b.port)), b.rack) for b in info.brokers],
     )
 
 

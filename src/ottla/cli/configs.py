@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.declare import Argument, Option, command, group
@@ -17,6 +18,7 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import print_json, print_table
 from ottla.cli.session import topic_or_fail, with_admin
+from ottla.cli.settings import check_removed
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -38,8 +40,15 @@ Metrics = Annotated[
 
 
 def _resource(
-    topic: str | None, broker: str | None, logger: str | None, group_name: str | None, metrics: str | None
+    topic: str | None,
+    broker: str | None,
+    logger: str | None,
+    group_name: str | None,
+    metrics: str | None,
+    *,
+    words: Sequence[str] = (),
 ) -> tuple[ResourceType, str]:
+    """What the options name; `words` are the command's arguments, among which it may stand by mistake."""
     from ottla.client.admin.configs import ResourceType
 
     given = [
@@ -54,7 +63,11 @@ def _resource(
         if name is not None
     ]
     if len(given) != 1:
-        raise WrongUsage("name one of --topic, --broker, --broker-logger, --group and --client-metrics")
+        problem = "name one of --topic, --broker, --broker-logger, --group and --client-metrics"
+        kinds = {"topic": "--topic", "broker": "--broker", "group": "--group"}
+        if not given and words and (meant := kinds.get(words[0].lower().removesuffix("s"))):
+            problem += f"; did you mean {' '.join([meant, *words[1:]])}?"
+        raise WrongUsage(problem)
     kind, name = given[0]
     if kind is ResourceType.BROKER and name == "default":
         return kind, ""
@@ -90,7 +103,7 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Show settings and where their values come from."""
-    kind, name = _resource(topic, broker, logger, group_name, metrics)
+    kind, name = _resource(topic, broker, logger, group_name, metrics, words=keys or ())
 
     async def work(admin: Admin) -> dict[str, Config]:
         await _check(admin, kind, name)
@@ -182,6 +195,7 @@ def alter(
 
     async def work(admin: Admin) -> None:
         await _check(admin, kind, name)
+        await check_removed(admin, kind, name, deletes)
         await admin.configs.alter(
             kind, name, set=sets, delete=deletes, append=appends, subtract=subtracts, validate_only=dry_run
         )

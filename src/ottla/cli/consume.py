@@ -11,10 +11,12 @@ from ottla.cli.declare import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import (
     DESERIALIZERS,
+    NotOfFormat,
     ShownRecord,
     compile_format,
     json_bytes,
     plain,
+    readable,
     shower,
 )
 from ottla.cli.options import (
@@ -25,7 +27,7 @@ from ottla.cli.options import (
     Timeout,
     parse_ids,
 )
-from ottla.cli.output import print_json_line
+from ottla.cli.output import note, print_json_line
 from ottla.cli.places import Place, parse_place, resolve
 from ottla.cli.session import open_admin, run, topic_or_fail
 
@@ -113,9 +115,9 @@ def app(
     begin = parse_place("--from", "beginning" if from_beginning else start or "end", now_ms)
     end = "end" if exit_at_end else until
     limits = Limits(count, idle, parse_place("--until", end, now_ms) if end is not None else None)
-    show_as_key, show_as_value = shower(key_format), shower(value_format)
+    misfits = Misfits()
     if as_json:
-        show = _json_printer(show_as_key, show_as_value, key_format, value_format)
+        show = _json_printer(key_format, value_format, misfits)
     else:
         if format is None:
             format = (
@@ -124,21 +126,61 @@ def app(
                 + ("%k\\t" if show_key else "")
                 + "%s\\n"
             )
-        show = _text_printer(compile_format(format, show_as_key, show_as_value))
-    run(
-        _consume(
-            topics,
-            parse_ids("--partitions", partitions),
-            begin,
-            limits,
-            show,
-            _filter(grep),
-            bootstrap,
-            timeout,
-            read_committed=committed,
-        ),
-        fast_loop=True,
-    )
+        text = compile_format(
+            format,
+            misfits.tolerated("key", key_format),
+            misfits.tolerated("value", value_format),
+        )
+        show = _text_printer(text)
+    try:
+        run(
+            _consume(
+                topics,
+                parse_ids("--partitions", partitions),
+                begin,
+                limits,
+                show,
+                _filter(grep),
+                bootstrap,
+                timeout,
+                read_committed=committed,
+            ),
+            fast_loop=True,
+        )
+    finally:
+        misfits.report()
+
+
+class Misfits:
+    """Keys and values that were not what their format says: shown as they are, counted, and told."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def seen(self, what: str, format: str, problem: NotOfFormat) -> None:
+        subject = f"{what}s with --{what}-format {format}"
+        self._counts[subject] = self._counts.get(subject, 0) + 1
+        self._first.setdefault(subject, str(problem))
+
+    def tolerated(self, what: str, format: str) -> Callable[[bytes | None], Any]:
+        """How to show what is of this format, and as text what is not."""
+        show = shower(format)
+
+        def shown(data: bytes | None) -> Any:
+            try:
+                return show(data)
+            except NotOfFormat as problem:
+                self.seen(what, format, problem)
+                return readable(data or b"")
+
+        return shown
+
+    def report(self) -> None:
+        for subject, count in self._counts.items():
+            note(
+                f"{count} {subject} did not fit and are shown as they are; the first: {self._first[subject]}"
+            )
 
 
 def _filter(pattern: str | None) -> Callable[[ShownRecord], bool]:
@@ -182,12 +224,7 @@ def _decoded(record: ShownRecord) -> str | None:
     return f"{record.partition}\t{record.offset}\t" + "\t".join(plain(found[name]) for name in found)
 
 
-def _json_printer(
-    show_key: Callable[[bytes | None], Any],
-    show_value: Callable[[bytes | None], Any],
-    key_format: str,
-    value_format: str,
-) -> Callable[[ShownRecord], None]:
+def _json_printer(key_format: str, value_format: str, misfits: Misfits) -> Callable[[ShownRecord], None]:
     def show(record: ShownRecord) -> None:
         document: dict[str, Any] = {
             "topic": record.topic,
@@ -205,17 +242,22 @@ def _json_printer(
         if decoded is not None and "error" not in decoded:
             document |= decoded
         else:
-            document |= (
-                json_bytes("key", record.key) if key_format == "text" else {"key": show_key(record.key)}
-            )
-            document |= (
-                json_bytes("value", record.value)
-                if value_format == "text"
-                else {"value": show_value(record.value)}
-            )
+            document |= _json_field("key", record.key, key_format, misfits)
+            document |= _json_field("value", record.value, value_format, misfits)
         print_json_line(document)
 
     return show
+
+
+def _json_field(name: str, data: bytes | None, format: str, misfits: Misfits) -> dict[str, Any]:
+    """A key or value in its format; one that does not fit as bytes, with the reason beside it."""
+    if format == "text":
+        return json_bytes(name, data)
+    try:
+        return {name: shower(format)(data)}
+    except NotOfFormat as problem:
+        misfits.seen(name, format, problem)
+        return {**json_bytes(name, data), f"{name}_error": str(problem)}
 
 
 async def _consume(
@@ -237,7 +279,12 @@ async def _consume(
 
     async with open_admin(bootstrap, timeout_s) as admin:
         partitions = await _partitions(admin, topics, wanted)
-        starts = await resolve(admin, dict.fromkeys(partitions, begin), read_committed=read_committed)
+        beyond: list[str] = []
+        starts = await resolve(
+            admin, dict.fromkeys(partitions, begin), read_committed=read_committed, beyond=beyond.append
+        )
+        if partitions and len(beyond) == len(partitions):
+            note(f"{beyond[0]}: reading from the end")
         ends: dict[TopicPartition, int] | None = None
         if limits.until is not None:
             ends = await resolve(

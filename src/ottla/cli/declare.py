@@ -214,6 +214,6 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(context, name) is None and not name.startswith("-"):
-            hint = did_you_mean(name, self.list_commands(context)) or f"; see {context.command_path} --help"
+            hint = did_you_mean(name, self.list_commands(context))
             raise click.UsageError(f"there is no command {name}{hint}", context)
         return super().resolve_command(context, args)

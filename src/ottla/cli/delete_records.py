@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 HELP: Final = "Delete the records of partitions up to an offset."
 
 
+def _refuse(problem: str) -> None:
+    raise CliError(f"{problem}; --before end deletes all there is, and --partitions chooses where")
+
+
 @command(None, "delete-records")
 def app(
     topic: Annotated[str, Argument()],
@@ -62,7 +66,9 @@ def app(
         for index in indexes:
             if index >= len(info.partitions):
                 raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
-        return await resolve(admin, {TopicPartition(topic, index): place for index in indexes})
+        return await resolve(
+            admin, {TopicPartition(topic, index): place for index in indexes}, beyond=_refuse
+        )
 
     targets = with_admin(bootstrap, timeout, plan)
     if not dry_run:

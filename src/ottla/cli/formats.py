@@ -85,8 +85,16 @@ def bytes_of_json(document: dict[str, Any], name: str) -> bytes | None:
 DESERIALIZERS: Final = ("text", "json", "hex", "base64", *_NUMBERS)
 
 
+class NotOfFormat(ValueError):
+    """Bytes that are not what `--key-format` or `--value-format` takes them for."""
+
+
 def shower(name: str) -> Callable[[bytes | None], Any]:
-    """How to show keys or values that are of this kind; what does not fit is shown as text."""
+    """How to show keys or values that are of this kind; NotOfFormat for those that are not.
+
+    >>> shower("int32")(b"\\0\\0\\0\\7")
+    7
+    """
     if name == "text":
         return lambda data: None if data is None else data.decode(errors="backslashreplace")
     if name == "hex":
@@ -100,7 +108,9 @@ def shower(name: str) -> Callable[[bytes | None], Any]:
     def number(data: bytes | None) -> Any:
         if data is None:
             return None
-        return layout.unpack(data)[0] if len(data) == layout.size else readable(data)
+        if len(data) != layout.size:
+            raise NotOfFormat(f"{len(data)} bytes are no {name}, which has {layout.size}")
+        return layout.unpack(data)[0]
 
     return number
 
@@ -112,8 +122,8 @@ def _from_json(data: bytes | None) -> Any:
         return None
     try:
         return json.loads(data)
-    except ValueError:
-        return readable(data)
+    except ValueError as error:
+        raise NotOfFormat(f"not JSON: {error}") from None
 
 
 def encoder(name: str) -> Callable[[str], bytes]:

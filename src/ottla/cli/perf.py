@@ -21,11 +21,12 @@ from ottla.cli.options import (
     named_values,
 )
 from ottla.cli.output import print_json, print_pairs
-from ottla.cli.session import open_admin, run, topic_or_fail
+from ottla.cli.session import ensure_topic, open_admin, run, topic_or_fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ottla.client.producer import Producer
     from ottla.client.producer.batch import Delivery
 
 HELP: Final = "Measure throughput and latency."
@@ -130,6 +131,12 @@ def _client_settings(entries: list[str] | None) -> dict[str, Any]:
     return found
 
 
+def _refused(error: Exception, settings: dict[str, Any]) -> WrongUsage:
+    """What the client said of its settings, with the option by which they came."""
+    return WrongUsage(f"--set: {error}" if settings else str(error))
+
+
+Create = Annotated[bool, Option("--create", help="Create the topic if it does not exist.")]
 Settings = Annotated[
     list[str] | None,
     Option(
@@ -153,40 +160,43 @@ def produce(
     compression: Annotated[
         str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
     ] = "none",
+    create: Create = False,
     settings: Settings = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
     """Send records as fast as possible, or at a rate; latency is from sending to the broker's answer."""
+    chosen = _client_settings(settings)
     options = {
         "bootstrap_servers": bootstrap,
         "client_id": "ottla-perf",
         "acks": acks,
         "compression_type": compression,
-        **_client_settings(settings),
+        **chosen,
     }
-    _report(
-        run(_produce(topic, records, size, key_size, rate, options, timeout), fast_loop=True), as_json=as_json
-    )
+
+    async def measure() -> dict[str, Any]:
+        from ottla.client.producer import Producer
+
+        async with open_admin(bootstrap, timeout) as admin:
+            await ensure_topic(admin, topic, create=create)
+        try:
+            producer = Producer(**options)
+        except (TypeError, ValueError) as error:
+            raise _refused(error, chosen) from None
+        return await _produce(producer, topic, records, size, key_size, rate)
+
+    _report(run(measure(), fast_loop=True), as_json=as_json)
 
 
 async def _produce(
-    topic: str,
-    records: int,
-    size: int,
-    key_size: int | None,
-    rate: int | None,
-    options: dict[str, Any],
-    timeout_s: float,
+    producer: Producer, topic: str, records: int, size: int, key_size: int | None, rate: int | None
 ) -> dict[str, Any]:
     import asyncio
     from collections import deque
     from time import perf_counter_ns
 
-    from ottla.client.producer import Producer
-
-    await _check_topic(topic, options["bootstrap_servers"], timeout_s)
     values = _payloads(size)
     keys = _payloads(key_size) if key_size is not None else None
     # A slow rate in bursts would measure the waiting in the burst.
@@ -202,10 +212,6 @@ async def _produce(
             delivery.result()
             latencies.add(now - sent_at)
 
-    try:
-        producer = Producer(**options)
-    except (TypeError, ValueError) as error:
-        raise WrongUsage(f"--set: {error}") from None
     began = perf_counter_ns()
     with _progress(records, "producing") as show:
         async with producer:
@@ -241,12 +247,6 @@ def _payloads(size: int) -> list[bytes]:
     return [bytes(random.choices(letters, k=size)) for _ in range(64 if size < 100_000 else 4)]
 
 
-async def _check_topic(topic: str, bootstrap: str, timeout_s: float) -> int:
-    """Fails where there is no such topic; gives the number of its partitions."""
-    async with open_admin(bootstrap, timeout_s) as admin:
-        return len((await topic_or_fail(admin, topic)).partitions)
-
-
 @command(app, "consume")
 def consume(
     topic: Topic,
@@ -259,12 +259,12 @@ def consume(
     as_json: Json = False,
 ) -> None:
     """Read a topic from its beginning as fast as possible."""
-    options = {"client_id": "ottla-perf", "max_poll_records": 5_000, **_client_settings(settings)}
-    _report(run(_consume(topic, records, bootstrap, options, timeout), fast_loop=True), as_json=as_json)
+    chosen = _client_settings(settings)
+    _report(run(_consume(topic, records, bootstrap, chosen, timeout), fast_loop=True), as_json=as_json)
 
 
 async def _consume(
-    topic: str, records: int | None, bootstrap: str, options: dict[str, Any], timeout_s: float
+    topic: str, records: int | None, bootstrap: str, settings: dict[str, Any], timeout_s: float
 ) -> dict[str, Any]:
     from time import perf_counter_ns
 
@@ -282,10 +282,11 @@ async def _consume(
     if not there:
         raise CliError(f"topic {topic} is empty; `ottla perf produce {topic}` fills it")
     wanted = min(records or there, there)
+    options = {"client_id": "ottla-perf", "max_poll_records": 5_000, "auto_offset_reset": "earliest"}
     try:
-        consumer: Consumer[bytes, bytes] = Consumer(bootstrap, auto_offset_reset="earliest", **options)
+        consumer: Consumer[bytes, bytes] = Consumer(bootstrap, **{**options, **settings})
     except (TypeError, ValueError) as error:
-        raise WrongUsage(f"--set: {error}") from None
+        raise _refused(error, settings) from None
     read = size = 0
     with _progress(wanted, "consuming") as show:
         async with consumer:
@@ -314,12 +315,19 @@ def latency(
     records: Annotated[int, Option("--records", "-n", min=1, help="How many round trips.")] = 1_000,
     size: Annotated[int, Option("--size", "-s", metavar="BYTES", min=8, help="The size of a value.")] = 100,
     acks: Annotated[str, Option("--acks", choices=("all", "1"), help="Who must have it.")] = "all",
+    create: Create = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
     """Send one record at a time and wait until a consumer has it: the way through, end to end."""
-    _report(run(_latency(topic, records, size, acks, bootstrap, timeout), fast_loop=True), as_json=as_json)
+
+    async def measure() -> dict[str, Any]:
+        async with open_admin(bootstrap, timeout) as admin:
+            await ensure_topic(admin, topic, create=create)
+        return await _latency(topic, records, size, acks, bootstrap, timeout)
+
+    _report(run(measure(), fast_loop=True), as_json=as_json)
 
 
 async def _latency(
@@ -331,7 +339,6 @@ async def _latency(
     from ottla.client.producer import Producer
     from ottla.client.view import TopicPartition
 
-    await _check_topic(topic, bootstrap, timeout_s)
     partition = TopicPartition(topic, 0)
     consumer: Consumer[bytes, bytes] = Consumer(bootstrap, client_id="ottla-perf", fetch_min_bytes=1)
     latencies = Latencies()

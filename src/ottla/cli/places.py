@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -91,9 +91,16 @@ def _time_ms(plain: str, now_ms: int) -> int | None:
 
 
 async def resolve(
-    admin: Admin, partitions: Mapping[TopicPartition, Place], *, read_committed: bool = False
+    admin: Admin,
+    partitions: Mapping[TopicPartition, Place],
+    *,
+    read_committed: bool = False,
+    beyond: Callable[[str], None] = lambda _: None,
 ) -> dict[TopicPartition, int]:
-    """The offsets of places, kept within what the partitions hold. Raises what a partition answers."""
+    """The offsets of places, kept within what the partitions hold. Raises what a partition answers.
+
+    `beyond` is told of each offset that was asked for by number and lies behind the end.
+    """
     from ottla.client.admin.offsets import OffsetSpec, all_or_raise
 
     first = all_or_raise(
@@ -118,5 +125,7 @@ async def resolve(
         }[place.kind]
         if place.kind is Kind.TIME and offset < 0:
             offset = high
+        if place.kind is Kind.OFFSET and offset > high:
+            beyond(f"{partition} ends at {high}, before {offset}")
         found[partition] = min(max(offset, low), high)
     return found

@@ -12,7 +12,7 @@ from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
 from ottla.cli.output import note, print_json_line
-from ottla.cli.session import no_such_topic, open_admin, run
+from ottla.cli.session import ensure_topic, open_admin, run
 
 if TYPE_CHECKING:
     from ottla.client.producer import Producer
@@ -241,7 +241,8 @@ async def _produce(
 ) -> int:
     from ottla.client.producer import Producer
 
-    await _check_topic(topic, settings["bootstrap_servers"], timeout_s, create=create)
+    async with open_admin(settings["bootstrap_servers"], timeout_s) as admin:
+        await ensure_topic(admin, topic, create=create)
     sent = 0
     waiting: list[Delivery] = []
     async with Producer(**settings) as producer:
@@ -254,23 +255,6 @@ async def _produce(
         await producer.flush()
         await _settle(waiting, as_json=as_json)
     return sent
-
-
-async def _check_topic(topic: str, bootstrap: str, timeout_s: float, *, create: bool) -> None:
-    """A name that was mistyped must not become a topic by itself."""
-    from ottla.protocol.errors import ErrorCode, KafkaError
-
-    async with open_admin(bootstrap, timeout_s) as admin:
-        try:
-            await admin.topics.describe(topic)
-            return
-        except KafkaError as error:
-            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-        if not create:
-            missing = str(await no_such_topic(admin, topic))
-            raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} --create makes it")
-        await admin.topics.create(topic)
 
 
 async def _send(producer: Producer, topic: str, record: Outgoing) -> Delivery:

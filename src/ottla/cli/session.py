@@ -18,6 +18,7 @@ from ottla.cli.errors import (
     CliError,
     Interrupted,
     ReaderGone,
+    WrongUsage,
     did_you_mean,
 )
 
@@ -67,7 +68,7 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
             default_api_timeout_ms=timeout_ms,
         )
     except ValueError as error:
-        raise CliError(f"--bootstrap-server {bootstrap}: {error}") from None
+        raise WrongUsage(str(error).replace("bootstrap.servers", "--bootstrap-server", 1)) from None
 
 
 def _translated(error: KafkaError) -> CliError:
@@ -98,6 +99,24 @@ async def no_such_topic(admin: Admin, name: str) -> CliError:
     known = [topic.name for topic in await admin.topics.list(include_internal=True)]
     hint = did_you_mean(name, known) or "; `ottla topics list` shows those that do"
     return CliError(f"topic {name} does not exist{hint}")
+
+
+async def ensure_topic(admin: Admin, name: str, *, create: bool) -> None:
+    """See that a topic is there to be written to. One that is missing is made only where `--create` says
+    so: a name that was mistyped must not become a topic by itself.
+    """
+    from ottla.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        await admin.topics.describe(name)
+        return
+    except KafkaError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+    if not create:
+        missing = str(await no_such_topic(admin, name))
+        raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} --create makes it")
+    await admin.topics.create(name)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -19,6 +19,7 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import ids_text, print_json, print_pairs, print_table
 from ottla.cli.session import confirm, no_such_topic, topic_or_fail, with_admin
+from ottla.cli.settings import check_removed
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -82,6 +83,8 @@ def create(
                 outcome[name] = "would be created" if dry_run else "created"
             elif if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
                 outcome[name] = "exists already"
+            elif error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                outcome[name] = f"failed: topic {name} exists already; --if-not-exists takes that for done"
             else:
                 outcome[name] = f"failed: {error.message}"
         return outcome
@@ -290,6 +293,7 @@ def alter(
         from ottla.client.admin.configs import ResourceType
 
         info = await topic_or_fail(admin, topic)
+        await check_removed(admin, ResourceType.TOPIC, topic, removed)
         done: list[str] = []
         if partitions is not None:
             if partitions == len(info.partitions):

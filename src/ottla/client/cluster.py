@@ -72,8 +72,11 @@ def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
         host, colon, port = text.rpartition(":")
         if not colon or port.endswith("]"):
             host, port = text, str(DEFAULT_PORT)
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        bracketed = host.startswith("[") and host.endswith("]")
+        if ":" in host and not bracketed:
+            raise ValueError(f"bootstrap.servers: {text!r} is not host:port; write IPv6 as [::1]:9092")
+        host = host[1:-1] if bracketed else host
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"bootstrap.servers: {text!r} is not host:port")
         addresses.append(Address(host, int(port)))
     if not addresses:

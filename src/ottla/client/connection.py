@@ -108,11 +108,11 @@ class Connection(asyncio.BufferedProtocol):
             )
         except TimeoutError:
             raise ConnectionFailed(
-                f"{address.host}:{address.port}: no connection within {timeout_ms} ms "
+                f"{address}: no connection within {timeout_ms} ms "
                 "(is the address reachable from here? see advertised.listeners of the broker)"
             ) from None
         except OSError as error:
-            raise ConnectionFailed(f"{address.host}:{address.port}: {_explain(error)}") from error
+            raise ConnectionFailed(f"{address}: {_explain(error)}") from error
         try:
             await connection._negotiate(timeout_ms)
         except BaseException:
@@ -181,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
     def _timed_out(self, api: Api, timeout_ms: int) -> None:
         self._end(
             RequestTimedOut(
-                f"{self.address.host}:{self.address.port}: no answer to {api.name} within {timeout_ms} ms"
+                f"{self.address}: no answer to {api.name} within {timeout_ms} ms"
             )
         )
 
@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         """Ends the connection; whatever is pending fails with ConnectionLost."""
         if self._transport is None:
             return
-        self._end(ConnectionLost(f"{self.address.host}:{self.address.port}: closed by this client"))
+        self._end(ConnectionLost(f"{self.address}: closed by this client"))
         await asyncio.shield(self._closed)
 
     # The asyncio protocol.
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else ""
         self._end(
-            ConnectionLost(f"{self.address.host}:{self.address.port}: the broker ended the connection{why}")
+            ConnectionLost(f"{self.address}: the broker ended the connection{why}")
         )
         if not self._closed.done():
             self._closed.set_result(None)
@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost is not None:
             raise self._lost
         if self._transport is None:
-            raise ConnectionLost(f"{self.address.host}:{self.address.port}: not connected")
+            raise ConnectionLost(f"{self.address}: not connected")
         return self._transport
 
     def _not_kafka(self, first_bytes: bytes) -> NotKafka:
@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
         elif first_bytes[:1] == b"\x15":
             guess = ": it speaks TLS (set security.protocol)"
         return NotKafka(
-            f"{self.address.host}:{self.address.port} does not speak Kafka's protocol{guess} "
+            f"{self.address} does not speak Kafka's protocol{guess} "
             f"(its answer begins with {first_bytes!r})"
         )
 

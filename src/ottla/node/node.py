@@ -43,6 +43,7 @@ from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
 from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         try:
+            await self._check_servable()
             storage = await self._open_storage()
             await self._start_controller(storage)
             await self._start_logs()
@@ -167,6 +169,26 @@ class Node:
             raise NodeFailed(str(error)) from error
         except OSError as error:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
+
+    async def _check_servable(self) -> None:
+        """Find what would stop the node from serving before it touches a disk: an empty directory stays one,
+        and nobody waits for a long recovery to hear of a port in use.
+        """
+        for endpoint in self.config.listeners:
+            if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
+                raise NodeFailed(
+                    f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
+                )
+        await self._listen()
+        await self.server.stop_listening()
+
+    async def _listen(self) -> None:
+        try:
+            self.endpoints = await self.server.listen(self.config.listeners)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            hint = "; is another node running there? --listen chooses another port" if taken else ""
+            raise NodeFailed(f"{error.strerror or error}{hint}") from None
 
     async def _open_storage(self) -> NodeStorage:
         storage = await self.runtime.pool.run(open_storage, self.runtime, self.config)
@@ -216,6 +238,7 @@ class Node:
             random=self.runtime.random,
             pool=self.runtime.pool,
             producer_config=producer_config(config),
+            unsynced_files=process.open_file_limit() // 2,
             on_directory_failure=self._directory_failed_anywhere,
             lock=False,
         )
@@ -244,18 +267,9 @@ class Node:
             incarnation_id=self.runtime.random.uuid(),
             directories=[storage.directories[path] for path in config.log_dirs],
         )
-        for endpoint in config.listeners:
-            if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
-                raise NodeFailed(
-                    f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
-                )
-        try:
-            self.endpoints = await self.server.listen(config.listeners)
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            hint = "; is another node running there? --listen chooses another port" if taken else ""
-            raise NodeFailed(f"{error.strerror or error}{hint}") from None
+        await self._listen()
         self._undo(self._stop_serving)
+        self._warn_of_open_listeners()
         previous = self.logs.clean_shutdown_epoch
         if config.is_controller and config.listeners_of_controller:
             await self.registration.register_controller(self._reachable(config.advertised_of_controller))
@@ -266,6 +280,16 @@ class Node:
         self._upkeep.start()
         self._undo(self._upkeep.stop)
         self.ready.set()
+
+    def _warn_of_open_listeners(self) -> None:
+        for endpoint in self.client_endpoints():
+            bound = self.endpoints[endpoint.name]
+            if bound.wildcard and not bound.protocol.sasl and self.authorizer is None:
+                log.warning(
+                    "%s is open to every network of this machine, and whoever reaches it may read, write and "
+                    "delete; bind it to one address, as 127.0.0.1, or guard it with a firewall",
+                    bound,
+                )
 
     def _reachable(self, advertised: Iterable[Endpoint]) -> list[Endpoint]:
         """The addresses to register: as advertised, with the ports that are really open."""

@@ -12,6 +12,7 @@ from ottla.node.node import Node
 from ottla.node.storage import NodeFailed
 from ottla.runtime import process
 from ottla.runtime.loop import run
+from ottla.runtime.network import Address
 from ottla.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
         await node.start()
         # What has been made so far stays: the collector need not look at it again and again.
         gc.freeze()
-        ready(", ".join(f"{endpoint.host or '*'}:{endpoint.port}" for endpoint in node.client_endpoints()))
+        ready(", ".join(str(Address(at.host or "*", at.port)) for at in node.client_endpoints()))
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)

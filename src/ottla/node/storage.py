@@ -1,8 +1,8 @@
 """Taking over the data directories: lock them, see whose they are, format the empty ones.
 
 A directory that holds something else is never formatted, and one that another node has locked, or that
-belongs to another cluster or node, stops the start with one line. Where no node id was asked for, the
-node takes the one that the directories have.
+belongs to another cluster or node, stops the start with one line, before anything is written to any of them.
+Where no node id was asked for, the node takes the one that the directories have.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
         known = [properties for properties in found.values() if properties is not None]
         cluster_id = known[0].cluster_id if known else uuid_text(runtime.random.uuid())
         node_id = known[0].node_id if known else config.node_id
+        for path, properties in found.items():
+            if properties is None:
+                _check_empty(runtime, path)
         ids: dict[str, bytes] = {}
         for path, properties in found.items():
             ids[path] = _formatted(runtime, path, properties, cluster_id, node_id)
@@ -87,21 +90,23 @@ def _locked(runtime: Runtime, path: str) -> Lock:
     except BlockingIOError:
         raise StorageError(
             f"the data directory {path} is in use by another node; stop that one, or choose another "
-            "directory "
-            "with --data-dir"
+            "directory with --data-dir"
         ) from None
+
+
+def _check_empty(runtime: Runtime, path: str) -> None:
+    others = [name for name in runtime.disk.list_dir(path) if name not in _IGNORED]
+    if others and not _is_half_formatted(others):
+        raise StorageError(
+            f"{path} is not empty and is not the data directory of a node (it has {others[0]!r} but no "
+            "meta.properties); choose another with --data-dir"
+        )
 
 
 def _formatted(
     runtime: Runtime, path: str, properties: MetaProperties | None, cluster_id: str, node_id: int
 ) -> bytes:
     if properties is None:
-        others = [name for name in runtime.disk.list_dir(path) if name not in _IGNORED]
-        if others and not _is_half_formatted(others):
-            raise StorageError(
-                f"{path} is not empty and is not the data directory of a node (it has {others[0]!r} but no "
-                "meta.properties); choose another with --data-dir"
-            )
         properties = format_directory(
             runtime.disk, runtime.random, runtime.clock, path, cluster_id=cluster_id, node_id=node_id
         )

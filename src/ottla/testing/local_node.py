@@ -1,6 +1,7 @@
 """A throw-away node for tests and notebooks.
 
-with LocalNode() as node: producer = Producer({"bootstrap.servers": node.bootstrap_servers})
+    with LocalNode() as node:
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers})
 
 The node runs in a thread of this process, on an event loop of its own: that is ready several times sooner
 than another process would be, needs no executable on the path, and shows its lines in the caller's log
@@ -32,6 +33,10 @@ _DEFAULTS: Final = {
 class LocalNode:
     """A node that lives as long as the `with` block, or from `start` to `stop`.
 
+        >>> with LocalNode({"num.partitions": 3}) as node:
+        ...     node.bootstrap_servers == f"127.0.0.1:{node.port}"
+        True
+
     `settings` are those of `server.properties`. With `data_dir` the data is kept there, and found again
     by the next node that is given it. `port` 0 takes a free one.
     """
@@ -53,6 +58,13 @@ class LocalNode:
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
         self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        if self._thread is None:
+            return "<LocalNode, not started>"
+        if not self._thread.is_alive():
+            return "<LocalNode, stopped>"
+        return f"<LocalNode at 127.0.0.1:{self._port}, data in {self._data_dir}>"
 
     @property
     def port(self) -> int:

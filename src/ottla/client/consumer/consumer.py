@@ -354,7 +354,10 @@ class Consumer(Generic[K, V]):
         object for each record; an empty table after `timeout_ms`. Takes whole fetches until they hold
         `max_bytes`, if that is given.
         """
-        import pyarrow as pa
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ImportError('poll_arrow needs pyarrow: pip install "ottla[arrow]"') from error
 
         from ottla.client.consumer.arrow import arrow_schema
 

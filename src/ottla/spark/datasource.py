@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OttlaDataSource"]
 
 
-class OttlaDataSource(DataSource):  # type: ignore[misc]
+class OttlaDataSource(DataSource):
     """Kafka topics, with the options and columns of Spark's own `format("kafka")`."""
 
     @classmethod

@@ -1,0 +1,97 @@
+"""From ranges of offsets to tasks: by rows as Spark's own source does it, and by bytes beyond it.
+
+Kafka's partitions differ in size, and a batch takes as long as its largest task. `split` cuts ranges so that
+no task has more rows or (as far as sizes are known) bytes than asked, and that there are as many tasks as
+asked. Cuts depend on the ranges and on `bytes_per_offset` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ottla.client.view import TopicPartition
+
+__all__ = ["OffsetRange", "split"]
+
+MAX_TASKS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `start` to `end`, which is exclusive, of the topic with this id; a None id is not checked."""
+
+    partition: TopicPartition
+    topic_id: bytes | None
+    start: int
+    end: int
+    expected_bytes: int = 0
+    """What the range takes on the broker's disk, roughly; 0 if unknown."""
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def split(
+    ranges: Sequence[OffsetRange],
+    *,
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+    max_bytes: int | None = None,
+    bytes_per_offset: Mapping[TopicPartition, float] | None = None,
+) -> list[OffsetRange]:
+    """Empty ranges go; the others are cut, in their order."""
+    sizes = bytes_per_offset or {}
+    found: list[OffsetRange] = []
+    for each in ranges:
+        if each.size <= 0:
+            continue
+        weight = sizes.get(each.partition, 0.0)
+        parts = 1
+        if max_records is not None:
+            parts = -(-each.size // max_records)
+        if max_bytes is not None:
+            parts = max(parts, -(-int(each.size * weight) // max_bytes))
+        found += _cut(replace(each, expected_bytes=int(each.size * weight)), parts)
+    if min_partitions is not None and len(found) < min_partitions:
+        found = _to_at_least(found, min_partitions)
+    if len(found) > MAX_TASKS:
+        raise ValueError(
+            f"the read would be cut into {len(found)} tasks, more than {MAX_TASKS}; "
+            "raise maxRecordsPerPartition or maxBytesPerPartition, or lower minPartitions"
+        )
+    return found
+
+
+def _to_at_least(ranges: list[OffsetRange], wanted: int) -> list[OffsetRange]:
+    """Large ranges get their share of `wanted` by size; those too small for a cut stay whole and do not
+    count.
+    """
+    total = sum(each.size for each in ranges)
+    small = {each for each in ranges if _share(each.size, total, wanted) == 1}
+    rest = total - sum(each.size for each in small)
+    left = max(wanted - len(small), 1)
+    return [
+        part
+        for each in ranges
+        for part in ([each] if each in small else _cut(each, _share(each.size, rest, left)))
+    ]
+
+
+def _share(size: int, total: int, wanted: int) -> int:
+    return max(int(size / total * wanted + 0.5), 1)
+
+
+def _cut(each: OffsetRange, parts: int) -> list[OffsetRange]:
+    parts = min(parts, each.size)
+    if parts <= 1:
+        return [each]
+    found = []
+    at = each.start
+    for left in range(parts, 0, -1):
+        end = at + (each.end - at) // left
+        share = each.expected_bytes * (end - at) // each.size
+        found.append(replace(each, start=at, end=end, expected_bytes=share))
+        at = end
+    return found

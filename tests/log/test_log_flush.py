@@ -6,10 +6,11 @@ import errno
 
 import pytest
 
+from ottla.log.append import AppendInfo
 from ottla.log.config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from tests.support.log_lab import LogLab, all_batches
+from tests.support.log_lab import LogLab, all_batches, check_log
 
 
 def synced(lab: LogLab) -> list[str]:
@@ -191,3 +192,49 @@ def test_after_a_clean_shutdown_a_log_is_loaded_by_its_names() -> None:
     lab.reload(clean=True)
     asked = [str(each.op) for each in lab.sim_disk.trace.entries()[before:] if "/orders-3" in each.path]
     assert asked == ["list_dir"]
+
+
+def idempotent(lab: LogLab) -> bytearray:
+    return bytearray(
+        build_batch([(lab.now_ms, None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0)
+    )
+
+
+def test_a_flush_without_room_leaves_the_records_and_the_next_attempt_asks_for_it_again() -> None:
+    lab = LogLab(LogConfig(flush_messages=1))
+    fault = lab.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix="/data/orders-3/leader-epoch", times=None)
+    for attempt in range(3):
+        with pytest.raises(KafkaError, match=r"no room .* for flushing"):
+            lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms)
+        assert lab.directory.is_online, attempt
+        assert (lab.log.log_end_offset, lab.log.recovery_point) == (1, 0), attempt
+    lab.sim_disk.heal(fault)
+    info = lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms)
+    assert info.duplicate
+    assert info.first_offset == 0
+    assert lab.log.recovery_point == 1
+    check_log(lab.log)
+
+
+def test_a_batch_that_is_sent_again_while_its_flush_runs_waits_for_it_too() -> None:
+    lab = LogLab(LogConfig(flush_messages=1))
+
+    def append() -> AppendInfo:
+        return lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms, inline_flush=False)
+
+    assert append().flush_due
+    again = append()
+    assert again.duplicate
+    assert again.flush_due
+    lab.log.flush()
+    assert not append().flush_due
+
+
+def test_a_flush_that_fails_after_its_append_takes_the_directory_offline() -> None:
+    lab = LogLab(LogConfig(flush_messages=1))
+    lab.sim_disk.fail(errno.EIO, ops=["sync"], prefix="/data/orders-3/0")
+    with pytest.raises(KafkaError) as refused:
+        lab.put(b"x")
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not lab.directory.is_online
+    assert lab.log.recovery_point == 0

@@ -6,6 +6,12 @@ A node holds many more files than a process may open. So every file of a partiti
 reference: a thread that is reading keeps the descriptor alive until it is done, and so no descriptor is ever
 closed, and its number given to another file, under a reader.
 
+A file with writes that nobody has synced yet (`LazyFile.for_write`) is not let go of like that. The kernel
+tells of a failed write-back only to those who have the file open, or open it before it has forgotten the
+file altogether; a sync of a file that was closed and opened again may say that all is well while records are
+lost. So such a file stays open until it was synced. Only where there are too many of them the oldest is
+synced on the spot, and if that fails, the file remembers: its next `sync` fails, whoever asks for it.
+
 Where the process has no descriptor left, whoever else took them, the files that are open here make room.
 """
 
@@ -17,6 +23,7 @@ from collections import OrderedDict
 from ottla.runtime.disk import Disk, File
 
 DEFAULT_CAPACITY = 2048
+DEFAULT_UNSYNCED_CAPACITY = 8192
 
 _NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -29,19 +36,29 @@ def is_lack_of_handles(error: OSError) -> bool:
 
 
 class FileHandles:
-    """The open files of a node, least recently used first; never more than `capacity` of them."""
+    """The open files of a node, least recently used first: at most `capacity` of them, and besides at most
+    `unsynced_capacity` with writes that are not synced.
+    """
 
-    __slots__ = ("_open", "capacity", "disk")
+    __slots__ = ("_open", "_unsynced", "capacity", "disk", "unsynced_capacity")
 
-    def __init__(self, disk: Disk, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        capacity: int = DEFAULT_CAPACITY,
+        unsynced_capacity: int = DEFAULT_UNSYNCED_CAPACITY,
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"a node needs at least one open file, got a capacity of {capacity}")
         self.disk = disk
         self.capacity = capacity
+        self.unsynced_capacity = unsynced_capacity
         self._open: OrderedDict[LazyFile, None] = OrderedDict()
+        # Those that were written to; also some, for a while, that have been synced since.
+        self._unsynced: OrderedDict[LazyFile, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._unsynced)
 
     def open(self, path: str, *, create: bool = False) -> File:
         try:
@@ -49,24 +66,52 @@ class FileHandles:
         except OSError as error:
             if not is_lack_of_handles(error):
                 raise
-        while self._open:
-            self._open.popitem(last=False)[0].forget()
+        if self._open:
+            self._make_room(0)
+        elif self._unsynced:
+            self._let_go_of_unsynced()
         return self.disk.open(path, create=create)
 
     def opened(self, lazy: LazyFile) -> None:
         self._open[lazy] = None
-        while len(self._open) > self.capacity:
+        if len(self._open) > self.capacity:
+            self._make_room(self.capacity)
+
+    def _make_room(self, capacity: int) -> None:
+        """Let go of files, the oldest first, until `capacity` are left."""
+        while len(self._open) > capacity:
             oldest, _ = self._open.popitem(last=False)
-            oldest.forget()
+            if oldest.is_synced:
+                oldest.forget()
+            else:
+                self._unsynced[oldest] = None  # written to in another thread, while this one looked
 
     def used(self, lazy: LazyFile) -> None:
         try:
             self._open.move_to_end(lazy)
         except KeyError:
-            return  # closed between two steps of another thread: the caller still holds its file
+            return  # unsynced; or closed between two steps of another thread: the caller still has its file
+
+    def written(self, lazy: LazyFile) -> None:
+        """It must not be closed from now on."""
+        self._open.pop(lazy, None)
+        self._unsynced[lazy] = None
+        while len(self._unsynced) > self.unsynced_capacity:
+            self._let_go_of_unsynced()
+
+    def synced(self, lazy: LazyFile) -> None:
+        """It may be closed."""
+        if lazy in self._unsynced and lazy.is_open:
+            self.opened(lazy)
+        self._unsynced.pop(lazy, None)
+
+    def _let_go_of_unsynced(self) -> None:
+        oldest, _ = self._unsynced.popitem(last=False)
+        oldest.sync_and_forget()
 
     def closed(self, lazy: LazyFile) -> None:
         self._open.pop(lazy, None)
+        self._unsynced.pop(lazy, None)
 
 
 class LazyFile:
@@ -74,12 +119,26 @@ class LazyFile:
     called.
     """
 
-    __slots__ = ("_file", "_handles", "path")
+    __slots__ = ("_failure", "_file", "_handles", "_synced", "_written", "path")
 
     def __init__(self, handles: FileHandles, path: str) -> None:
         self._handles = handles
         self._file: File | None = None
         self.path = path
+        # How often it was opened to be written to, and how many of these times a sync has covered.
+        self._written = 0
+        self._synced = 0
+        # Of a sync that nobody was there to be told of.
+        self._failure: OSError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    @property
+    def is_synced(self) -> bool:
+        """True if nothing was written by `for_write` since the last sync."""
+        return self._synced == self._written
 
     def get(self) -> File:
         """The open file. Keep it no longer than one operation takes."""
@@ -90,6 +149,25 @@ class LazyFile:
         else:
             self._handles.used(self)
         return file
+
+    def for_write(self) -> File:
+        """The open file, which stays open until it was synced: for what cannot be made again."""
+        file = self.get()
+        first = self._synced == self._written
+        self._written += 1
+        if first:
+            self._handles.written(self)
+        return file
+
+    def sync(self) -> None:
+        """Make what was written durable. OSError also where an earlier attempt to do so has failed."""
+        if self._failure is not None:
+            raise self._failure
+        covered = self._written
+        self.get().sync()
+        self._synced = max(self._synced, covered)
+        if self._synced == self._written:
+            self._handles.synced(self)
 
     def create(self) -> File:
         """Make the file, empty, whatever was there before."""
@@ -102,10 +180,22 @@ class LazyFile:
         return file
 
     def release(self) -> None:
-        """Let go of the open file, if it is open."""
+        """Let go of the open file, if it is open; what was written to it is no longer wanted, or synced."""
         if self._file is not None:
             self._handles.closed(self)
             self._file = None
+        self._synced = self._written
 
     def forget(self) -> None:
         self._file = None
+
+    def sync_and_forget(self) -> None:
+        """Make room now. If the sync fails, the next one will tell."""
+        file, covered = self._file, self._written
+        if file is not None:
+            try:
+                file.sync()
+                self._synced = max(self._synced, covered)
+            except OSError as error:
+                self._failure = error
+            self._file = None

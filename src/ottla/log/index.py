@@ -73,6 +73,7 @@ class SparseIndex:
         """Write the entries that wait in memory."""
         written, pending = self._state
         if pending:
+            # Not held open until it is synced (`LazyFile.for_write`): what is lost of it can be made again.
             self._file.get().pwrite(pending, written * self._struct.size)
             self._state = (written + len(pending) // self._struct.size, bytearray())
 

@@ -176,7 +176,7 @@ class LocalLog:
             # No flush will come back to this segment: it lies below the recovery point from now on.
             active.sync()
         segment = self.new_segment(base_offset, now_ms)
-        active.release()
+        active.close_indexes()
         self._set_segments([*self._segments, segment])
         return segment
 

@@ -30,7 +30,7 @@ from ottla.log.files import (
     dir_name,
     moved_dir_name,
 )
-from ottla.log.handles import DEFAULT_CAPACITY, FileHandles
+from ottla.log.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
 from ottla.log.loading import Loaded, close_part, list_directory, load_part, open_directory
 from ottla.log.log import Log
 from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
@@ -67,10 +67,12 @@ class LogManager:
         producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
         corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE,
         open_files: int = DEFAULT_CAPACITY,
+        unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
         on_directory_failure: Callable[[LogDirectory], None] | None = None,
         lock: bool = True,
     ) -> None:
-        """`on_directory_failure` may be called in any thread, once for each directory. Without `lock` the
+        """`open_files` and, besides, `unsynced_files` bound the files that are open at once (`FileHandles`).
+        `on_directory_failure` may be called in any thread, once for each directory. Without `lock` the
         caller holds the locks of the directories itself.
         """
         if not dirs or len(set(dirs)) != len(dirs):
@@ -83,7 +85,7 @@ class LogManager:
         self._pool = pool
         self._producer_config = producer_config
         self._corruption_policy = corruption_policy
-        self.handles = FileHandles(disk, open_files)
+        self.handles = FileHandles(disk, open_files, unsynced_files)
         self._directories = [
             LogDirectory(path, self.handles, clock, random, on_directory_failure) for path in dirs
         ]

@@ -216,7 +216,7 @@ class LogSegment:
         """
         indexes = self.indexes
         position = self.size
-        self._log.get().pwrite(data, position)
+        self._log.for_write().pwrite(data, position)
         if position == 0:
             self._first_timestamp = batches[0].max_timestamp
         interval = self._config.index_interval_bytes
@@ -236,9 +236,8 @@ class LogSegment:
 
     def cut(self) -> None:
         """Remove what a failed write has left behind the end, for good."""
-        file = self._log.get()
-        file.truncate(self.size)
-        file.sync()
+        self._log.for_write().truncate(self.size)
+        self._log.sync()
 
     def seal(self) -> None:
         """Make the files final: the greatest timestamp becomes the last entry of the time index, and nothing
@@ -246,10 +245,10 @@ class LogSegment:
         """
         self.indexes.seal()
         if self._config.preallocate:
-            self._log.get().truncate(self.size)
+            self._log.for_write().truncate(self.size)
 
     def sync_log(self) -> None:
-        self._log.get().sync()
+        self._log.sync()
 
     def sync(self) -> None:
         """Make everything durable but the names of the files."""
@@ -334,7 +333,7 @@ class LogSegment:
     # Indexes
 
     def _new_indexes(self) -> None:
-        self._close_indexes()
+        self.close_indexes()
         self._indexes = SegmentIndexes.create(
             self._handles,
             self.path(INDEX),
@@ -428,10 +427,12 @@ class LogSegment:
             self._txn_index.path = self.path(TXN_INDEX)
 
     def release(self) -> None:
-        """Close the files, if they are open; they open again when they are needed."""
+        """Close the files, if they are open; they open again when they are needed. Not for a segment that
+        has yet to be synced.
+        """
         self._log.release()
-        self._close_indexes()
+        self.close_indexes()
 
-    def _close_indexes(self) -> None:
+    def close_indexes(self) -> None:
         if self._indexes is not None:
             self._indexes.close()

@@ -128,7 +128,7 @@ def _append(
     if acks == 0:
         if appends.failure is not None:
             raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")
-        return None
+        return _flush_unheard(appends) if appends.flushing else None
     if appends.flushing or (acks == -1 and appends.must_wait()):
         return _finish(context, request, appends, response)
     return _with_leaders(context, appends, response)
@@ -194,8 +194,8 @@ class _Appends:
         self._by_id = context.version >= 13
         # (partition, offset that the high watermark must reach, its part of the response)
         self.waiting: list[tuple[Partition, int, PartitionProduceResponse]] = []
-        # Partitions whose settings ask for a flush before the answer.
-        self.flushing: list[Partition] = []
+        # Those whose settings ask for a flush before the answer, and their parts of it.
+        self.flushing: list[tuple[Partition, PartitionProduceResponse]] = []
         # (topic, its part of the response) where the leader is another.
         self.moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
         self.failure: str | None = None
@@ -296,7 +296,7 @@ class _Appends:
         if info.rolled:
             self._context.node.flush_later(partition.log)
         if info.flush_due:
-            self.flushing.append(partition)
+            self.flushing.append((partition, response))
 
     def _refuse(self, topic: TopicProduceData, response: PartitionProduceResponse, error: KafkaError) -> None:
         response.error_code = int(error.code)
@@ -310,6 +310,16 @@ class _Appends:
             self.moved.append((bytes(topic.topic_id) if self._by_id else topic.name, response))
         self.failure = f"{topic.name or topic.topic_id.hex()}-{response.index}: {error}"
 
+    async def flush(self) -> None:
+        """Do the flushes that are due. Where one fails the records stay, but nobody may rely on them."""
+        for partition, response in self.flushing:
+            try:
+                await self._context.node.logs.flush(partition.log)
+            except KafkaError as error:
+                response.error_code, response.base_offset = int(error.code), -1
+                self.waiting = [each for each in self.waiting if each[2] is not response]
+                self.failure = f"{partition.topic_partition}: {error}"
+
     def must_wait(self) -> bool:
         """Take over what has become of the records; True while some are not yet replicated."""
         undecided = False
@@ -322,11 +332,16 @@ class _Appends:
         return undecided
 
 
+async def _flush_unheard(appends: _Appends) -> None:
+    await appends.flush()
+    if appends.failure is not None:
+        raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")
+
+
 async def _finish(
     context: RequestContext, request: ProduceRequest, appends: _Appends, response: ProduceResponse
 ) -> ProduceResponse:
-    for partition in appends.flushing:
-        await context.node.logs.flush(partition.log)
+    await appends.flush()
     if request.acks == -1:
         keys = [partition.topic_partition for partition, _, _ in appends.waiting]
         done = await context.node.replicas.purgatory.wait(

@@ -1,0 +1,83 @@
+"""Produce to topics whose `flush.messages` wants records on the disk before the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support.wire import WireClient
+
+from ottla.log.log import Log
+from ottla.log.manager import LogManager
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.records.builder import build_batch
+from ottla.testing.local_node import LocalNode
+
+
+@pytest.fixture
+def wire() -> Iterator[WireClient]:
+    with LocalNode() as node, WireClient(node.bootstrap_servers) as wire:
+        settings = [CreatableTopicConfig(name="flush.messages", value="1")]
+        topic = CreatableTopic(name="sure", num_partitions=2, replication_factor=1, configs=settings)
+        wire.get(CreateTopicsRequest(topics=[topic]), 6, CreateTopicsResponse)
+        yield wire
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
+    """The logs that were flushed, in order. Partition 1 has no room for it."""
+    logs: list[Log] = []
+    flush = LogManager.flush
+
+    async def noted(self: LogManager, log: Log, upto: int | None = None) -> None:
+        if log.topic_partition.partition == 1:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+        await flush(self, log, upto)
+        logs.append(log)
+
+    monkeypatch.setattr(LogManager, "flush", noted)
+    return logs
+
+
+def request(acks: int, *partitions: int) -> ProduceRequest:
+    data = [
+        PartitionProduceData(index=index, records=build_batch([(0, None, b"value")])) for index in partitions
+    ]
+    return ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="sure", partition_data=data)])
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_a_flush_that_fails_is_the_error_of_its_own_partition(
+    wire: WireClient, flushed: list[Log], acks: int
+) -> None:
+    response = wire.get(request(acks, 0, 1), 9, ProduceResponse)
+    sound, failed = response.responses[0].partition_responses
+    assert (sound.error_code, sound.base_offset) == (ErrorCode.NONE, 0)
+    assert (failed.error_code, failed.base_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    assert [log.recovery_point for log in flushed] == [1]
+
+
+def test_nobody_needs_to_wait_for_a_flush_to_have_it(wire: WireClient, flushed: list[Log]) -> None:
+    wire.send(request(0, 0), 9)
+    wire.get(request(1, 0), 9, ProduceResponse)
+    assert len(flushed) == 2
+
+
+def test_a_flush_that_fails_and_cannot_be_told_ends_the_connection(
+    wire: WireClient, flushed: list[Log]
+) -> None:
+    wire.send(request(0, 1), 9)
+    assert wire.receive_frame() is None
+    assert not flushed

@@ -15,11 +15,6 @@ from tests.kafka.scripts import SCRIPTS
 from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
 from tests.support.differential import Entry, Script, compare, run_script
 
-# These two see what other scripts left behind, which depends on the order; they need brokers of their
-# own before they can be compared again.
-_NEED_THEIR_OWN_BROKERS = {"incremental_alter_configs_of_groups_and_metrics", "groups_that_do_not_exist"}
-COMPARED = {name: script for name, script in SCRIPTS.items() if name not in _NEED_THEIR_OWN_BROKERS}
-
 # One worker: the scripts leave groups and topics behind that later ones see on both brokers.
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("apache-kafka")]
 
@@ -68,7 +63,7 @@ def ottla() -> Iterator[LocalNode]:
         yield node
 
 
-@pytest.mark.parametrize(("name", "script"), COMPARED.items(), ids=COMPARED)
+@pytest.mark.parametrize(("name", "script"), SCRIPTS.items(), ids=SCRIPTS)
 def test_ottla_agrees_with_apache_kafka(
     name: str, script: Script, transcripts: dict[str, list[Entry]], ottla: LocalNode
 ) -> None:
@@ -76,7 +71,7 @@ def test_ottla_agrees_with_apache_kafka(
     assert [str(each) for each in compare(transcripts[name], actual, allowed=ALLOWED)] == []
 
 
-@pytest.mark.parametrize(("name", "script"), COMPARED.items(), ids=COMPARED)
+@pytest.mark.parametrize(("name", "script"), SCRIPTS.items(), ids=SCRIPTS)
 def test_apache_kafka_agrees_with_itself(
     name: str, script: Script, transcripts: dict[str, list[Entry]], second_apache_kafka: ApacheKafka
 ) -> None:

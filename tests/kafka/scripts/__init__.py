@@ -23,6 +23,7 @@ for _family in (
     "cluster",
     "groups",
     "transactions",
+    "repeats",
     "random_walk",
 ):
     import_module(f"tests.kafka.scripts.{_family}")

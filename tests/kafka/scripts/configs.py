@@ -244,7 +244,8 @@ def incremental_alter_configs_of_groups_and_metrics(session: Session) -> None:
 
     def ours(answer: Any) -> None:
         resources = answer.config_resources
-        answer.config_resources = [each for each in resources if each.resource_name.startswith("alter-")]
+        mine = {"alter-group", "alter-metrics"}
+        answer.config_resources = [each for each in resources if each.resource_name in mine]
 
     for version in session.versions(ListConfigResourcesRequest):
         for kinds in [[]] if version == 0 else [[], [GROUP], [CLIENT_METRICS, GROUP], [BROKER], [99]]:

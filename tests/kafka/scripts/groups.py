@@ -10,7 +10,7 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     TopicPartitions,
 )
-from ottla.protocol.messages.delete_groups import DeleteGroupsRequest
+from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from ottla.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.heartbeat import HeartbeatRequest
@@ -124,6 +124,8 @@ def offsets_of_groups(session: Session) -> None:
 @script
 def groups_that_do_not_exist(session: Session) -> None:
     find(session, "missing")
+    # Offsets may be committed without a group's name; the group that this makes is gone afterwards.
+    session.get(DeleteGroupsRequest(groups_names=[""]), DeleteGroupsResponse)
     for group in ("missing", ""):
         for version in session.versions(HeartbeatRequest):
             session.ask(

@@ -43,7 +43,7 @@ _FIRST_VERSION_OF_EPOCHS = 5
 _TIMES = ("transaction_start_time_ms", "last_timestamp")
 
 
-def _find_coordinator(session: Session, transactional_id: str, *, key_type: int = _OF_TRANSACTIONS) -> None:
+def find_coordinator(session: Session, transactional_id: str, *, key_type: int = _OF_TRANSACTIONS) -> None:
     session.until(
         FindCoordinatorRequest(key_type=key_type, coordinator_keys=[transactional_id]),
         FindCoordinatorResponse,
@@ -51,8 +51,8 @@ def _find_coordinator(session: Session, transactional_id: str, *, key_type: int 
     )
 
 
-def _begin(session: Session, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
-    _find_coordinator(session, transactional_id)
+def begin(session: Session, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
+    find_coordinator(session, transactional_id)
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
     made = session.until(request, InitProducerIdResponse, lambda answer: answer.error_code == 0)
     session.know("producer_id", made.producer_id)
@@ -125,7 +125,7 @@ def transactions_of_version_1(session: Session) -> None:
     """Commit, abort, and the same once more, in every version of a client's requests."""
     name = "transactions_of_version_1"
     topic_id = make_topic(session, name)
-    producer = _begin(session, name)
+    producer = begin(session, name)
     for version in range(_FIRST_VERSION_OF_EPOCHS):
         for commit in (True, False):
             how = "commit" if commit else "abort"
@@ -147,7 +147,7 @@ def transactions_of_version_2(session: Session) -> None:
     """Partitions are added by writing to them, and each end moves the epoch."""
     name = "transactions_of_version_2"
     topic_id = make_topic(session, name)
-    producer = _begin(session, name)
+    producer = begin(session, name)
     session.ask("commit nothing", _end(name, producer, commit=True))
     for version in (12, 13):
         for commit in (True, False, False):
@@ -176,7 +176,7 @@ def transactions_of_strangers(session: Session) -> None:
     """Unknown transactional ids, other producer ids, old and future epochs, unknown partitions."""
     name = "transactions_of_strangers"
     topic_id = make_topic(session, name)
-    producer = _begin(session, name)
+    producer = begin(session, name)
     strangers = {
         "other id": Producer(producer.id + 1_000_000, producer.epoch),
         "future epoch": Producer(producer.id, producer.epoch + 5),
@@ -213,7 +213,7 @@ def transactional_init_producer_id(session: Session) -> None:
     """New producers, producers that go on, and ones that were replaced."""
     name = "transactional_init_producer_id"
     topic_id = make_topic(session, name)
-    _find_coordinator(session, name)
+    find_coordinator(session, name)
 
     def init(label: str, version: int | None = None, **fields: Any) -> Any:
         request = InitProducerIdRequest(
@@ -257,7 +257,7 @@ def transactions_verified_by_brokers(session: Session) -> None:
     """AddPartitionsToTxn as leaders send it: several transactions at once, verified or added."""
     name = "transactions_verified_by_brokers"
     make_topic(session, name, partitions=3)
-    one, two = _begin(session, f"{name}-1"), _begin(session, f"{name}-2")
+    one, two = begin(session, f"{name}-1"), begin(session, f"{name}-2")
     session.ask("add to the first", _add(f"{name}-1", one, name), 3)
 
     def ask(label: str, version: int, *wanted: tuple[str, Producer, bool, list[int]]) -> None:
@@ -296,7 +296,7 @@ def transactions_listed(session: Session) -> None:
     name = "transactions_listed"
     make_topic(session, name)
     ids = [f"{name}-{number}" for number in range(3)]
-    producers = [_begin(session, id) for id in ids]
+    producers = [begin(session, id) for id in ids]
     session.ask("open", _add(ids[1], producers[1], name), 3)
     session.ask("open", _add(ids[2], producers[2], name), 3)
     session.ask("commit", _end(ids[2], producers[2], commit=True), 4)
@@ -307,12 +307,13 @@ def transactions_listed(session: Session) -> None:
         answer.transaction_states = sorted(own, key=lambda each: each.transactional_id)
 
     for version in session.versions(ListTransactionsRequest):
-        for label, filters in {
+        filtered: dict[str, dict[str, Any]] = {
             "all": {},
             "by state": {"state_filters": ["Ongoing", "Empty", "Nonsense"]},
             "by unknown state": {"state_filters": ["ongoing"]},
             "by producer": {"producer_id_filters": [producers[0].id, producers[2].id]},
-        }.items():
+        }
+        for label, filters in filtered.items():
             session.ask(label, ListTransactionsRequest(**filters), version, edit=mine)
     for duration_ms in (0, 3_600_000):
         request = ListTransactionsRequest(duration_filter=duration_ms, state_filters=["Ongoing"])
@@ -330,7 +331,7 @@ def transactions_that_hang(session: Session) -> None:
     name = "transactions_that_hang"
     topic_id = make_topic(session, name, partitions=2)
     for version in session.versions(WriteTxnMarkersRequest):
-        producer = _begin(session, f"{name}-{version}")
+        producer = begin(session, f"{name}-{version}")
         session.ask("add", _add(f"{name}-{version}", producer, name), 3)
         session.ask("write", _write(f"{name}-{version}", producer, name, topic_id), 11)
         describe = DescribeProducersRequest(topics=[TopicRequest(name=name, partition_indexes=[0, 1])])
@@ -367,8 +368,8 @@ def transactions_with_offsets(session: Session) -> None:
     """AddOffsetsToTxn and TxnOffsetCommit."""
     name = "transactions_with_offsets"
     make_topic(session, name)
-    producer = _begin(session, name)
-    _find_coordinator(session, name, key_type=0)
+    producer = begin(session, name)
+    find_coordinator(session, name, key_type=0)
 
     def add(group: str, who: Producer = producer, id: str = name) -> AddOffsetsToTxnRequest:
         return AddOffsetsToTxnRequest(

@@ -12,6 +12,7 @@ from ottla.coordinator.group.requests import DescribeConsumer
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
 from ottla.node.groups import check_group, check_group_id
+from ottla.node.repeats import within_bounds
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -23,7 +24,7 @@ from ottla.protocol.messages.consumer_group_describe import (
 def handle(
     context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Awaitable[ConsumerGroupDescribeResponse]:
-    asked = [(group_id, _ask(context, group_id)) for group_id in dict.fromkeys(request.group_ids)]
+    asked = [(group_id, _ask(context, group_id)) for group_id in within_bounds(request.group_ids)]
     return _describe(context, request, asked)
 
 

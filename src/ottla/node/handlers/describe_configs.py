@@ -15,6 +15,7 @@ from ottla.node.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.config_describe import ConfigSource, ConfigView
 from ottla.node.context import RequestContext
 from ottla.node.loggers import logger_levels
+from ottla.node.repeats import within_bounds
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -24,19 +25,10 @@ from ottla.protocol.messages.describe_configs import (
     DescribeConfigsResult,
 )
 
-MOST_WITH_REPEATS = 1000
-
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     results = []
-    asked = request.resources
-    if len(asked) > MOST_WITH_REPEATS:
-        distinct = {
-            (each.resource_type, each.resource_name, tuple(each.configuration_keys or ())): each
-            for each in asked
-        }
-        asked = list(distinct.values())
-    for resource in asked:
+    for resource in within_bounds(request.resources, _question):
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
@@ -46,6 +38,10 @@ def handle(context: RequestContext, request: DescribeConfigsRequest) -> Describe
             result.error_code, result.error_message = int(error.code), error.message or ""
         results.append(result)
     return DescribeConfigsResponse(results=results)
+
+
+def _question(resource: DescribeConfigsResource) -> tuple[int, str, tuple[str, ...]]:
+    return resource.resource_type, resource.resource_name, tuple(resource.configuration_keys or ())
 
 
 def _configs(

@@ -15,6 +15,7 @@ from ottla.coordinator.engine_shard import Ticket
 from ottla.coordinator.group.requests import DescribeClassic
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
+from ottla.node.repeats import within_bounds
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_groups import (
     DescribedGroup,
@@ -27,7 +28,7 @@ _FIRST_VERSION_WITH_NOT_FOUND: Final = 6
 
 def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable[DescribeGroupsResponse]:
     # All are asked before any is awaited, so that they are described as of one moment.
-    asked = [(group_id, _ask(context, group_id)) for group_id in dict.fromkeys(request.groups)]
+    asked = [(group_id, _ask(context, group_id)) for group_id in within_bounds(request.groups)]
     return _describe(context, request, asked)
 
 

@@ -6,23 +6,32 @@ from ottla.log.files import TopicPartition
 from ottla.metadata.topic_names import invalid_topic_name
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
+from ottla.node.repeats import MOST_WITH_REPEATS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
+    TopicRequest,
     TopicResponse,
 )
 
 
 def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    asked: dict[str, list[int]] = {}
-    for topic in request.topics:
-        asked.setdefault(topic.name, []).extend(topic.partition_indexes)
+    topics = request.topics
+    if sum(len(topic.partition_indexes) for topic in topics) > MOST_WITH_REPEATS:
+        topics = _distinct(topics)
     return DescribeProducersResponse(
-        topics=[_topic(context, name, list(dict.fromkeys(indexes))) for name, indexes in asked.items()]
+        topics=[_topic(context, topic.name, topic.partition_indexes) for topic in topics]
     )
+
+
+def _distinct(topics: list[TopicRequest]) -> list[TopicRequest]:
+    asked: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return [TopicRequest(name=name, partition_indexes=list(indexes)) for name, indexes in asked.items()]
 
 
 def _topic(context: RequestContext, name: str, indexes: list[int]) -> TopicResponse:

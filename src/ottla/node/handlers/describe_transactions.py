@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from ottla.coordinator.transaction.requests import DescribeTransaction
 from ottla.coordinator.transaction.transaction import Transaction
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
+from ottla.node.repeats import within_bounds
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -20,7 +21,7 @@ from ottla.protocol.messages.describe_transactions import (
 def handle(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> Awaitable[DescribeTransactionsResponse]:
-    return _describe(context, list(dict.fromkeys(request.transactional_ids)))
+    return _describe(context, within_bounds(request.transactional_ids))
 
 
 def failed(
@@ -33,7 +34,9 @@ def failed(
     )
 
 
-async def _describe(context: RequestContext, transactional_ids: list[str]) -> DescribeTransactionsResponse:
+async def _describe(
+    context: RequestContext, transactional_ids: Sequence[str]
+) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
         transaction_states=[await _state(context, id) for id in transactional_ids]
     )

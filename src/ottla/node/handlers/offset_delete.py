@@ -24,13 +24,14 @@ def handle(
     check_group_id(request.group_id)
     refused: list[OffsetDeleteResponseTopic] = []
     accepted: list[OffsetDeleteRequestTopic] = []
-    for topic in request.topics:
+    for topic in _merged(request.topics):
         if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             continue
         image = context.node.image.topics.by_name.get(topic.name)
-        known = [part for part in topic.partitions if image and part.partition_index in image.partitions]
-        unknown = [part for part in topic.partitions if part not in known]
+        existing = {} if image is None else image.partitions
+        known = [part for part in topic.partitions if part.partition_index in existing]
+        unknown = [part for part in topic.partitions if part.partition_index not in existing]
         if known:
             accepted.append(OffsetDeleteRequestTopic(name=topic.name, partitions=known))
         if unknown:
@@ -38,6 +39,15 @@ def handle(
             refused.append(_refusal(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     request.topics = accepted
     return submit(context, request.group_id, request, lambda response: _with(response, refused))
+
+
+def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestTopic]:
+    """A topic that is named twice is answered once, with all that was asked of it."""
+    merged: dict[str, OffsetDeleteRequestTopic] = {}
+    for topic in topics:
+        entry = merged.setdefault(topic.name, OffsetDeleteRequestTopic(name=topic.name, partitions=[]))
+        entry.partitions += topic.partitions
+    return list(merged.values())
 
 
 def _with(response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]) -> OffsetDeleteResponse:

@@ -10,13 +10,14 @@ id.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from ottla.coordinator.engine_shard import Ticket
 from ottla.coordinator.group.requests import FetchOffsets
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
+from ottla.node.repeats import within_bounds
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -38,7 +39,7 @@ _FIRST_VERSION_BY_ID: Final = 10
 def handle(
     context: RequestContext, request: OffsetFetchRequest
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
-    groups = request.groups
+    groups: Sequence[OffsetFetchRequestGroup] = request.groups
     if context.version < _FIRST_VERSION_OF_BATCHES:
         groups = [
             OffsetFetchRequestGroup(
@@ -51,9 +52,8 @@ def handle(
                 ],
             )
         ]
-    # All offsets of a group, which are many times as large as the question, are told once.
-    whole = {group.group_id: group for group in reversed(groups) if group.topics is None}
-    groups = [group for group in groups if group.topics is not None or whole[group.group_id] is group]
+    # All offsets of a group are many times as large as the question; those of some topics are not.
+    groups = within_bounds(groups, lambda each: (each.group_id, each.topics is None or id(each)))
     fetches = [_Fetch(context, group, request.require_stable) for group in groups]
     if all(fetch.done for fetch in fetches):
         return _respond(context, groups, [fetch.response() for fetch in fetches])
@@ -61,7 +61,7 @@ def handle(
 
 
 async def _later(
-    context: RequestContext, groups: list[OffsetFetchRequestGroup], fetches: list[_Fetch]
+    context: RequestContext, groups: Sequence[OffsetFetchRequestGroup], fetches: list[_Fetch]
 ) -> OffsetFetchResponse:
     for fetch in fetches:
         await fetch.wait()
@@ -147,7 +147,7 @@ class _Fetch:
 
 def _respond(
     context: RequestContext,
-    groups: list[OffsetFetchRequestGroup],
+    groups: Sequence[OffsetFetchRequestGroup],
     responses: list[OffsetFetchResponseGroup],
 ) -> OffsetFetchResponse:
     if context.version >= _FIRST_VERSION_OF_BATCHES:

@@ -19,152 +19,31 @@ from ottla.node.config import NodeConfig
 from ottla.node.transactions import NodeTransactions, transaction_config
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     TopicRequest,
 )
-from ottla.protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-)
-from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest
 from ottla.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-)
 from ottla.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from ottla.records.batch import iter_batches, read_records
-from ottla.records.builder import build_batch
 from ottla.testing.local_node import LocalNode
 from tests.support.wire import WireClient
 
+from .talk import Talk
+
 DEADLINE_S = 30.0
-TOPIC = "t"
 SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 50,
     "transaction.two.phase.commit.enable": True,
 }
 _numbers = itertools.count()
-
-
-class Talk:
-    """One connection, and the requests of a producer of transactions of version 2."""
-
-    def __init__(self, address: str, name: str) -> None:
-        self.client = WireClient(address)
-        self.name = name
-        self.topic = f"{TOPIC}-{name}"
-
-    def make_topic(self) -> bytes:
-        topic = CreatableTopic(name=self.topic, num_partitions=2, replication_factor=1)
-        made = self.client.get(CreateTopicsRequest(topics=[topic]), 7, CreateTopicsResponse)
-        return made.topics[0].topic_id
-
-    def find(self) -> None:
-        self._until(
-            FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]),
-            6,
-            FindCoordinatorResponse,
-            lambda answer: answer.coordinators[0].error_code == 0,
-        )
-
-    def _until(self, request: Any, version: int, kind: Any, done: Any) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not done(answer := self.client.get(request, version, kind)):
-            assert time.monotonic() < deadline, answer
-        return answer
-
-    def init(self, **fields: Any) -> InitProducerIdResponse:
-        request = InitProducerIdRequest(
-            **{"transactional_id": self.name, "transaction_timeout_ms": 60_000, **fields}
-        )
-        busy = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        answer = self._until(request, 6, InitProducerIdResponse, lambda answer: answer.error_code not in busy)
-        assert isinstance(answer, InitProducerIdResponse)
-        return answer
-
-    def begin(self, **fields: Any) -> Producer:
-        answer = self.init(**fields)
-        assert answer.error_code == 0
-        return Producer(answer.producer_id, answer.producer_epoch)
-
-    def write(
-        self,
-        producer: Producer,
-        value: bytes,
-        *,
-        sequence: int = 0,
-        partition: int = 0,
-        version: int = 12,
-    ) -> ErrorCode:
-        batch = build_batch(
-            [(time.time_ns() // 1_000_000, None, value)],
-            producer_id=producer.id,
-            producer_epoch=producer.epoch,
-            base_sequence=sequence,
-            transactional=True,
-        )
-        data = PartitionProduceData(index=partition, records=batch)
-        request = ProduceRequest(
-            transactional_id=self.name,
-            acks=-1,
-            timeout_ms=10_000,
-            topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
-        )
-        answer = self.client.get(request, version, ProduceResponse)
-        return ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
-
-    def end(self, producer: Producer, *, commit: bool = True, version: int = 5) -> EndTxnResponse:
-        request = EndTxnRequest(
-            transactional_id=self.name,
-            producer_id=producer.id,
-            producer_epoch=producer.epoch,
-            committed=commit,
-        )
-        return self.client.get(request, version, EndTxnResponse)
-
-    def state(self) -> str:
-        request = DescribeTransactionsRequest(transactional_ids=[self.name])
-        answer = self.client.get(request, 0, DescribeTransactionsResponse)
-        return answer.transaction_states[0].transaction_state
-
-    def await_state(self, state: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while (now := self.state()) != state:
-            assert time.monotonic() < deadline, f"{now}, not {state}"
-
-    def read(self, partition: int = 0) -> tuple[list[bytes | None], int]:
-        """The values that a reader of committed data gets, and of how many aborts it is told."""
-        wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1_000_000)
-        request = FetchRequest(
-            topics=[FetchTopic(topic=self.topic, partitions=[wanted])], isolation_level=1, max_bytes=1 << 20
-        )
-        answer = self.client.get(request, 12, FetchResponse)
-        data = answer.responses[0].partitions[0]
-        aborted = data.aborted_transactions or []
-        open_aborts = {each.producer_id: each.first_offset for each in aborted}
-        values = []
-        for position, header in iter_batches(data.records or b""):
-            aborted_from = open_aborts.get(header.producer_id, 1 << 60)
-            if header.is_control and header.base_offset > aborted_from:
-                del open_aborts[header.producer_id]
-            elif not header.is_control and header.base_offset < aborted_from:
-                values += [record.value for record in read_records(data.records or b"", position)]
-        return values, len(aborted)
 
 
 @pytest.fixture(scope="module")

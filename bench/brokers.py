@@ -26,6 +26,7 @@ DEFAULTS = {
     "share.coordinator.state.topic.num.partitions": "50",
     "num.network.threads": "3",
     "num.io.threads": "8",
+    "log.initial.task.delay.ms": "30000",
 }
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ottla.node.connection import Exchange, Parts, ProtocolViolation
 from ottla.node.context import Handler, Reply, RequestContext
+from ottla.node.memo import MAX_QUESTION_BYTES, Memo, Question
 from ottla.protocol.api import API, API_BY_NAME, API_VERSIONS, Api, Listener, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from ottla.protocol.headers import RequestHeader, response_parts
+from ottla.protocol.headers import RequestHeader, encoded_response_parts, response_parts
 from ottla.protocol.schema import Request, Response
 
 if TYPE_CHECKING:
@@ -88,13 +89,16 @@ _NOT_OF: Final = {
     Listener.CONTROLLER: frozenset((API_BY_NAME["Fetch"].key,)),
 }
 
+# APIs whose answers follow from the metadata image alone, unless they have to wait for it to change.
+_REMEMBERED: Final = frozenset((API_BY_NAME["Metadata"].key,))
+
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 
 
 class _Route:
     """An API of one listener: its versions, and its code once it has been needed."""
 
-    __slots__ = ("api", "failed", "handle", "max_version", "min_version", "request_class")
+    __slots__ = ("api", "failed", "handle", "max_version", "memo", "min_version", "request_class")
 
     def __init__(self, api: Api, *, unstable: bool) -> None:
         self.api = api
@@ -102,6 +106,7 @@ class _Route:
         self.max_version = api.last_version if unstable else api.max_version
         self.request_class: type[Request] | None = None
         self.handle: Handler | None = None
+        self.memo = Memo() if api.key in _REMEMBERED else None
 
     def load(self) -> Handler:
         module = import_module(handler_module(self.api))
@@ -164,6 +169,17 @@ class Dispatcher:
             context.version = 0
             return self._encode(context, unsupported_version())
         assert route.request_class is not None
+        question: Question | None = None
+        if (
+            route.memo is not None
+            and len(frame) <= MAX_QUESTION_BYTES
+            and self.node.authorizer is None
+            and self.node.ready.is_set()
+        ):
+            question = (version, context.came_by, bytes(frame[position:]))
+            answer = route.memo.find(self.node.image, question)
+            if answer is not None:
+                return encoded_response_parts(api, version, header.correlation_id, answer)
         try:
             # Bytes after the body are ignored, as Kafka does.
             request, _ = route.request_class.decode_from(frame, position, version)
@@ -174,7 +190,7 @@ class Dispatcher:
             ) from None
         if not self.node.ready.is_set():
             return self._when_ready(context, route, handle, request)
-        return self._answer(context, route, handle, request)
+        return self._answer(context, route, handle, request, question)
 
     async def _when_ready(
         self, context: RequestContext, route: _Route, handle: Handler, request: Request
@@ -184,8 +200,14 @@ class Dispatcher:
         return reply if reply is None or isinstance(reply, list) else await reply
 
     def _answer(
-        self, context: RequestContext, route: _Route, handle: Handler, request: Request
+        self,
+        context: RequestContext,
+        route: _Route,
+        handle: Handler,
+        request: Request,
+        question: Question | None = None,
     ) -> Parts | Awaitable[Parts | None] | None:
+        image = self.node.image
         try:
             reply = handle(context, request)
         except Exception as error:
@@ -193,6 +215,10 @@ class Dispatcher:
         if reply is None:
             return None
         if isinstance(reply, Response):
+            if question is not None and route.memo is not None:
+                answer = reply.encode(context.version)
+                route.memo.keep(image, question, answer)
+                return encoded_response_parts(context.api, context.version, context.correlation_id, answer)
             return self._encode(context, reply)
         return self._later(context, route, request, reply)
 

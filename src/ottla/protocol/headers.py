@@ -62,6 +62,12 @@ def response_parts(api: Api, version: int, correlation_id: int, response: Respon
     return _framed(header.encode(api.response_header_version(version)), response, version)
 
 
+def encoded_response_parts(api: Api, version: int, correlation_id: int, body: bytes) -> list[Buffer]:
+    """The same, of a response that was encoded before."""
+    header = ResponseHeader(correlation_id=correlation_id).encode(api.response_header_version(version))
+    return join_small_parts([SIZE.pack(len(header) + len(body)), header, body])
+
+
 def request_parts(version: int, correlation_id: int, client_id: str | None, request: Request) -> list[Buffer]:
     """A whole request, from its size on, as buffers to be sent one after the other."""
     header = RequestHeader(

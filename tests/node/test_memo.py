@@ -1,0 +1,76 @@
+"""Answers that are kept: never those of another image, version, address or question; never too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tests.support.wire import WireClient
+
+from ottla.metadata.image import MetadataImage
+from ottla.node.memo import MAX_BYTES, Memo
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from ottla.testing.local_node import LocalNode
+
+HERE = ("127.0.0.1", 9092)
+
+
+def test_another_image_is_another_answer() -> None:
+    first, memo = MetadataImage(), Memo()
+    second = replace(first)
+    memo.keep(first, (9, HERE, b"all"), b"one")
+    assert memo.find(first, (9, HERE, b"all")) == b"one"
+    assert memo.find(second, (9, HERE, b"all")) is None
+    memo.keep(second, (9, HERE, b"all"), b"two")
+    assert memo.find(second, (9, HERE, b"all")) == b"two"
+    assert memo.find(first, (9, HERE, b"all")) is None
+
+
+def test_version_address_and_body_are_the_question() -> None:
+    image, memo = MetadataImage(), Memo()
+    memo.keep(image, (9, HERE, b"all"), b"one")
+    for other in ((8, HERE, b"all"), (9, ("10.0.0.1", 9092), b"all"), (9, HERE, b"some")):
+        assert memo.find(image, other) is None
+
+
+def test_the_oldest_make_room_and_what_is_too_large_is_not_kept() -> None:
+    image, memo = MetadataImage(), Memo()
+    answer = bytes(MAX_BYTES // 4)
+    for n in range(5):
+        memo.keep(image, (n, HERE, b""), answer)
+    kept = [n for n in range(5) if memo.find(image, (n, HERE, b"")) is not None]
+    assert kept == [2, 3, 4]
+    memo.keep(image, (9, HERE, b""), bytes(MAX_BYTES))
+    assert memo.find(image, (9, HERE, b"")) is None
+    assert memo.find(image, (4, HERE, b"")) is not None
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    with LocalNode({"auto.create.topics.enable": False}) as node:
+        yield node
+
+
+def test_clients_see_every_change_at_once(node: LocalNode) -> None:
+    ask = MetadataRequest(topics=[MetadataRequestTopic(name="fleeting")])
+    with WireClient(node.bootstrap_servers) as client, WireClient(node.bootstrap_servers) as other:
+
+        def told() -> tuple[int, int]:
+            first, second = (each.get(ask, 12, MetadataResponse).topics[0] for each in (client, other))
+            assert first == second
+            return first.error_code, len(first.partitions)
+
+        for partitions in (1, 3):
+            assert told() == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+            create = CreateTopicsRequest(
+                topics=[CreatableTopic(name="fleeting", num_partitions=partitions, replication_factor=1)]
+            )
+            assert client.get(create, 7, CreateTopicsResponse).topics[0].error_code == ErrorCode.NONE
+            assert told() == (ErrorCode.NONE, partitions)
+            assert told() == (ErrorCode.NONE, partitions)
+            delete = DeleteTopicsRequest(topics=[DeleteTopicState(name="fleeting")])
+            assert client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == ErrorCode.NONE

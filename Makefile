@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
+# Bytecode, as pip makes it for what it installs: where Python is told to write none, every start of a node
+# would compile the package anew, which takes longer than all the rest of it.
+COMPILE := $(BIN)/python -m compileall -q src
 
 .PHONY: setup demo test test-fast lint bench fuzz clean
 
@@ -13,6 +16,7 @@ $(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/o
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(COMPILE)
 	touch $@
 
 demo: $(STAMP)
@@ -30,6 +34,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
+	$(COMPILE)
 	$(BIN)/python -m bench
 
 # A night of it: make fuzz FUZZ_SECONDS=28800 FUZZ_SEED=2

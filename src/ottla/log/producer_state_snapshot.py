@@ -17,10 +17,9 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from crc32c import crc32c
-
 from ottla.log.files import DELETED, SNAPSHOT, parse_segment_file, segment_file_name
 from ottla.log.producer_state_entry import BatchMetadata, ProducerStateEntry
+from ottla.records.checksum import crc32c
 from ottla.runtime.disk import Buffer, Disk, read_file
 
 __all__ = [

@@ -14,11 +14,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records import _kernel
 from ottla.records._kernel import BatchHeader, Record, decode_records
+from ottla.records.checksum import crc32c
 from ottla.records.compression import decompress
 from ottla.records.types import (
     HEADER_SIZE,

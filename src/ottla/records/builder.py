@@ -9,11 +9,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records._kernel import Encoder, Record
 from ottla.records.batch import CRC_POSITION, CRC_START
+from ottla.records.checksum import crc32c
 from ottla.records.compression import check_level, compress
 from ottla.records.types import (
     HEADER_SIZE,

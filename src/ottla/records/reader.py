@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from ottla.records._kernel import BatchReader
+from ottla.records.checksum import crc32c
 from ottla.records.compression import decompress
 from ottla.records.types import MAX_DECOMPRESSED_BYTES
 

@@ -1,8 +1,10 @@
 """Exactly once: what is read, transformed and written in transactions is there once, whoever dies.
 
 Two processes copy a topic into another, offsets and output in one transaction, while they and the node are
-killed, paused and started again at random. Then the output is held against the input, and the whole history
-against the checker of transactions. `OTTLA_CHAOS_SECONDS` says how long, `OTTLA_CHAOS_SEED` repeats a run.
+killed, paused and started again at random: once with librdkafka and the classic protocol of groups, once with
+Kafka's Java clients and the consumer protocol. Then the output is held against the input, and the whole
+history against the checker of transactions. `OTTLA_CHAOS_SECONDS` says how long, `OTTLA_CHAOS_SEED` repeats a
+run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.guarantees.transformer import DOOMED
-from tests.support.java import die_with_parent
+from tests.support import java, kafka_libs
 from tests.support.node_process import NodeProcess
 from tests.support.txn_checker import Fate, Seen, Transaction, check
 
@@ -33,9 +35,14 @@ SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "15"))
 SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SETTLE_S = 60.0
 SOURCE, TARGET, PARTITIONS = "source", "target", 3
+TRANSFORMER = Path(java.__file__).parent / "java" / "Transformer.java"
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 1_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.session.timeout.ms": 3_000,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 300,
     "offsets.topic.num.partitions": 4,
     "transaction.state.log.num.partitions": 4,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
@@ -45,21 +52,23 @@ SETTINGS = {
 class Worker:
     """A transformer and its successors, each with the same transactional id."""
 
-    def __init__(self, name: str, bootstrap: str, directory: Path) -> None:
+    def __init__(self, client: str, name: str, bootstrap: str, directory: Path) -> None:
         self.name = name
-        self._bootstrap = bootstrap
+        arguments = [bootstrap, SOURCE, TARGET, str(PARTITIONS), name]
+        self._command = (
+            java.command(TRANSFORMER, [*arguments, "consumer"], bundle=kafka_libs.BROKER)
+            if client == "java"
+            else [sys.executable, "-m", "tests.guarantees.transformer", *arguments]
+        )
+        self._shows_where_it_stands = client != "java"
         self.journal = directory / f"{name}.journal"
         self._log = directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.guarantees.transformer"]
         with self.journal.open("ab") as journal, self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, self._bootstrap, SOURCE, TARGET, str(PARTITIONS), self.name],
-                stdout=journal,
-                stderr=log,
-                preexec_fn=die_with_parent(),
+                self._command, stdout=journal, stderr=log, preexec_fn=java.die_with_parent()
             )
 
     def kill(self) -> None:
@@ -79,20 +88,21 @@ class Worker:
 
     def last_words(self) -> str:
         """Where it stands, and what it logged before."""
-        self.signal(signal.SIGUSR1)
-        time.sleep(0.5)
+        if self._shows_where_it_stands:
+            self.signal(signal.SIGUSR1)
+            time.sleep(0.5)
         return self._log.read_text()[-2_000:]
 
 
 class Chaos:
     """A node and two workers to which bad things happen, by a seed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, client: str, directory: Path) -> None:
         self._random = random.Random(SEED)
         listen = f"127.0.0.1:{_free_port()}"
         settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
         self.node = NodeProcess(directory / "data", *settings, listen=listen)
-        self.workers = [Worker(f"worker-{number}", listen, directory) for number in (1, 2)]
+        self.workers = [Worker(client, f"worker-{number}", listen, directory) for number in (1, 2)]
         self.bootstrap = listen
         self.deeds: Counter[str] = Counter()
         self._paused: dict[Worker, float] = {}
@@ -135,8 +145,8 @@ class Chaos:
 
 
 @contextlib.contextmanager
-def chaos_in(directory: Path) -> Iterator[Chaos]:
-    chaos = Chaos(directory)
+def chaos_in(client: str, directory: Path) -> Iterator[Chaos]:
+    chaos = Chaos(client, directory)
     with chaos.node:
         try:
             yield chaos
@@ -204,9 +214,10 @@ def transactions_of(worker: Worker) -> list[Transaction]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 240)
-def test_every_input_is_in_the_output_once_whoever_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])
+def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
-    with chaos_in(tmp_path) as chaos:
+    with chaos_in(client, tmp_path) as chaos:
         admin = AdminClient({"bootstrap.servers": chaos.bootstrap})
         for done in admin.create_topics(
             [NewTopic(SOURCE, PARTITIONS, 1), NewTopic(TARGET, PARTITIONS, 1)]

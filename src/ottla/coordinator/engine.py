@@ -428,6 +428,8 @@ class Engine(Generic[M]):
 
 def _earliest(shard: Shard[M]) -> int | None:
     deadline: int | None = shard.machine.next_deadline_ms()
+    if not shard.pending:
+        return deadline
     late = next((entry.deadline_ms for entry in shard.pending if not entry.timed_out), None)
     return min((moment for moment in (deadline, late) if moment is not None), default=None)
 

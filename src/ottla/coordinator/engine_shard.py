@@ -22,11 +22,11 @@ class Ticket:
     It is answered once; a second answer is ignored, as is one to somebody who has stopped waiting.
     """
 
-    __slots__ = ("_future", "_value")
+    __slots__ = ("_value", "_waiters")
 
     def __init__(self) -> None:
         self._value: Any = _NOTHING
-        self._future: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None  # one for each that waits, mostly none
 
     @property
     def done(self) -> bool:
@@ -36,8 +36,11 @@ class Ticket:
         if self._value is not _NOTHING:
             return
         self._value = value
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        if self._waiters is not None:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters = None
 
     def result(self) -> Any:
         """The answer; raises if it is an error."""
@@ -49,9 +52,12 @@ class Ticket:
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._value is _NOTHING:
-            if self._future is None:
-                self._future = asyncio.get_running_loop().create_future()
-            yield from asyncio.shield(self._future).__await__()
+            waiter = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = [waiter]
+            else:
+                self._waiters.append(waiter)
+            yield from waiter
         return self.result()
 
 

@@ -97,6 +97,7 @@ class Lab:
         self.settings = GroupSettings(GroupConfig(**config))
         self.now = Now(1_700_000_000_000, 1_000)
         self.log: list[Entry] = []
+        self.answers: list[Answer] = []
         self.fail_writes = False
         self.ids = 0
         self.image = MetadataImage.EMPTY.apply(
@@ -125,6 +126,7 @@ class Lab:
 
     def submit(self, request: Any, answer: Answer | None = None) -> Answer:
         answer = answer or Answer()
+        self.answers.append(answer)
         try:
             effects = self.machine.handle(answer, request, self.now)
         except KafkaError as error:

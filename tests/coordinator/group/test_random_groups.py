@@ -9,15 +9,18 @@ acknowledged in order.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from ottla.coordinator.engine_effects import Producer
 from ottla.coordinator.group.classic_group import ClassicGroup
+from ottla.coordinator.group.consumer import ConsumerCoordinator
 from ottla.coordinator.group.consumer_group import ConsumerGroup
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
+from tests.support.seeds import seeds
 
 STEPS = 120
 
@@ -80,8 +83,11 @@ def check(lab: Lab) -> None:
             assert member.epoch <= group.target_epoch
     elif isinstance(group, ClassicGroup):
         assert group.leader_id is None or group.leader_id in group.members
-        for member in group.members.values():
-            assert not (member.is_awaiting_join and member.is_awaiting_sync)
+        assert group.joined == {id for id, member in group.members.items() if member.is_awaiting_join}
+        names = [name for member in group.members.values() for name, _ in member.protocols]
+        assert group._supporters == Counter(names)
+        for classic in group.members.values():
+            assert not (classic.is_awaiting_join and classic.is_awaiting_sync)
 
 
 def check_replay(lab: Lab) -> None:
@@ -91,8 +97,24 @@ def check_replay(lab: Lab) -> None:
         assert compacted == durable(lab.machine)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_consumer_groups(seed: int) -> None:
+    consumer_life(seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_quiet_heartbeats_need_no_draft_to_be_answered_the_same(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = consumer_life(seed)
+    monkeypatch.setattr(ConsumerCoordinator, "_is_quiet", lambda self, request: False)
+    thorough = consumer_life(seed)
+    assert short.log == thorough.log
+    told, thoroughly = ([repr(each.value) for each in lab.answers] for lab in (short, thorough))
+    assert told == thoroughly
+
+
+def consumer_life(seed: int) -> Lab:
     rng = random.Random(seed)
     lab = Lab({"a": 3, "b": 2}, consumer_assignment_interval_ms=rng.choice([0, 1_000]))
     clients = [Client(f"m{index}") for index in range(rng.randrange(1, 6))]
@@ -122,6 +144,7 @@ def test_consumer_groups(seed: int) -> None:
     lab.fail_writes = False
     check_replay(lab)
     settle(lab, clients, size)
+    return lab
 
 
 def settle(lab: Lab, clients: list[Client], size: dict[str, int]) -> None:
@@ -184,7 +207,7 @@ class Old:
                 self.id = ""
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_classic_groups(seed: int) -> None:
     rng = random.Random(seed)
     lab = Lab(group_max_size=rng.choice([3, 100]))
@@ -221,7 +244,7 @@ def test_classic_groups(seed: int) -> None:
         assert (stored.generation, set(stored.members)) == (lab.classic.generation, set(lab.classic.members))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_offsets_never_go_back(seed: int) -> None:
     rng = random.Random(seed)
     lab = Lab({"a": 2})

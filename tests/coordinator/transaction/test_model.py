@@ -12,6 +12,7 @@ from ottla.coordinator.engine_effects import Effects
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.transaction import Transaction
 from ottla.log.files import TopicPartition
+from tests.support.seeds import seeds
 
 from .world import World
 
@@ -30,7 +31,7 @@ def live(seed: int, version: int) -> World:
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_transaction_ends_in_one_way_on_all_partitions(version: int) -> None:
     committed = aborted = overflowed = 0
-    for seed in range(80):
+    for seed in seeds(300):
         try:
             world = live(seed, version)
         except AssertionError as error:
@@ -42,16 +43,6 @@ def test_every_transaction_ends_in_one_way_on_all_partitions(version: int) -> No
     assert committed > 50
     assert aborted > 50
     assert overflowed > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("version", [1, 2])
-def test_it_does_so_for_thousands_of_seeds(version: int) -> None:
-    for seed in range(1_000, 4_000):
-        try:
-            live(seed, version)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, version {version}: {error}") from error
 
 
 def _forget_decisions(patch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ class ClassicCoordinator:
             return True
         if group.state is PREPARING:
             # Counting those who have joined lets the last ones go that come back to a group over its size.
-            return (member is not None and member.is_awaiting_join) or group.awaiting_join < limit
+            return (member is not None and member.is_awaiting_join) or len(group.joined) < limit
         return member is not None or len(group.members) < limit
 
     def _join_new(self, token: Token, request: GroupRequest, group: ClassicGroup, now: Now) -> Effects:
@@ -159,18 +159,20 @@ class ClassicCoordinator:
             return Effects().reply(token, self.rebalance.join_response(group, member))
         if group.state is STABLE and unchanged and not is_leader:
             return Effects().reply(token, self.rebalance.join_response(group, member))
-        effects = self._update(token, request, member)
+        effects = self._update(token, request, group, member)
         return effects.extend(self.rebalance.prepare_or_complete(group, now))
 
-    def _update(self, token: Token, request: GroupRequest, member: ClassicMember) -> Effects:
+    def _update(
+        self, token: Token, request: GroupRequest, group: ClassicGroup, member: ClassicMember
+    ) -> Effects:
         """Take what the member says now; an earlier JoinGroup of its that waits is answered as lost."""
         body: JoinGroupRequest = request.body
         effects = Effects()
         effects.reply(member.join_token, join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
-        member.protocols = member_protocols(body)
+        group.change_protocols(member, member_protocols(body))
         member.rebalance_timeout_ms = rebalance_timeout_ms(body)
         member.session_timeout_ms = body.session_timeout_ms
-        member.join_token = token
+        group.await_join(member, token)
         return effects
 
     # Static members
@@ -193,10 +195,10 @@ class ClassicCoordinator:
             group.pending_sync.discard(old_id)
             group.pending_sync.add(new_id)
         self.rebalance.unwatch(group, old_id)
-        self._update(token, request, member)
+        self._update(token, request, group, member)
         self.rebalance.alive(group, member, now)
         if group.state is STABLE and group.select_protocol() == group.protocol:
-            member.join_token = None
+            group.end_join(member)
             group.state_timestamp_ms = now.wall_ms
             effects.records.append(records.group_metadata(group.group_id, group.to_value()))
             effects.reply(token, self._rejoined(request, group, member, old_leader))
@@ -231,7 +233,8 @@ class ClassicCoordinator:
     ) -> Effects:
         if new_id in group.members:
             member = group.replace_static(new_id, old_id)
-            member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms = before
+            protocols, member.rebalance_timeout_ms, member.session_timeout_ms = before
+            group.change_protocols(member, protocols)
             self.rebalance.unwatch(group, new_id)
             self.rebalance.alive(group, member, now)
         return Effects()

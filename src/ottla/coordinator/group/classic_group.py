@@ -5,7 +5,8 @@ the leader has assigned, when a static member is replaced, and when the group be
 who has joined and who waits, is gone after a restart, and members simply join again.
 
 Invariants: `leader_id` is a member or None; a group has no selected protocol and no members in EMPTY; a
-member waits for a join or for a sync, never for both.
+member waits for a join or for a sync, never for both; `joined` and the counts of protocols are those of the
+members, kept along so that no request has to look at all of them.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class ClassicGroup:
     state_timestamp_ms: int = NO_TIMESTAMP
     members: dict[str, ClassicMember] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
+    joined: set[str] = field(default_factory=set)
+    """Members that wait for the join phase to end."""
     pending: set[str] = field(default_factory=set)
     """Ids given out with MEMBER_ID_REQUIRED that have not come back."""
     pending_sync: set[str] = field(default_factory=set)
@@ -98,6 +101,8 @@ class ClassicGroup:
     """Somebody joined during the delay of the first rebalance, so that it may be longer."""
     subscribed_topics: frozenset[str] | None = None
     """Of all members, if the group speaks the consumers' protocol and all could be read."""
+    _supporters: Counter[str] = field(default_factory=Counter)
+    """By protocol: how many members support it."""
 
     @property
     def is_simple(self) -> bool:
@@ -114,12 +119,8 @@ class ClassicGroup:
         return self.state is ClassicState.EMPTY
 
     @property
-    def awaiting_join(self) -> int:
-        return sum(member.is_awaiting_join for member in self.members.values())
-
-    @property
     def all_joined(self) -> bool:
-        return not self.pending and all(member.is_awaiting_join for member in self.members.values())
+        return not self.pending and len(self.joined) == len(self.members)
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -142,23 +143,48 @@ class ClassicGroup:
         if self.leader_id is None:
             self.leader_id = member.member_id
         self.members[member.member_id] = member
+        self._count_protocols(member, 1)
+        if member.is_awaiting_join:
+            self.joined.add(member.member_id)
         self.pending.discard(member.member_id)
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
 
+    def await_join(self, member: ClassicMember, token: Token) -> None:
+        member.join_token = token
+        self.joined.add(member.member_id)
+
+    def end_join(self, member: ClassicMember) -> None:
+        member.join_token = None
+        self.joined.discard(member.member_id)
+
+    def change_protocols(self, member: ClassicMember, protocols: Protocols) -> None:
+        self._count_protocols(member, -1)
+        member.protocols = protocols
+        self._count_protocols(member, 1)
+
+    def _count_protocols(self, member: ClassicMember, step: int) -> None:
+        for name in {name for name, _ in member.protocols}:
+            self._supporters[name] += step
+            if not self._supporters[name]:
+                del self._supporters[name]
+
     def remove(self, member_id: str) -> None:
         member = self.members.pop(member_id, None)
         if member is not None:
+            self._count_protocols(member, -1)
             if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
                 del self.static[member.instance_id]
             if self.leader_id == member_id:
                 self.leader_id = next(iter(self.members), None)
+        self.joined.discard(member_id)
         self.pending.discard(member_id)
         self.pending_sync.discard(member_id)
 
     def replace_static(self, old_id: str, new_id: str) -> ClassicMember:
-        """Let a static member go on under a new id, in the place of the old one."""
+        """Let a static member go on under a new id, in the place of the old one, which waits no more."""
         old = self.members[old_id]
+        self.joined.discard(old_id)
         member = ClassicMember(
             new_id,
             old.instance_id,
@@ -197,15 +223,17 @@ class ClassicGroup:
     # Protocols
 
     def _common_protocols(self) -> set[str]:
-        counts = Counter(name for member in self.members.values() for name, _ in member.protocols)
-        return {name for name, count in counts.items() if count == len(self.members)}
+        everybody = len(self.members)
+        return {name for name, count in self._supporters.items() if count == everybody}
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
         """Whether a member with these protocols fits in."""
-        wanted = set(names)
         if self.is_empty:
-            return bool(protocol_type) and bool(wanted)
-        return protocol_type == self.protocol_type and not wanted.isdisjoint(self._common_protocols())
+            return bool(protocol_type) and any(True for _ in names)
+        everybody = len(self.members)
+        return protocol_type == self.protocol_type and any(
+            self._supporters[name] == everybody for name in names
+        )
 
     def select_protocol(self) -> str:
         """Each member votes for the one it likes best of those that all support; ties go to the one that
@@ -290,6 +318,7 @@ class ClassicGroup:
         """Be what the record says. Members that were known keep all that no record holds."""
         known = self.members
         self.members = {}
+        self._supporters.clear()
         self.static = {}
         self.generation = value.generation
         self.protocol_type = value.protocol_type or None
@@ -312,8 +341,10 @@ class ClassicGroup:
                 )
             member.assignment = bytes(stored.assignment)
             self.members[member.member_id] = member
+            self._count_protocols(member, 1)
             if member.instance_id is not None:
                 self.static[member.instance_id] = member.member_id
+        self.joined.intersection_update(self.members)
         self.leader_id = value.leader if value.leader in self.members else next(iter(self.members), None)
         self.previous_state = self.state
         self.state = ClassicState.STABLE if self.members else ClassicState.EMPTY

@@ -179,7 +179,7 @@ class ClassicRebalance:
         )
         for member in group.members.values():
             effects.reply(member.join_token, self.join_response(group, member))
-            member.join_token = None
+            group.end_join(member)
             member.is_new = False
             self.alive(group, member, now)
             group.pending_sync.add(member.member_id)

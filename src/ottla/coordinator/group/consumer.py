@@ -65,6 +65,9 @@ class ConsumerCoordinator:
         check_request(request, self._state.settings.node.consumer_assignors)
         if body.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(token, body, now)
+        if self._is_quiet(request):
+            self._watch(body.group_id, body.member_id, now)
+            return Effects().reply(token, self._response(body, body.member_id, body.member_epoch))
         effects = Effects()
         draft, changed = self._group_of(body, effects, now)
         limit = self._state.settings.node.consumer_max_size
@@ -85,14 +88,47 @@ class ConsumerCoordinator:
             and (body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None)
             and body.topic_partitions is not None
         )
-        response = ConsumerGroupHeartbeatResponse(
-            member_id=member_id,
-            member_epoch=updated.epoch,
-            heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms(body.group_id),
-        )
+        response = self._response(body, member_id, updated.epoch)
         if body.member_epoch == JOIN_EPOCH or full or updated.assigned != member.assigned:
             response.assignment = assignment_of(updated)
         return effects.reply(token, response)
+
+    def _response(
+        self, body: ConsumerGroupHeartbeatRequest, member_id: str, epoch: int
+    ) -> ConsumerGroupHeartbeatResponse:
+        return ConsumerGroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=epoch,
+            heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms(body.group_id),
+        )
+
+    def _is_quiet(self, request: GroupRequest) -> bool:
+        """Whether the member says nothing new and there is nothing to tell it, which holds for nearly all
+        heartbeats: then no draft is needed to know that nothing changes.
+        """
+        body: ConsumerGroupHeartbeatRequest = request.body
+        group = self._state.groups.get(body.group_id)
+        member = group.members.get(body.member_id) if isinstance(group, ConsumerGroup) else None
+        if not isinstance(group, ConsumerGroup) or not isinstance(member, ConsumerMember):
+            return False
+        return (
+            body.member_epoch == member.epoch
+            and body.member_epoch != JOIN_EPOCH
+            and body.subscribed_topic_names is None
+            and body.subscribed_topic_regex is None
+            and body.instance_id is None
+            and body.rack_id is None
+            and body.rebalance_timeout_ms == -1
+            and body.server_assignor is None
+            and member.classic is None
+            and member.client_id == request.client_id
+            and member.client_host == request.client_host
+            and not member.regex
+            and not group.regexes
+            and member.is_reconciled_to(group.target_epoch)
+            and group.seen_topics is self._state.image.topics
+            and (group.epoch == group.target_epoch or (group.group_id, "target") in self._state.timers)
+        )
 
     def _group_of(
         self, body: ConsumerGroupHeartbeatRequest, effects: Effects, now: Now
@@ -221,6 +257,8 @@ class ConsumerCoordinator:
         now: Now,
     ) -> None:
         """Match regular expressions that are new, or all of them if there may be other topics now."""
+        if not (member.regex or updated.regex or draft.regexes):
+            return
         subscribed = draft.subscribed_regexes
         if member.regex and member.regex not in subscribed and member.regex in draft.regexes:
             del draft.regexes[member.regex]

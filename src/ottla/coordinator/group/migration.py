@@ -116,7 +116,8 @@ class Migration:
         group = self._state.groups[drafted.group_id]
         assert isinstance(group, ClassicGroup)
         for member in group.members.values():
-            member.protocols = drafted.members[member.member_id].protocols  # the record has only one
+            # The record has only one.
+            group.change_protocols(member, drafted.members[member.member_id].protocols)
             self._rebalance.alive(group, member, now)
         return self._rebalance.prepare(group, now) if rebalance else None
 

@@ -8,6 +8,7 @@ id names, as Java hashes strings, so that every broker and client looks in the s
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from ottla.coordinator.engine import Engine
@@ -28,6 +29,8 @@ from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
+_REMEMBERED_KEYS: Final = 4096
+_LONGEST_REMEMBERED: Final = 256
 
 
 def java_hash(text: str) -> int:
@@ -41,8 +44,11 @@ def java_hash(text: str) -> int:
 
 def partition_of(key: str, partitions: int) -> int:
     """The partition of a coordinator's topic in which a key lives."""
-    value = java_hash(key)
+    value = _remembered_hash(key) if len(key) <= _LONGEST_REMEMBERED else java_hash(key)
     return (0 if value == -(2**31) else abs(value)) % partitions
+
+
+_remembered_hash = lru_cache(_REMEMBERED_KEYS)(java_hash)
 
 
 class GroupService:

@@ -15,6 +15,7 @@ PARTS = {
     "clients": "Python clients",
     "node": "A node beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
+    "soak": "A node under many clients",
 }
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """\

@@ -1,15 +1,16 @@
-"""A node under many clients for a while: `python -m bench.soak`, with `--help` for its options.
+"""A node under many clients for a while: a minute as a part of `python -m bench`, as long as you like by
+`python -m bench.soak --seconds 28800`.
 
 Most connections are idle, as those of real clients are; some write and read all the time; some ask for much
 and read a few bytes of it now and then; some come, send half a request and are gone. A prober asks for one
-small thing after the other and notes how long it waits. The table shows memory, handles and the prober's
-waits as time goes by: none of them may grow. At the end the node is stopped, and killed, and started again on
-all its partitions.
+small thing after the other and notes how long it waits. Memory, handles and the prober's waits are printed as
+time goes by, and none of them may grow: the soak fails where memory grows in its second half, a client that
+did nothing wrong is cut off, or a connection is not given back. At the end the node is stopped, and killed,
+and started again on all its partitions.
 """
 
 import argparse
 import asyncio
-import contextlib
 import random
 import resource
 import socket
@@ -17,13 +18,15 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from tests.support.node_process import NodeProcess
+from tests.support.node_process import READY, NodeProcess
 
+from bench.harness import Row, markdown
+from ottla.log.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -36,6 +39,10 @@ PARTITIONS_PER_TOPIC = 500
 # Of a hundred connections.
 BUSY, SLOW, VANISHING = 10, 10, 10
 SAMPLES = 10
+GIVE_BACK_SECONDS = 30
+# Files of the log are open up to a number, and sockets, and a few that every process has.
+MAX_FILES = DEFAULT_CAPACITY + DEFAULT_UNSYNCED_CAPACITY + 100
+MAX_GROWTH_MB = 50
 
 
 @dataclass
@@ -174,28 +181,44 @@ async def create_partitions(soak: Soak) -> float:
     return time.perf_counter() - begin
 
 
-def row(label: str, process: psutil.Process, soak: Soak) -> None:
-    waits, soak.waits_ms = sorted(soak.waits_ms), []
-    middle = statistics.median(waits) if waits else 0.0
-    late = waits[int(len(waits) * 0.99)] if waits else 0.0
-    worst = waits[-1] if waits else 0.0
-    memory = process.memory_info().rss / 1e6
-    handles = process.num_fds()
-    cells = [label, f"{memory:.0f}", str(handles), f"{middle:.1f}", f"{late:.0f}", f"{worst:.0f}"]
-    cells += [f"{soak.written:,}", f"{soak.read_bytes / 1e6:,.0f}", f"{soak.vanished:,}", f"{soak.cut_off:,}"]
-    print("| " + " | ".join(cells) + " |", flush=True)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the node was at a moment, and how long the prober had waited for it since the last one."""
+
+    memory_mb: float
+    handles: int
+    median_ms: float
+    late_ms: float
+    worst_ms: float
 
 
-async def run(node: NodeProcess, seconds: float, connections: int, partitions: int) -> None:
+def look(label: str, process: psutil.Process, soak: Soak) -> Sample:
+    waits, soak.waits_ms = sorted(soak.waits_ms) or [0.0], []
+    sample = Sample(
+        process.memory_info().rss / 1e6,
+        process.num_fds(),
+        statistics.median(waits),
+        waits[int(len(waits) * 0.99)],
+        waits[-1],
+    )
+    print(
+        f"{label}: {sample.memory_mb:.0f} MB, {sample.handles} handles; waits of {sample.median_ms:.1f} ms, "
+        f"{sample.late_ms:.0f} at p99, {sample.worst_ms:.0f} at worst; {soak.written:,} records written, "
+        f"{soak.read_bytes / 1e6:,.0f} MB read, {soak.vanished:,} clients vanished, {soak.cut_off:,} cut off",
+        flush=True,
+    )
+    return sample
+
+
+async def run(node: NodeProcess, seconds: float, connections: int, partitions: int) -> list[Row]:
     process = psutil.Process(node.pid)
     topics = [f"soak-{number}" for number in range(max(1, partitions // PARTITIONS_PER_TOPIC))]
     soak = Soak(node.port, topics)
-    print("| | MB | handles | wait p50 ms | p99 | max | records written | MB read | vanished | cut off |")
-    print("|---" * 10 + "|")
-    row("at first", process, soak)
+    made = len(topics) * PARTITIONS_PER_TOPIC
+    look("at first", process, soak)
     tasks = [asyncio.create_task(probe(soak))]
     took_s = await create_partitions(soak)
-    row(f"{len(topics) * PARTITIONS_PER_TOPIC:,} partitions made in {took_s:.1f} s", process, soak)
+    empty = look(f"{made:,} partitions made in {took_s:.1f} s", process, soak)
     kinds: list[Callable[[Soak], Awaitable[None]]] = [
         *[busy] * BUSY,
         *[slow] * SLOW,
@@ -205,9 +228,10 @@ async def run(node: NodeProcess, seconds: float, connections: int, partitions: i
     tasks += [
         asyncio.create_task(again_and_again(kinds[number % 100], soak)) for number in range(connections)
     ]
+    samples = []
     for number in range(SAMPLES):
         await asyncio.sleep(seconds / SAMPLES)
-        row(f"{seconds / SAMPLES * (number + 1):.0f} s, {connections:,} connections", process, soak)
+        samples.append(look(f"{seconds / SAMPLES * (number + 1):.0f} s", process, soak))
         failed = [task.exception() for task in tasks if task.done()]
         assert not failed, f"{len(failed)} clients failed, the first with {failed[0]!r}"
     soak.over = True
@@ -216,34 +240,68 @@ async def run(node: NodeProcess, seconds: float, connections: int, partitions: i
     await asyncio.gather(*tasks, return_exceptions=True)
     for client in soak.open:
         client.writer.transport.abort()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + GIVE_BACK_SECONDS
     while connected(process) and time.monotonic() < deadline:  # noqa: ASYNC110 - of another process
         await asyncio.sleep(0.1)
-    row(f"clients gone, {connected(process)} connections left", process, soak)
+    gone = look("all clients gone", process, soak)
+    left = connected(process)
+    growth_mb = samples[-1].memory_mb - samples[SAMPLES // 2 - 1].memory_mb
+    assert soak.cut_off == 0, f"{soak.cut_off} clients lost their connections"
+    assert left == 0, f"{left} connections were not given back within {GIVE_BACK_SECONDS} s"
+    assert gone.handles <= MAX_FILES, f"{gone.handles} handles are open without a client"
+    assert growth_mb < MAX_GROWTH_MB, f"memory grew by {growth_mb:.0f} MB in the second half"
+    under = f"under {connections:,} connections"
+    return [
+        figure(f"to make {made:,} partitions", "s", took_s),
+        figure(f"memory with {made:,} empty partitions", "MB", empty.memory_mb),
+        figure(f"memory {under}", "MB", samples[-1].memory_mb),
+        figure(f"handles {under}", "", samples[-1].handles, f"< {MAX_FILES + connections:,}"),
+        figure("growth of it in the second half", "MB", growth_mb, f"< {MAX_GROWTH_MB}"),
+        figure(f"a small request {under}, p50", "ms", statistics.median(each.median_ms for each in samples)),
+        figure(f"a small request {under}, p99", "ms", statistics.median(each.late_ms for each in samples)),
+        figure("clients that vanished meanwhile", "", soak.vanished),
+        figure("connections not given back", "", left, "0"),
+    ]
 
 
 def connected(process: psutil.Process) -> int:
     return sum(1 for each in process.net_connections("tcp") if each.status == psutil.CONN_ESTABLISHED)
 
 
+def figure(name: str, unit: str, value: float, target: str = "") -> Row:
+    return Row(name, unit, value, None, "–", None, None, None, target)
+
+
+def ready_seconds(node: NodeProcess) -> float:
+    match = READY.fullmatch(node.ready_line)
+    assert match is not None
+    return int(match["ms"]) / 1000
+
+
+def rows(seconds: float = 60, connections: int = 1000, partitions: int = 10_000) -> Iterator[Row]:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory(prefix="ottla-soak-") as name:
+        directory = Path(name)
+        with NodeProcess(directory) as node:
+            yield from asyncio.run(run(node, seconds, connections, partitions))
+            status, took_s = node.terminate()
+            assert status == 0, f"the node ended with {status}: {node.stderr()}"
+            yield figure("to stop", "s", took_s)
+        with NodeProcess(directory) as node:
+            yield figure("to start after that", "s", ready_seconds(node))
+            node.kill()
+        with NodeProcess(directory) as node:
+            yield figure("to start after a kill", "s", ready_seconds(node))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=10_000)
     given = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ottla-soak-")))
-        with NodeProcess(directory) as node:
-            asyncio.run(run(node, given.seconds, given.connections, given.partitions))
-            print(f"\nstopped in {node.terminate()[1]:.1f} s")
-        with NodeProcess(directory) as node:
-            print(f"after a clean stop: {node.ready_line}")
-            node.kill()
-        with NodeProcess(directory) as node:
-            print(f"after a kill: {node.ready_line}")
+    print(markdown(list(rows(given.seconds, given.connections, given.partitions))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""`python -m bench [part …]`: measure, print, and write the tables into docs/benchmarks.md."""
+"""`python -m bench [--quick] [part …]`: measure, print, and write the tables into docs/benchmarks.md."""
 
 import argparse
 import datetime
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -14,8 +15,16 @@ PARTS = {
     "protocol": "The wire protocol's codecs",
     "clients": "Python clients",
     "node": "A node beside Apache Kafka",
+    "latency": "Latency beside Apache Kafka",
+    "scale": "Many partitions beside Apache Kafka",
+    "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
     "soak": "A node under many clients",
+}
+PLOTS = {
+    "node": ("throughput", "throughput by record size"),
+    "latency": ("latency", "latency by share of records"),
+    "scale": ("partitions", "cost by number of partitions"),
 }
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 INTRODUCTION = """\
@@ -29,14 +38,20 @@ is the median of the rounds, with their spread. Above 1 we are faster than the p
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="what to measure (default: everything)")
-    chosen = parser.parse_args().part or list(PARTS)
+    parser.add_argument("--quick", action="store_true", help="minutes instead of half an hour")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        os.environ["BENCH_QUICK"] = "1"
+    chosen = arguments.part or list(PARTS)
     sections = read_sections()
     for part in chosen:
         print(f"{PARTS[part]} …", flush=True)
         table = markdown(list(import_module(f"bench.{part}").rows()))
         print(table, flush=True)
         today = datetime.datetime.now(datetime.UTC).date()
-        sections[PARTS[part]] = f"{today}, {machine()}.\n\n{table}\n"
+        quickly = ", quick" if arguments.quick else ""
+        picture = f"\n![{PLOTS[part][1]}](benchmarks/{PLOTS[part][0]}.svg)\n" if part in PLOTS else ""
+        sections[PARTS[part]] = f"{today}{quickly}, {machine()}.\n\n{table}\n{picture}"
     body = "".join(f"\n## {title}\n\n{sections[title]}" for title in PARTS.values() if title in sections)
     PAGE.write_text(INTRODUCTION + body)
 

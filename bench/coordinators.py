@@ -8,8 +8,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.brokers import Broker, apache_kafka, ottla
 from bench.harness import Row, compare, markdown
+from bench.loads import create
 from bench.members import Crowd
-from bench.node import KAFKA, create
+from bench.versus import KAFKA
 
 COMMITS = 2_000
 TRANSACTIONS = 200

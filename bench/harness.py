@@ -45,6 +45,21 @@ class Row:
         ]
 
 
+def fewer(name: str, unit: str, ours: float, theirs: float | None, peer_name: str, target: str = "") -> Row:
+    """A figure of which less is better; the ratio says how many times less ours is."""
+    ratio = None if theirs is None else theirs / ours
+    return Row(name, unit, ours, theirs, peer_name, ratio, ratio, ratio, target)
+
+
+def quick() -> bool:
+    """Whether minutes are to do where half an hour would give steadier figures."""
+    return "BENCH_QUICK" in os.environ
+
+
+def scaled(full: int, short: int) -> int:
+    return short if quick() else full
+
+
 HEADINGS = ["work", "Ottla", "peer", "unit", "the peer", "ratio (spread)", "aim"]
 
 

@@ -1,0 +1,189 @@
+"""The clients that drive the brokers: librdkafka, and the performance tools that come with Apache Kafka.
+
+Each load is one call that returns what it got through in a second. The tools are programs of their own and
+say it themselves, without the start of their JVM; librdkafka is timed around its work. Whatever is between
+the client's settings and the broker is the same for both brokers.
+"""
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support import java
+
+from bench.brokers import Broker
+
+Load = Callable[[], float]
+"""One run; returns records (or requests) a second."""
+
+LINGER_MS = 5
+BATCH_BYTES = 131_072
+_RUNS = itertools.count()
+
+
+def create(broker: Broker, topic: str, partitions: int = 1, **config: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(120)
+
+
+def delete(broker: Broker, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([topic], operation_timeout=60)[topic].result(120)
+
+
+def values(size: int, count: int = 1000) -> Iterator[bytes]:
+    """Values that compress about as well as text does: words of a small vocabulary, differently mixed."""
+    words = [b"%08x " % (n * 2654435761 % 2**32) for n in range(97)]
+    for number in range(count):
+        text = b"".join(words[(number * 31 + n * n) % 97] for n in range(size // 9 + 1))
+        yield text[:size]
+
+
+def producing(broker: Broker, topic: str, size: int, count: int, **settings: str | int) -> Load:
+    """librdkafka, given lists of records, so that Python does little for each."""
+    messages = [{"value": value} for value in values(size)]
+
+    def run() -> float:
+        producer = Producer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "acks": "all",
+                "linger.ms": LINGER_MS,
+                "batch.size": BATCH_BYTES,
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 262_144,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
+        producer.list_topics(topic, 30)
+        begin = time.perf_counter()
+        left = count
+        while left > 0:
+            some = messages[: min(left, len(messages))]
+            queued = producer.produce_batch(topic, some)
+            left -= queued
+            producer.poll(0 if queued == len(some) else 0.005)
+        assert producer.flush(120) == 0
+        return count / (time.perf_counter() - begin)
+
+    return run
+
+
+def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers: int = 1) -> Load:
+    """librdkafka, everything from the beginning; several consumers are threads that each read all of it."""
+
+    def one() -> None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "queued.max.messages.kbytes": 65_536,
+                "fetch.message.max.bytes": 4_194_304,
+            }
+        )
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+        left = count
+        while left > 0:
+            left -= len(consumer.consume(min(left, 10_000), 5.0))
+        consumer.close()
+
+    def run() -> float:
+        threads = [threading.Thread(target=one) for _ in range(consumers)]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return consumers * count / (time.perf_counter() - begin)
+
+    return run
+
+
+def requesting(broker: Broker, topic: str, count: int) -> Load:
+    """A request for every record: what a request costs when there is hardly anything in it."""
+    return producing(
+        broker,
+        topic,
+        100,
+        count,
+        batch_num_messages=1,
+        linger_ms=0,
+        max_in_flight_requests_per_connection=5,
+    )
+
+
+def java_producing(broker: Broker, topic: str, size: int, count: int, **settings: str | int) -> Load:
+    """`kafka-producer-perf-test`."""
+    properties = {
+        "bootstrap.servers": broker.bootstrap,
+        "acks": "all",
+        "linger.ms": LINGER_MS,
+        "batch.size": BATCH_BYTES,
+        "buffer.memory": 67_108_864,
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+
+    def run() -> float:
+        said = java.run_tool(
+            "org.apache.kafka.tools.ProducerPerformance",
+            *("--topic", topic, "--num-records", str(count), "--record-size", str(size)),
+            *("--throughput", "-1", "--producer-props"),
+            *(f"{name}={value}" for name, value in properties.items()),
+            timeout_s=600,
+        ).out
+        found = re.findall(r"(\d+) records sent, ([\d.]+) records/sec", said)
+        assert found, said
+        assert int(found[-1][0]) == count, said
+        return float(found[-1][1])
+
+    return run
+
+
+def java_consuming(broker: Broker, topic: str, count: int) -> Load:
+    """`kafka-consumer-perf-test`, without the time that its group takes to form."""
+
+    def run() -> float:
+        said = java.run_tool(
+            "org.apache.kafka.tools.ConsumerPerformance",
+            *("--bootstrap-server", broker.bootstrap, "--topic", topic, "--num-records", str(count)),
+            *("--group", f"perf-{next(_RUNS)}", "--timeout", "60000"),
+            timeout_s=600,
+        ).out
+        heading, figures = (line.split(", ") for line in said.strip().splitlines()[-2:])
+        column = dict(zip(heading, figures, strict=True))
+        assert int(column["data.consumed.in.nMsg"]) >= count, said
+        return float(column["fetch.nMsg.sec"])
+
+    return run
+
+
+def latencies(broker: Broker, topic: str, records: int, rate: int) -> list[float]:
+    """Milliseconds from produce to consume of single records at a modest rate, smallest first."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
+    consumer = Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": "latency", "auto.offset.reset": "latest"}
+    )
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), 30)
+    consumer.assign([TopicPartition(topic, 0, end)])
+    took = []
+    warm_up = records // 10
+    begin = time.perf_counter()
+    for number in range(warm_up + records):
+        due = begin + number / rate
+        while (now := time.perf_counter()) < due:
+            time.sleep(due - now)
+        sent = time.perf_counter()
+        producer.produce(topic, b"x" * 100)
+        producer.poll(0)
+        while consumer.poll(1.0) is None:
+            pass
+        took.append((time.perf_counter() - sent) * 1000)
+    consumer.close()
+    producer.flush()
+    return sorted(took[warm_up:])

@@ -1,0 +1,110 @@
+"""Two brokers under the same load, in turns: what each got through, and what it cost its process."""
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.support import kafka_libs
+
+from bench.brokers import Broker, apache_kafka, ottla
+from bench.harness import Row, fewer
+from bench.loads import Load
+
+KAFKA = "Apache Kafka 4.3.1"
+
+
+@dataclass(slots=True)
+class Measured:
+    """The rounds of one broker: a second's work, and CPU seconds of its process for a million records."""
+
+    speeds: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+
+    def speed(self) -> float:
+        return statistics.median(self.speeds)
+
+    def cost(self) -> float:
+        return statistics.median(self.costs)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Ottla, and Apache Kafka if it can be had."""
+
+    mine: Broker
+    theirs: Broker | None
+
+    def brokers(self) -> list[Broker]:
+        return [self.mine] if self.theirs is None else [self.mine, self.theirs]
+
+    def each(self, do: Callable[[Broker], object]) -> None:
+        for broker in self.brokers():
+            do(broker)
+
+    def measure(self, load: Callable[[Broker], Load], amount: float, rounds: int) -> list[Measured]:
+        """Interleaved rounds, after one that only warms up; the order changes from round to round."""
+        loads = [(broker, load(broker), Measured()) for broker in self.brokers()]
+        for _, run, _ in loads:
+            run()
+        for turn in range(rounds):
+            for broker, run, measured in loads if turn % 2 == 0 else reversed(loads):
+                before = broker.cpu_seconds()
+                measured.speeds.append(run())
+                measured.costs.append((broker.cpu_seconds() - before) / amount * 1e6)
+        return [measured for _, _, measured in loads]
+
+    def rows(
+        self,
+        name: str,
+        load: Callable[[Broker], Load],
+        amount: float,
+        rounds: int,
+        *,
+        unit: str = "records/s",
+        aim: str = "≥ 1",
+        cost_aim: str = "≥ 1.7",
+    ) -> Iterator[Row]:
+        """Speed and cost of one load, as two lines of the table."""
+        mine, *others = self.measure(load, amount, rounds)
+        if not others:
+            yield Row(name, unit, mine.speed(), None, "–", None, None, None, aim)
+            yield fewer(f"{name}: broker CPU", "s per million", mine.cost(), None, "–", cost_aim)
+            return
+        (theirs,) = others
+        ratios = sorted(a / b for a, b in zip(mine.speeds, theirs.speeds, strict=True))
+        yield Row(
+            name,
+            unit,
+            mine.speed(),
+            theirs.speed(),
+            KAFKA,
+            statistics.median(ratios),
+            ratios[0],
+            ratios[-1],
+            aim,
+        )
+        costs = sorted(b / a for a, b in zip(mine.costs, theirs.costs, strict=True))
+        yield Row(
+            f"{name}: broker CPU",
+            "s per million",
+            mine.cost(),
+            theirs.cost(),
+            KAFKA,
+            statistics.median(costs),
+            costs[0],
+            costs[-1],
+            cost_aim,
+        )
+
+
+@contextlib.contextmanager
+def both(**settings: str) -> Iterator[Pair]:
+    missing = kafka_libs.missing_requirement()
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(ottla(**settings))
+        if missing is not None:
+            print(f"WITHOUT APACHE KAFKA, so without ratios: {missing}", flush=True)
+            yield Pair(mine, None)
+        else:
+            yield Pair(mine, stack.enter_context(apache_kafka(**settings)))

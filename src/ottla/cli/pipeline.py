@@ -1,0 +1,334 @@
+"""`ottla pipeline`: Spark's declarative pipelines over topics, embedded.
+
+`run` starts Spark in this process and, where asked, a node beside it, and shows what the flows do. A
+project is Spark's own kind and runs with `spark-pipelines` as well; `ottla.bootstrap.servers` in its
+configuration says where its topics are, and is what `-b` and `--embedded` set.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_TIMEOUT_S, Json, Timeout, named_values
+from ottla.cli.output import note, print_json, print_table, time_text
+from ottla.cli.session import with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.spark.pipelines.checkpoints import Checkpoint
+    from ottla.spark.pipelines.project import Project
+
+HELP: Final = "Make, run and watch Spark pipelines over topics."
+STATE_DIR: Final = ".ottla"
+DEFAULT_MASTER: Final = "local[*]"
+CREATE_TOPICS: Final = "ottla.create.topics"
+MAX_LOG_BYTES: Final = 64 * 1024 * 1024
+app = group("pipeline", HELP)
+
+Place = Annotated[
+    str,
+    Option(
+        "--project",
+        "-p",
+        metavar="DIR",
+        help="The project, or its spark-pipeline.yml; else the one we are in.",
+    ),
+]
+Brokers = Annotated[
+    str | None,
+    Option(
+        "--bootstrap-server",
+        "-b",
+        envvar=BOOTSTRAP_VARIABLE,
+        metavar="HOST:PORT[,...]",
+        help="Brokers to use instead of those that the project names.",
+    ),
+]
+Embedded = Annotated[
+    bool, Option("--embedded", help="Start a node for the run; its data stays in the project's .ottla/.")
+]
+Master = Annotated[
+    str,
+    Option("--master", metavar="URL", help="Where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://..."),
+]
+Settings = Annotated[
+    list[str] | None,
+    Option("--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+]
+
+
+@command(app, "init")
+def init(
+    name: Annotated[str, Argument(metavar="NAME", help="The project; a directory of this name is made.")],
+) -> None:
+    """Write a small project that runs: a topic, a streaming table, a view and a topic to write to."""
+    from ottla.spark.pipelines.project import ProjectError
+    from ottla.spark.pipelines.template import write_project
+
+    try:
+        files = write_project(Path.cwd() / name)
+    except ProjectError as error:
+        raise CliError(str(error)) from None
+    for file in files:
+        print(file.relative_to(Path.cwd()))
+    note(f"Now: cd {name} && ottla pipeline run --embedded")
+
+
+@command(app, "run")
+def run(
+    project: Place = ".",
+    bootstrap: Brokers = None,
+    embedded: Embedded = False,
+    master: Master = DEFAULT_MASTER,
+    continuous: Annotated[
+        bool, Option("--continuous", help="Run again and again, on a warm session, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float,
+        Option("--interval", metavar="SECONDS", min=0, help="With --continuous: the pause between runs."),
+    ] = 1.0,
+    runs: Annotated[
+        int | None, Option("--runs", metavar="N", min=1, help="With --continuous: end after so many runs.")
+    ] = None,
+    refresh: Annotated[
+        list[str] | None,
+        Option("--refresh", metavar="TABLE", help="Bring only this table up to date; may be repeated."),
+    ] = None,
+    full_refresh: Annotated[
+        list[str] | None,
+        Option(
+            "--full-refresh", metavar="TABLE", help="Empty this table and compute it anew; may be repeated."
+        ),
+    ] = None,
+    full_refresh_all: Annotated[bool, Option("--full-refresh-all", help="Compute everything anew.")] = False,
+    settings: Settings = None,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show what Spark logs.")] = False,
+) -> None:
+    """Run a pipeline once over what is there; or again and again, with --continuous.
+
+    Exits with 1 if a flow fails, and says which and why.
+    """
+    from ottla.spark.pipelines.running import Selection
+
+    if full_refresh_all and (refresh or full_refresh):
+        raise WrongUsage("--full-refresh-all is everything; leave out --refresh and --full-refresh")
+    if runs is not None and not continuous:
+        raise WrongUsage("--runs goes with --continuous")
+    selection = Selection(refresh or (), full_refresh or (), full_refresh_all)
+    _start(
+        project, bootstrap, embedded, master, settings, selection,
+        dry=False, runs=runs if continuous else 1, interval=interval, verbose=verbose,
+    )  # fmt: skip
+
+
+@command(app, "dry-run")
+def dry_run(
+    project: Place = ".",
+    bootstrap: Brokers = None,
+    embedded: Embedded = False,
+    master: Master = DEFAULT_MASTER,
+    settings: Settings = None,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show what Spark logs.")] = False,
+) -> None:
+    """Check a pipeline without running it: its definitions, names, columns and types."""
+    from ottla.spark.pipelines.running import Selection
+
+    _start(
+        project, bootstrap, embedded, master, settings, Selection(),
+        dry=True, runs=1, interval=0, verbose=verbose,
+    )  # fmt: skip
+
+
+def _start(
+    place: str,
+    bootstrap: str | None,
+    embedded: bool,
+    master: str,
+    settings: list[str] | None,
+    selection: Any,
+    *,
+    dry: bool,
+    runs: int | None,
+    interval: float,
+    verbose: bool,
+) -> None:
+    """Brings up what a run needs, runs, and takes it down again."""
+    from ottla.cli.pipeline_node import embedded_node
+    from ottla.cli.pipeline_run import run_all
+    from ottla.spark.java import NoJava
+    from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
+    from ottla.spark.pipelines.running import RunFailed
+    from ottla.spark.session import NoSpark
+
+    if embedded and bootstrap is not None and not _from_environment(bootstrap):
+        raise WrongUsage("--embedded starts a node of its own; leave out --bootstrap-server")
+    found = _project(place)
+    conf = named_values("--conf", settings or ())
+    state = found.directory / STATE_DIR
+    state.mkdir(exist_ok=True)
+    embedded = embedded or (bootstrap is None and found.bootstrap_servers is None)
+    configuration = dict(found.configuration)
+    with ExitStack() as stack:
+        if embedded:
+            bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
+            note(f"node: {bootstrap}, data in {state / 'node'}")
+        if bootstrap is not None:
+            configuration[BOOTSTRAP] = bootstrap
+        if not dry and (wanted := configuration.get(CREATE_TOPICS)):
+            _create_topics(configuration[BOOTSTRAP], wanted)
+        log = None
+        if not verbose:
+            log = stack.enter_context(_log_file(state / "spark.log"))
+        try:
+            run_all(
+                found,
+                configuration,
+                conf,
+                master,
+                state,
+                log,
+                selection,
+                dry=dry,
+                runs=runs,
+                interval=interval,
+            )
+        except (ProjectError, NoJava, NoSpark) as error:
+            raise CliError(str(error)) from None
+        except RunFailed as failure:
+            more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
+            raise CliError(f"{failure}{more}") from None
+
+
+def _from_environment(bootstrap: str) -> bool:
+    import os
+
+    return os.environ.get(BOOTSTRAP_VARIABLE) == bootstrap
+
+
+def _project(place: str) -> Project:
+    from ottla.spark.pipelines.project import ProjectError, find_project
+
+    try:
+        return find_project(Path(place))
+    except ProjectError as error:
+        raise CliError(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is not installed; `pip install 'ottla[spark]'` brings it") from None
+
+
+def _log_file(path: Path) -> Any:
+    """What Spark prints goes on from run to run; what is very long begins anew."""
+    too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
+    return path.open("w" if too_long else "a", buffering=1)
+
+
+def _create_topics(bootstrap: str, wanted: str) -> None:
+    """Creates those topics of the project that do not exist: `orders:3, totals` in its configuration."""
+    topics: dict[str, int] = {}
+    for entry in wanted.replace(",", " ").split():
+        name, colon, count = entry.partition(":")
+        if colon and (not count.isdecimal() or int(count) < 1):
+            raise CliError(f"{CREATE_TOPICS}: {entry}: expected TOPIC or TOPIC:PARTITIONS")
+        topics[name] = int(count) if colon else 1
+
+    async def work(admin: Admin) -> None:
+        known = {topic.name for topic in await admin.topics.list()}
+        for name, partitions in topics.items():
+            if name not in known:
+                await admin.topics.create(name, partitions=partitions)
+                note(f"topic {name}: created with {partitions} partition{'s' * (partitions > 1)}")
+
+    with_admin(bootstrap, DEFAULT_TIMEOUT_S, work)
+
+
+@command(app, "status")
+def status(
+    project: Place = ".",
+    bootstrap: Brokers = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show the checkpoint of each flow, and how far it is behind its topics.
+
+    Without brokers to ask (-b, or the project's own) the lag is left out; checkpoints are read from files.
+    """
+    from ottla.spark.pipelines.checkpoints import read_checkpoints
+    from ottla.spark.pipelines.project import ProjectError
+
+    found = _project(place=project)
+    try:
+        checkpoints = read_checkpoints(found)
+    except ProjectError as error:
+        raise CliError(str(error)) from None
+    if not checkpoints and not as_json:
+        note("no flow has a checkpoint yet; `ottla pipeline run` makes them")
+        return
+    servers = bootstrap or found.bootstrap_servers
+    ends = _ends(checkpoints, servers, timeout) if servers else {}
+    rows = [_facts(checkpoint, ends) for checkpoint in checkpoints]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["flow", "into", "batch", "at", "topics", "lag", "remark"],
+        [
+            (
+                row["flow"],
+                row["into"],
+                row["batch"],
+                row["time"],
+                ",".join(row["topics"]) or None,
+                row["lag"],
+                "" if row["unfinished"] is None else f"batch {row['unfinished']} is to be run again",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int | None]) -> dict[str, Any]:
+    partitions: list[dict[str, Any]] = [
+        {"topic": topic, "partition": partition, "offset": offset, "end": ends.get((topic, partition))}
+        for (topic, partition), offset in sorted(checkpoint.offsets.items())
+    ]
+    known = [p for p in partitions if p["end"] is not None]
+    return {
+        "flow": checkpoint.flow,
+        "into": checkpoint.target,
+        "checkpoint": checkpoint.number,
+        "batch": checkpoint.batch,
+        "unfinished": checkpoint.unfinished,
+        "time": time_text(checkpoint.timestamp_ms),
+        "topics": sorted({topic for topic, _ in checkpoint.offsets}),
+        "lag": sum(max(p["end"] - p["offset"], 0) for p in known) if known else None,
+        "partitions": partitions,
+    }
+
+
+def _ends(
+    checkpoints: list[Checkpoint], bootstrap: str, timeout_s: float
+) -> dict[tuple[str, int], int | None]:
+    """Where the partitions end now, also those that a flow has not met yet; None for those that are gone."""
+    from ottla.client.admin.offsets import FoundOffset, OffsetSpec
+    from ottla.client.view import TopicPartition
+
+    partitions = sorted({TopicPartition(*key) for checkpoint in checkpoints for key in checkpoint.offsets})
+    if not partitions:
+        return {}
+
+    async def work(admin: Admin) -> dict[tuple[str, int], int | None]:
+        found = await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.LATEST))
+        return {
+            (p.topic, p.partition): each.offset if isinstance(each := found[p], FoundOffset) else None
+            for p in partitions
+        }
+
+    try:
+        return with_admin(bootstrap, timeout_s, work)
+    except CliError as error:
+        note(f"ottla: no lag: {error}")
+        return {}

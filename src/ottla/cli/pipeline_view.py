@@ -1,0 +1,109 @@
+"""How a run of a pipeline looks: a table that moves on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from ottla.spark.pipelines.progress import Flow, Progress, State
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_STYLES: Final = {
+    State.COMPLETED: "green",
+    State.RUNNING: "cyan",
+    State.FAILED: "bold red",
+    State.SKIPPED: "yellow",
+}
+_REFRESHES_PER_SECOND: Final = 4
+_SECONDS_BETWEEN_LINES: Final = 2.0
+
+
+@contextmanager
+def shown(progress: Progress, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """Shows a run while the block lasts; what it hands out is to be called when something has changed."""
+    if quiet:
+        yield lambda: None
+    elif sys.stderr.isatty():
+        with _live(progress) as update:
+            yield update
+    else:
+        lines = _Lines(progress)
+        yield lines.update
+        lines.update()
+
+
+@contextmanager
+def _live(progress: Progress) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.live import Live
+
+    began = monotonic()
+    with Live(
+        get_renderable=lambda: _table(progress, monotonic() - began),
+        console=Console(stderr=True, markup=False, emoji=False, highlight=False),
+        refresh_per_second=_REFRESHES_PER_SECOND,
+    ) as live:
+        yield lambda: None
+        live.refresh()
+
+
+def _table(progress: Progress, seconds: float) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="bold",
+        caption=f"{seconds:.0f} s",
+        caption_justify="left",
+    )
+    for name in ("flow", "state", "rows", "rows/s", "lag"):
+        table.add_column(name, justify="left" if name in ("flow", "state") else "right")
+    for flow in list(progress.flows.values()):
+        table.add_row(flow.name, _state(flow), *_figures(flow), style=_STYLES.get(flow.state, ""))
+    return table
+
+
+def _figures(flow: Flow) -> tuple[str, str, str]:
+    rate = "" if flow.rows_per_second is None else f"{flow.rows_per_second:,.0f}"
+    return _count(flow.rows), rate, _count(flow.lag)
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _state(flow: Flow) -> str:
+    return flow.state if flow.attempts < 2 else f"{flow.state}, try {flow.attempts}"
+
+
+class _Lines:
+    """One line when a flow's state changes, and now and then when its rows do."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._said: dict[str, tuple[str, int | None]] = {}
+        self._at: dict[str, float] = {}
+
+    def update(self) -> None:
+        now = monotonic()
+        for flow in list(self._progress.flows.values()):
+            state, rows = _state(flow), flow.rows
+            said = self._said.get(flow.name)
+            waited = now - self._at.get(flow.name, 0) >= _SECONDS_BETWEEN_LINES
+            if said is None or said[0] != state or (waited and said[1] != rows):
+                self._said[flow.name], self._at[flow.name] = (state, rows), now
+                print(self._line(flow, state), file=sys.stderr, flush=True)
+
+    def _line(self, flow: Flow, state: str) -> str:
+        rows, rate, lag = _figures(flow)
+        facts = [f"{rows} rows"] if rows else []
+        facts += [f"{rate} rows/s"] if rate else []
+        facts += [f"lag {lag}"] if lag else []
+        return ", ".join([f"{flow.name}: {state}", *facts])

@@ -1,0 +1,51 @@
+"""Small directories that are made once and used by every later run: homes of links for Spark and Java.
+
+They lie under XDG_CACHE_HOME, or ~/.cache; where that cannot be written, in a directory of this user under
+the system's temporary one. A directory appears whole or not at all, whoever else makes the same at the same
+time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """A directory that this user, and nobody else, can write."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    wanted = Path(base) / "ottla"
+    try:
+        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(wanted, os.W_OK):
+            return wanted
+    except OSError:
+        pass
+    fallback = Path(tempfile.gettempdir()) / f"ottla-{os.getuid()}"
+    fallback.mkdir(mode=0o700, exist_ok=True)
+    if fallback.stat().st_uid != os.getuid():
+        raise PermissionError(f"{fallback} belongs to another user; set XDG_CACHE_HOME")
+    return fallback
+
+
+def publish(name: str, build: Callable[[Path], None]) -> Path:
+    """Makes the directory `name` of the cache anew; `build` fills it. Its place is returned."""
+    target = cache_dir() / name
+    draft = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=target.parent))
+    try:
+        draft.chmod(0o755)
+        build(draft)
+        if target.exists():  # outdated: move it aside, as a directory cannot be replaced in one step
+            target.rename(draft.with_suffix(".old"))
+            shutil.rmtree(draft.with_suffix(".old"), ignore_errors=True)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():  # not simply that another process was faster
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target

@@ -1,0 +1,99 @@
+"""Remembers a project's tables from run to run.
+
+Spark's own catalog lives in memory: in the next process the tables are unknown, while their files lie in
+the warehouse and their checkpoints say that everything was read. Whoever has a real catalog names it in the
+project. For all others this keeps a file with the definitions of the tables and puts them back before a
+run. What a run computes anew, as Spark does with every materialized view, is removed instead, as Spark
+itself would.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from ottla.spark.pipelines.project import CHECKPOINTS, Project
+from ottla.spark.pipelines.running import Selection
+
+FILE: Final = "catalog.json"
+_OWN_CATALOG: Final = ("spark.sql.catalogImplementation", "spark.sql.catalog.spark_catalog")
+
+
+def is_needed(project: Project, settings: Mapping[str, str]) -> bool:
+    """Whether nothing else would remember the tables."""
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    spec = yaml.safe_load(project.spec.read_text())
+    return not spec.get("catalog") and not any(name in settings for name in _OWN_CATALOG)
+
+
+def restore(spark: Any, project: Project, state: Path, selection: Selection) -> None:
+    """Makes the tables of earlier runs known, and removes those that this run begins anew."""
+    for entry in _remembered(state / FILE):
+        location = Path(entry["location"])
+        if not location.is_dir():
+            continue
+        table = entry["table"]
+        afresh = not _is_streaming(project, table) and selection.includes(table)
+        if afresh or selection.recomputes(table):
+            shutil.rmtree(location)
+            continue
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS `{entry['database']}`")
+        if not spark.catalog.tableExists(f"`{entry['database']}`.`{table}`"):
+            spark.sql(f"{entry['ddl']}\nLOCATION '{location.as_uri()}'")
+
+
+def remember(spark: Any, state: Path) -> None:
+    """Writes down the tables that there are now."""
+    entries = list(_tables(spark))
+    if not entries and not (state / FILE).exists():
+        return
+    state.mkdir(parents=True, exist_ok=True)
+    draft = state / (FILE + ".tmp")
+    draft.write_text(json.dumps({"version": 1, "tables": entries}, indent=2))
+    draft.replace(state / FILE)
+
+
+def _tables(spark: Any) -> Iterator[dict[str, str]]:
+    for database in spark.catalog.listDatabases():
+        for table in spark.catalog.listTables(database.name):
+            if table.isTemporary or table.tableType == "VIEW":
+                continue
+            name = f"`{database.name}`.`{table.name}`"
+            location = _location(spark, name)
+            if location is not None:
+                ddl = spark.sql(f"SHOW CREATE TABLE {name}").first()[0]
+                lines = [line for line in ddl.splitlines() if not line.startswith("LOCATION ")]
+                yield {
+                    "database": database.name,
+                    "table": table.name,
+                    "location": str(location),
+                    "ddl": "\n".join(lines),
+                }
+
+
+def _location(spark: Any, name: str) -> Path | None:
+    """The directory of a table; None where it does not lie on this machine."""
+    rows = {row[0]: row[1] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()}
+    parts = urlsplit(rows.get("Location", ""))
+    return Path(unquote(parts.path)) if parts.scheme in ("", "file") and parts.path else None
+
+
+def _remembered(file: Path) -> list[dict[str, str]]:
+    try:
+        document = json.loads(file.read_text())
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); remove it, and run with --full-refresh-all") from None
+    return list(document["tables"])
+
+
+def _is_streaming(project: Project, table: str) -> bool:
+    """A streaming table goes on where its checkpoint says; a materialized view has none."""
+    storage = project.storage_path
+    return storage is not None and any((storage / CHECKPOINTS).glob(f"*/*/{table}"))

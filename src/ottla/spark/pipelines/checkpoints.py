@@ -1,0 +1,109 @@
+"""The checkpoints of a pipeline's flows: what each has read, from the files that Spark keeps.
+
+Under the project's storage every streaming flow has a directory, `_checkpoints/<where to>/<flow>/<number>`,
+the highest number being the one in use. In it, `offsets/N` says what batch N was to read and `commits/N`
+that it was done. A batch with the first and without the second is run again, with the same offsets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ottla.spark.pipelines.progress import positions, short_name
+from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
+
+_MAX_DEPTH: Final = 6
+_MAX_FILE: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far a flow is. `batch` is the last one that is done, None before the first; `offsets` are where
+    the next begins to read, by topic and partition, for those of its sources that read topics.
+    """
+
+    flow: str
+    target: str
+    number: int
+    batch: int | None
+    unfinished: int | None
+    timestamp_ms: int | None
+    offsets: dict[tuple[str, int], int]
+
+
+def read_checkpoints(project: Project) -> list[Checkpoint]:
+    """The checkpoint in use of every streaming flow, by name."""
+    storage = project.storage_path
+    if storage is None:
+        raise ProjectError(f"{project.spec}: checkpoints in {project.storage} can be read by Spark only")
+    root = storage / CHECKPOINTS
+    found = [_checkpoint(root, directory) for directory in _in_use(root)]
+    return sorted(found, key=lambda checkpoint: (checkpoint.flow, checkpoint.target))
+
+
+def _in_use(root: Path) -> Iterator[Path]:
+    newest: dict[Path, Path] = {}
+    for depth in range(2, _MAX_DEPTH):
+        for offsets in root.glob("/".join(["*"] * depth) + "/offsets"):
+            directory = offsets.parent
+            if directory.name.isdecimal():
+                known = newest.get(directory.parent)
+                if known is None or int(known.name) < int(directory.name):
+                    newest[directory.parent] = directory
+    yield from newest.values()
+
+
+def _checkpoint(root: Path, directory: Path) -> Checkpoint:
+    *target, flow, number = directory.relative_to(root).parts
+    planned = _last(directory / "offsets")
+    done = _last(directory / "commits")
+    # While a batch is under way, the offsets of the last one that is done count.
+    counted = done if done is not None and (directory / "offsets" / str(done)).exists() else planned
+    timestamp_ms: int | None = None
+    offsets: dict[tuple[str, int], int] = {}
+    if counted is not None and done is not None:
+        timestamp_ms, offsets = _read(directory / "offsets" / str(counted))
+    elif planned is not None:
+        timestamp_ms, ends = _read(directory / "offsets" / str(planned))
+        offsets = dict.fromkeys(ends, 0)
+    return Checkpoint(
+        flow=flow,
+        target=short_name(".".join(target)),
+        number=int(number),
+        batch=done,
+        unfinished=planned if planned is not None and planned != done else None,
+        timestamp_ms=timestamp_ms,
+        offsets=offsets,
+    )
+
+
+def _last(directory: Path) -> int | None:
+    if not directory.is_dir():
+        return None
+    return max((int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()), default=None)
+
+
+def _read(file: Path) -> tuple[int | None, dict[tuple[str, int], int]]:
+    """A file of the offset log: its version, a line about the batch, then a line for each source."""
+    if file.stat().st_size > _MAX_FILE:
+        raise ProjectError(f"{file} is too large for offsets")
+    documents = [_json(line) for line in file.read_text().splitlines()[1:]]
+    timestamp_ms: int | None = None
+    found: dict[tuple[str, int], int] = {}
+    for document in documents:
+        if isinstance(document, dict) and "batchTimestampMs" in document:
+            timestamp_ms = document["batchTimestampMs"]
+        else:
+            found |= positions(document) or {}
+    return timestamp_ms, found
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None  # "-": a source that had nothing yet

@@ -1,0 +1,74 @@
+"""Hears what the streaming queries of a run report, in whichever session they run.
+
+Queries of a pipeline run in a session of Spark Connect's server that no Python of ours holds. Their events
+still pass over the one bus of the Spark context, and a listener on that is all it takes. It is called for
+every event of every kind, so it looks at no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ottla.spark.pipelines.progress import Progress
+
+log = logging.getLogger(__name__)
+
+_EVENTS: Final = "org.apache.spark.sql.streaming.StreamingQueryListener$"
+_INTERFACE: Final = "org.apache.spark.scheduler.SparkListenerInterface"
+
+
+class _Bus:
+    """Implements Spark's interface of listeners: every method is there, and one does something."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._names: dict[str, str] = {}
+
+    def onOtherEvent(self, event: Any) -> None:
+        try:
+            kind = event.getClass().getName()
+            if kind.startswith(_EVENTS):
+                self._query_event(kind.removeprefix(_EVENTS), event)
+        except Exception:  # a listener that raises would be taken off the bus
+            log.debug("an event of a streaming query could not be read", exc_info=True)
+
+    def _query_event(self, kind: str, event: Any) -> None:
+        if kind == "QueryStartedEvent":
+            self._names[str(event.runId())] = event.name()
+        elif kind == "QueryProgressEvent":
+            self._progress.query_progress(event.progress().json())
+        elif kind == "QueryTerminatedEvent":
+            name = self._names.pop(str(event.runId()), None)
+            if name is not None and event.exception().isDefined():
+                self._progress.query_failed(name, event.exception().get())
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("on"):
+            return _ignore
+        raise AttributeError(name)
+
+    class Java:
+        implements: Final = [_INTERFACE]
+
+
+def _ignore(*_: Any) -> None:
+    """Of no interest."""
+
+
+@contextmanager
+def listening(context: Any, progress: Progress) -> Iterator[None]:
+    """Keeps `progress` up to date while the block runs. `context` is the Spark context of this process."""
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+    bus = _Bus(progress)
+    context._jsc.sc().addSparkListener(bus)
+    try:
+        yield
+        # What was reported before the run ended may still be on its way.
+        context._jsc.sc().listenerBus().waitUntilEmpty()
+    finally:
+        context._jsc.sc().removeSparkListener(bus)

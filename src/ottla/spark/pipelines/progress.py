@@ -1,0 +1,200 @@
+"""What is known of a run: its flows, how far each is, and what went wrong.
+
+Two streams feed it. Spark's pipelines send messages for people, from which the state of each flow is read;
+the streaming queries under them report rows and offsets. Both name a flow alike. Everything here is plain
+data: what arrives goes in, `flows` is what to show.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from threading import Lock
+from typing import Any, Final
+
+_DEFAULT: Final = ("spark_catalog.default.", "spark_catalog.")
+_STATE: Final = re.compile(
+    r"Flow '?(?P<name>[^'\n]+?)'? (?:is|has|has been)? ?"
+    r"(?P<state>QUEUED|PLANNING|STARTING|RUNNING|COMPLETED|FAILED|STOPPED|EXCLUDED|SKIPPED|IDLE)\b"
+)
+_UNRESOLVED: Final = re.compile(
+    r"Failed to resolve flow(?P<upstream> due to upstream failure)?: '(?P<name>[^']+)'"
+)
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
+_MAX_ERROR: Final = 4_000
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    PLANNING = "planning"
+    STARTING = "starting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    SKIPPED = "skipped"
+    EXCLUDED = "excluded"
+    IDLE = "idle"
+
+
+@dataclass(slots=True)
+class Flow:
+    """One flow of a run. `rows` and `lag` are None where nothing was reported, as for batch flows."""
+
+    name: str
+    state: State = State.QUEUED
+    batches: int = 0
+    rows: int | None = None
+    rows_per_second: float | None = None
+    lag: int | None = None
+    error: str | None = None
+    attempts: int = 0
+
+
+def short_name(name: str) -> str:
+    """
+    >>> short_name("spark_catalog.default.orders"), short_name("large_orders")
+    ('orders', 'large_orders')
+    """
+    for prefix in _DEFAULT:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+@dataclass(slots=True)
+class Progress:
+    """The flows of a run by name, in the order in which they were first heard of."""
+
+    flows: dict[str, Flow] = field(default_factory=dict)
+    changes: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def message(self, text: str) -> None:
+        """A message of the run."""
+        with self._lock:
+            if match := _UNRESOLVED.search(text):
+                flow = self._flow(match["name"])
+                flow.state = State.SKIPPED if match["upstream"] else State.FAILED
+                if not match["upstream"]:
+                    flow.error = _error_in(text) or flow.error
+            elif match := _STATE.search(text):
+                flow = self._flow(match["name"])
+                flow.state = State[match["state"]]
+                if flow.state is State.STARTING:
+                    flow.attempts += 1
+                elif flow.state is State.FAILED:
+                    flow.error = _error_in(text) or flow.error
+
+    def query_progress(self, text: str) -> None:
+        """The JSON of a streaming query's progress."""
+        report = json.loads(text)
+        if not report.get("name"):
+            return
+        with self._lock:
+            flow = self._flow(report["name"])
+            flow.rows = (flow.rows or 0) + int(report.get("numInputRows") or 0)
+            if report.get("numInputRows"):
+                flow.batches += 1
+                flow.rows_per_second = _number(report.get("processedRowsPerSecond"))
+            lags = [lag_of(source) for source in report.get("sources") or ()]
+            known = [lag for lag in lags if lag is not None]
+            flow.lag = sum(known) if known else flow.lag
+
+    def query_failed(self, name: str, error: str) -> None:
+        """A streaming query has ended with an error."""
+        with self._lock:
+            self._flow(name).error = readable_error(error)
+
+    @property
+    def failed(self) -> list[Flow]:
+        return [flow for flow in self.flows.values() if flow.state is State.FAILED]
+
+    @property
+    def rows(self) -> int:
+        return sum(flow.rows or 0 for flow in self.flows.values())
+
+    def _flow(self, name: str) -> Flow:
+        self.changes += 1
+        name = short_name(name)
+        return self.flows.setdefault(name, Flow(name))
+
+
+def lag_of(source: Mapping[str, Any]) -> int | None:
+    """How many offsets a source is behind its latest; None where it reports none, as files do."""
+    return distance(_document(source.get("endOffset")), _document(source.get("latestOffset")))
+
+
+def distance(low: Any, high: Any) -> int | None:
+    """The sum of the differences of two documents of offsets by topic and partition.
+
+    >>> distance({"t": {"0": 3, "1": 4}}, {"t": {"0": 10, "1": 4, "2": 5}})
+    12
+    """
+    ends, begins = positions(high), positions(low)
+    if ends is None:
+        return None
+    return sum(max(end - (begins or {}).get(partition, 0), 0) for partition, end in ends.items())
+
+
+def positions(document: Any) -> dict[tuple[str, int], int] | None:
+    """Offsets by topic and partition, of our source or of Spark's own; None where these are no such offsets.
+
+    >>> positions({"t": {"0": 3}, "$ids": {"t": "abc"}})
+    {('t', 0): 3}
+    """
+    if not isinstance(document, dict):
+        return None
+    found: dict[tuple[str, int], int] = {}
+    for topic, partitions in document.items():
+        if not _TOPIC.fullmatch(topic):
+            continue  # what our source keeps beside the offsets has names that no topic can have
+        if not isinstance(partitions, dict):
+            return None
+        for partition, offset in partitions.items():
+            if not partition.isdecimal() or not isinstance(offset, int):
+                return None
+            found[topic, int(partition)] = offset
+    return found
+
+
+def _document(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _error_in(message: str) -> str | None:
+    """What stands after the first line of a message, where Spark puts the reason."""
+    _, _, rest = message.partition("\n")
+    return readable_error(rest) if rest.strip() else None
+
+
+_PYTHON_ERROR: Final = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Failed|Refused|Loss)\w*): (.+)"
+)
+_NOISE: Final = ("at ", "...", "File ", "Traceback", "During handling", "The above exception", "~", "^")
+
+
+def readable_error(text: str) -> str:
+    """The part of an error of Spark's that a person needs: what Python raised last, else the first sentence.
+
+    A stack of Java wraps a traceback of Python wraps the one line that matters.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    said = [match for line in lines if (match := _PYTHON_ERROR.match(line))]
+    ours = [match for match in said if not match[1].startswith(("Py4J", "PySpark", "PythonException"))]
+    if ours:
+        return f"{ours[-1][1]}: {ours[-1][2]}"[:_MAX_ERROR]
+    kept = [line for line in lines if line and not line.startswith(_NOISE)]
+    return " ".join(kept[:3])[:_MAX_ERROR] or text.strip()[:_MAX_ERROR]

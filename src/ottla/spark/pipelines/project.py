@@ -1,0 +1,104 @@
+"""A pipeline's project on disk: its specification, as far as we need to know it.
+
+Spark reads the specification itself when the pipeline runs. Here it is read without Spark, for what has to be
+known sooner or without a JVM: where checkpoints lie, and which brokers the pipeline talks to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+BOOTSTRAP: Final = "ottla.bootstrap.servers"
+"""The setting by which definitions find the brokers: `spark.conf.get("ottla.bootstrap.servers")`."""
+SPEC_NAMES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
+CHECKPOINTS: Final = "_checkpoints"
+
+
+class ProjectError(Exception):
+    """A project that is missing or makes no sense; the text says which file and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """One pipeline. `configuration` are the settings that its specification gives to Spark."""
+
+    spec: Path
+    name: str
+    storage: str
+    configuration: Mapping[str, str]
+
+    @property
+    def directory(self) -> Path:
+        return self.spec.parent
+
+    @property
+    def bootstrap_servers(self) -> str | None:
+        return self.configuration.get(BOOTSTRAP)
+
+    @property
+    def storage_path(self) -> Path | None:
+        """The storage as a directory of this machine; None where it lies elsewhere."""
+        parts = urlsplit(self.storage)
+        if parts.scheme == "":
+            return self.directory / self.storage
+        return Path(parts.path) if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
+
+
+def find_project(place: Path) -> Project:
+    """The project that is, or is around, `place`: its specification, its directory or one inside."""
+    if place.is_file():
+        return load_project(place)
+    if not place.is_dir():
+        raise ProjectError(f"{place}: no such file or directory")
+    for directory in (place.resolve(), *place.resolve().parents):
+        found = [directory / name for name in SPEC_NAMES if (directory / name).is_file()]
+        if len(found) > 1:
+            raise ProjectError(f"{directory} has both {' and '.join(SPEC_NAMES)}; keep one of them")
+        if found:
+            return load_project(found[0])
+    raise ProjectError(
+        f"there is no {SPEC_NAMES[0]} in {place.resolve()} or above it; "
+        "`ottla pipeline init NAME` makes a project"
+    )
+
+
+def load_project(spec: Path) -> Project:
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        document = yaml.safe_load(spec.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProjectError(f"{spec}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ProjectError(f"{spec} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise ProjectError(f"{spec}: expected names and values, as `name: orders`")
+    return Project(
+        spec.resolve(),
+        _text(spec, document, "name"),
+        _text(spec, document, "storage"),
+        _settings(spec, document),
+    )
+
+
+def _text(spec: Path, document: Mapping[str, Any], field: str) -> str:
+    value = document.get(field)
+    if not isinstance(value, str) or not value:
+        raise ProjectError(f"{spec}: `{field}` must be given, as text")
+    return value
+
+
+def _settings(spec: Path, document: Mapping[str, Any]) -> dict[str, str]:
+    given = document.get("configuration") or {}
+    if not isinstance(given, dict):
+        raise ProjectError(f"{spec}: `configuration` must be names and values")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ProjectError(
+                f'{spec}: in `configuration`, {name} must be text: put quotes around "{value}"'
+            )
+    return dict(given)

@@ -1,0 +1,148 @@
+"""Runs a project on a session of Spark Connect, with Spark's own registration and execution.
+
+A run is: make a graph, register the project's definitions in it, start it, follow its messages to the end.
+The same session takes run after run; the second begins in a fraction of the time of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from ottla.spark.pipelines.progress import Flow, Progress, readable_error
+from ottla.spark.pipelines.project import Project, ProjectError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class RunFailed(Exception):
+    """A run that did not complete. `flow` is the one to look at, where one is to blame."""
+
+    def __init__(self, message: str, flow: Flow | None = None) -> None:
+        super().__init__(message)
+        self.flow = flow
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tables a run brings up to date, as `spark-pipelines run` names them; empty is all of them."""
+
+    refresh: Sequence[str] = ()
+    full_refresh: Sequence[str] = ()
+    full_refresh_all: bool = False
+
+    def recomputes(self, table: str) -> bool:
+        """Whether this table is to begin from nothing."""
+        return self.full_refresh_all or table in {name.rpartition(".")[2] for name in self.full_refresh}
+
+    def includes(self, table: str) -> bool:
+        chosen = {name.rpartition(".")[2] for name in (*self.refresh, *self.full_refresh)}
+        return not chosen or table in chosen
+
+
+def run_once(
+    spark: SparkSession,
+    project: Project,
+    configuration: Mapping[str, str],
+    progress: Progress,
+    *,
+    selection: Selection,
+    dry: bool = False,
+    output: IO[str] | None = None,
+    changed: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs the project once over what is there. RunFailed tells which flow failed and why.
+
+    `configuration` is the project's with the caller's values over it; what its definitions print goes to
+    `output`; `changed` is called after each message.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        _run(spark, project, configuration, progress, selection, dry, output, changed)
+    except PySparkException as error:
+        raise _failure(error, progress) from None
+    if progress.failed:
+        raise _failure(None, progress)
+
+
+def _run(
+    spark: Any,
+    project: Project,
+    configuration: Mapping[str, str],
+    progress: Progress,
+    selection: Selection,
+    dry: bool,
+    output: IO[str] | None,
+    changed: Callable[[], None],
+) -> None:
+    from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
+    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+    from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
+
+    spec = load_pipeline_spec(project.spec)
+    for name, value in configuration.items():
+        _set(spark, project, name, value)
+    graph = create_dataflow_graph(spark, spec.catalog, spec.database, configuration)
+    try:
+        registry = SparkConnectGraphElementRegistry(spark, graph)
+        with redirect_stdout(output):
+            register_definitions(project.spec, registry, spec, spark, graph)
+        results = start_run(
+            spark,
+            graph,
+            full_refresh=list(selection.full_refresh),
+            full_refresh_all=selection.full_refresh_all,
+            refresh=list(selection.refresh),
+            dry=dry,
+            storage=storage_for_spark(project),
+        )
+        for result in results:
+            if "pipeline_event_result" in result:
+                progress.message(result["pipeline_event_result"].event.message)
+                changed()
+    finally:
+        _drop(spark, graph)
+
+
+def storage_for_spark(project: Project) -> str:
+    """Where checkpoints go. A relative path begins at the specification, not where we were started."""
+    path = project.storage_path
+    return project.storage if path is None else path.resolve().as_uri()
+
+
+def _set(spark: Any, project: Project, name: str, value: str) -> None:
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.conf.set(name, value)
+    except AnalysisException:
+        raise ProjectError(
+            f"{project.spec}: {name} cannot be changed once Spark runs; take it out of `configuration` "
+            f"and give it as --conf {name}={value}"
+        ) from None
+
+
+def _drop(spark: Any, graph: str) -> None:
+    """Forgets a graph, so that a session may run for days."""
+    import pyspark.sql.connect.proto as pb
+    from pyspark.errors import PySparkException
+
+    command = pb.Command()
+    command.pipeline_command.drop_dataflow_graph.dataflow_graph_id = graph
+    try:
+        spark.client.execute_command(command)
+    except PySparkException:
+        return  # of a session that has ended with its graphs
+
+
+def _failure(error: Exception | None, progress: Progress) -> RunFailed:
+    blamed = next((flow for flow in progress.failed if flow.error), None) or next(iter(progress.failed), None)
+    reason = (blamed.error if blamed is not None else None) or (readable_error(str(error)) if error else "")
+    if blamed is None:
+        return RunFailed(reason)
+    blamed.error = reason
+    return RunFailed(f"flow {blamed.name} failed: {reason}", blamed)

@@ -1,0 +1,125 @@
+"""What `ottla pipeline init` writes: the smallest project that shows every part of a pipeline over topics.
+
+Orders come from a topic, are kept in a streaming table, summed up in a materialized view, and large ones go
+out to another topic, exactly once. It is a standard project of Spark's declarative pipelines.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from ottla.spark.pipelines.project import ProjectError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SPEC: Final = """\
+name: {name}
+storage: {storage}
+libraries:
+  - glob:
+      include: transformations/**
+configuration:
+  # Where the topics are. `ottla pipeline run` sets another value with --bootstrap-server or --embedded.
+  ottla.bootstrap.servers: "localhost:9092"
+  # Topics that `ottla pipeline run` creates if they are missing, with their partitions.
+  ottla.create.topics: "{source}:2, {sink}:2"
+  spark.sql.shuffle.partitions: "2"
+"""
+_ORDERS: Final = '''\
+"""Orders as they come: a topic becomes a streaming table, with what is no order left out."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+spark = SparkSession.active()
+BROKERS = spark.conf.get("ottla.bootstrap.servers")
+ORDER = "number long, customer string, item string, cents long"
+
+
+@dp.table
+def orders() -> DataFrame:
+    records = (
+        spark.readStream.format("ottla")
+        .option("kafka.bootstrap.servers", BROKERS)
+        .option("subscribe", "{source}")
+        .option("startingOffsets", "earliest")
+        .option("columns", "value,timestamp")
+        .load()
+    )
+    order = F.from_json(F.col("value").cast("string"), ORDER)
+    return (
+        records.select(order.alias("order"), F.col("timestamp").alias("arrived"))
+        .where("order.number is not null and order.cents > 0")
+        .select("order.*", "arrived")
+    )
+'''
+_TURNOVER: Final = """\
+-- What each item has brought in so far; computed anew at every run.
+CREATE MATERIALIZED VIEW turnover AS
+SELECT item, count(*) AS orders, sum(cents) / 100 AS amount
+FROM orders
+GROUP BY item
+"""
+_LARGE: Final = '''\
+"""Large orders go to a topic of their own, each exactly once."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+spark = SparkSession.active()
+BROKERS = spark.conf.get("ottla.bootstrap.servers")
+
+dp.create_sink("large_orders", "ottla", {{"kafka.bootstrap.servers": BROKERS, "topic": "{sink}"}})
+
+
+@dp.append_flow(target="large_orders")
+def find_large_orders() -> DataFrame:
+    return (
+        spark.readStream.table("orders")
+        .where("cents >= 5000")
+        .select(F.col("customer").alias("key"), F.to_json(F.struct("number", "item", "cents")).alias("value"))
+    )
+'''
+_README: Final = """\
+# {name}
+
+A pipeline of Spark over topics of Ottla, or of any Kafka.
+
+    ottla pipeline run --embedded            # with a node of its own, whose data stays in .ottla/
+    ottla pipeline run -b localhost:9092     # with brokers that run already
+    ottla pipeline status
+
+Orders are lines like this in the topic `{source}`:
+
+    {{"number": 1, "customer": "ada", "item": "tea", "cents": 1250}}
+
+`transformations/` has the flows: `orders.py` reads the topic into a table, `turnover.sql` sums it up,
+`large_orders.py` writes a topic. Spark's own `spark-pipelines run` runs the same project.
+"""
+_IGNORED: Final = ".ottla/\npipeline-storage/\nspark-warehouse/\nmetastore_db/\n__pycache__/\n"
+
+
+def write_project(directory: Path) -> list[Path]:
+    """Writes the project into a directory that must not exist yet; its files are returned."""
+    name = directory.name
+    if not _NAME.fullmatch(name):
+        raise ProjectError(f"{name!r} is no name for a project: letters, digits, dots, dashes, at most 100")
+    if directory.exists():
+        raise ProjectError(f"{directory} exists already; choose another name or remove it")
+    topics = {"source": f"{name}.orders", "sink": f"{name}.large-orders"}
+    storage = (directory / "pipeline-storage").resolve().as_uri()
+    files = {
+        "spark-pipeline.yml": _SPEC.format(name=name, storage=storage, **topics),
+        "transformations/orders.py": _ORDERS.format(**topics),
+        "transformations/turnover.sql": _TURNOVER,
+        "transformations/large_orders.py": _LARGE.format(**topics),
+        "README.md": _README.format(name=name, **topics),
+        ".gitignore": _IGNORED,
+    }
+    (directory / "transformations").mkdir(parents=True)
+    for relative, text in files.items():
+        (directory / relative).write_text(text)
+    return [directory / relative for relative in files]

@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from bench.harness import machine, markdown
+from bench.harness import machine, show
 
 PARTS = {
     "log": "The log of a partition",
@@ -46,8 +46,7 @@ def main() -> None:
     sections = read_sections()
     for part in chosen:
         print(f"{PARTS[part]} …", flush=True)
-        table = markdown(list(import_module(f"bench.{part}").rows()))
-        print(table, flush=True)
+        table = show(import_module(f"bench.{part}").rows())
         today = datetime.datetime.now(datetime.UTC).date()
         quickly = ", quick" if arguments.quick else ""
         picture = f"\n![{PLOTS[part][1]}](benchmarks/{PLOTS[part][0]}.svg)\n" if part in PLOTS else ""

@@ -9,7 +9,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -119,6 +119,15 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def show(rows: Iterable[Row]) -> str:
+    """The table of rows, each printed as soon as it is there."""
+    seen = []
+    for row in rows:
+        seen.append(row)
+        print(" | ".join(row.cells()), flush=True)
+    return markdown(seen)
 
 
 def machine() -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bench import loads
-from bench.harness import Row, fewer, markdown, scaled
+from bench.harness import Row, fewer, scaled, show
 from bench.plots import Plot, plot
 from bench.versus import KAFKA, both
 
@@ -43,4 +43,4 @@ def rows() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    print(markdown(list(rows())))
+    show(rows())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bench import loads
 from bench.brokers import Broker
-from bench.harness import Row, fewer, markdown, scaled
+from bench.harness import Row, fewer, scaled, show
 from bench.versus import KAFKA, both
 
 SIZE = 1_000
@@ -28,4 +28,4 @@ def rows() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    print(markdown(list(rows())))
+    show(rows())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bench import batches, loads
 from bench.brokers import Broker
-from bench.harness import Row, fewer, markdown, scaled
+from bench.harness import Row, fewer, scaled, show
 from bench.plots import Plot, plot
 from bench.versus import KAFKA, Pair, both
 
@@ -72,4 +72,4 @@ def rows() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    print(markdown(list(rows())))
+    show(rows())

@@ -20,7 +20,7 @@ from ottla.coordinator.group.consumer import ConsumerCoordinator
 from ottla.coordinator.group.consumer_group import ConsumerGroup
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
-from tests.support.seeds import seeds
+from tests.support.effort import seeds
 
 STEPS = 120
 
@@ -63,6 +63,18 @@ class Client:
         self.epoch = answer.value.member_epoch
         if answer.value.assignment is not None:
             self.owned = assigned(answer.value)
+
+    def commit(self, lab: Lab, offset: int) -> None:
+        """A member may commit what it has, as far as it knows, however far the group has moved on."""
+        places = {(topic, each): offset for topic, partitions in self.owned.items() for each in partitions}
+        if self.epoch == 0 or not places:
+            return
+        is_member = self.name in lab.consumers.members
+        answer = lab.commit(places, member_id=self.name, epoch=self.epoch)
+        if not is_member:
+            assert answer.error is ErrorCode.UNKNOWN_MEMBER_ID
+        elif not lab.fail_writes:
+            assert set(lab.commit_codes(answer)) == {ErrorCode.NONE}
 
 
 def check(lab: Lab) -> None:
@@ -107,7 +119,7 @@ def test_quiet_heartbeats_need_no_draft_to_be_answered_the_same(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = consumer_life(seed)
-    monkeypatch.setattr(ConsumerCoordinator, "_is_quiet", lambda self, request: False)
+    monkeypatch.setattr(ConsumerCoordinator, "_is_quiet", lambda *_: False)
     thorough = consumer_life(seed)
     assert short.log == thorough.log
     told, thoroughly = ([repr(each.value) for each in lab.answers] for lab in (short, thorough))
@@ -119,11 +131,13 @@ def consumer_life(seed: int) -> Lab:
     lab = Lab({"a": 3, "b": 2}, consumer_assignment_interval_ms=rng.choice([0, 1_000]))
     clients = [Client(f"m{index}") for index in range(rng.randrange(1, 6))]
     size = {"a": 3, "b": 2}
-    for _ in range(STEPS):
+    for number in range(STEPS):
         roll = rng.random()
         client = rng.choice(clients)
         lab.fail_writes = rng.random() < 0.05
-        if roll < 0.7:
+        if roll < 0.1:
+            client.commit(lab, number)
+        elif roll < 0.7:
             if client.running:
                 client.beat(lab, rng)
         elif roll < 0.78:

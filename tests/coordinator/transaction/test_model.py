@@ -12,7 +12,7 @@ from ottla.coordinator.engine_effects import Effects
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.transaction import Transaction
 from ottla.log.files import TopicPartition
-from tests.support.seeds import seeds
+from tests.support.effort import seeds
 
 from .world import World
 

@@ -65,7 +65,7 @@ class ConsumerCoordinator:
         check_request(request, self._state.settings.node.consumer_assignors)
         if body.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(token, body, now)
-        if self._is_quiet(request):
+        if self._is_quiet(request, now):
             self._watch(body.group_id, body.member_id, now)
             return Effects().reply(token, self._response(body, body.member_id, body.member_epoch))
         effects = Effects()
@@ -102,7 +102,7 @@ class ConsumerCoordinator:
             heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms(body.group_id),
         )
 
-    def _is_quiet(self, request: GroupRequest) -> bool:
+    def _is_quiet(self, request: GroupRequest, now: Now) -> bool:
         """Whether the member says nothing new and there is nothing to tell it, which holds for nearly all
         heartbeats: then no draft is needed to know that nothing changes.
         """
@@ -127,7 +127,12 @@ class ConsumerCoordinator:
             and not group.regexes
             and member.is_reconciled_to(group.target_epoch)
             and group.seen_topics is self._state.image.topics
-            and (group.epoch == group.target_epoch or (group.group_id, "target") in self._state.timers)
+            and (
+                group.epoch == group.target_epoch
+                or (
+                    self._target_delay_ms(group, now) > 0 and (group.group_id, "target") in self._state.timers
+                )
+            )
         )
 
     def _group_of(
@@ -292,13 +297,10 @@ class ConsumerCoordinator:
         group_id = draft.group_id
         if draft.epoch <= draft.target_epoch:
             return
-        interval_ms = self._state.settings.assignment_interval_ms(group_id)
-        since_ms = now.wall_ms - draft.target_timestamp_ms
-        if draft.target_timestamp_ms >= 0 and 0 <= since_ms < interval_ms and len(draft.members) > 1:
+        delay_ms = self._target_delay_ms(draft, now)
+        if delay_ms > 0:
             self._state.timers.schedule(
-                (group_id, "target"),
-                now.tick_ms + interval_ms - since_ms,
-                partial(self._target_due, group_id),
+                (group_id, "target"), now.tick_ms + delay_ms, partial(self._target_due, group_id)
             )
             return
         assignor = draft.preferred_assignor or self._state.settings.node.consumer_assignors[0]
@@ -310,6 +312,14 @@ class ConsumerCoordinator:
         draft.target_epoch = draft.epoch
         draft.target_timestamp_ms = now.wall_ms
         self._state.timers.cancel((group_id, "target"))
+
+    def _target_delay_ms(self, group: ConsumerGroup, now: Now) -> int:
+        """How long a new target has to wait, as the last one is so young; one for a single member never."""
+        if group.target_timestamp_ms < 0 or len(group.members) <= 1:
+            return 0
+        interval_ms = self._state.settings.assignment_interval_ms(group.group_id)
+        since_ms = now.wall_ms - group.target_timestamp_ms
+        return interval_ms - since_ms if 0 <= since_ms < interval_ms else 0
 
     def _target_due(self, group_id: str, now: Now) -> Effects:
         group = self._state.groups.get(group_id)

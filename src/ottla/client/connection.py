@@ -22,6 +22,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, Unsup
 from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.schema import Buffer, Request, Response
+from ottla.records._kernel import Block
 from ottla.runtime.network import Address, Network
 
 __all__ = ["BrokerVersions", "Connection"]
@@ -87,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         self._small = bytearray(SMALL_BUFFER_BYTES)
         self._small_end = 0
         # A frame too large for the small buffer, and how much of it has come.
-        self._frame: bytearray | None = None
+        self._frame: Block | None = None
         self._frame_end = 0
         self._lost: KafkaError | None = None
         self._writable = asyncio.Event()
@@ -179,11 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         return await self.send(request, response_type, timeout_ms=timeout_ms, version=version)
 
     def _timed_out(self, api: Api, timeout_ms: int) -> None:
-        self._end(
-            RequestTimedOut(
-                f"{self.address}: no answer to {api.name} within {timeout_ms} ms"
-            )
-        )
+        self._end(RequestTimedOut(f"{self.address}: no answer to {api.name} within {timeout_ms} ms"))
 
     async def drained(self) -> None:
         """Waits until the transport takes more bytes without piling them up."""
@@ -203,9 +200,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else ""
-        self._end(
-            ConnectionLost(f"{self.address}: the broker ended the connection{why}")
-        )
+        self._end(ConnectionLost(f"{self.address}: the broker ended the connection{why}"))
         if not self._closed.done():
             self._closed.set_result(None)
 
@@ -230,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_end += nbytes
         if self._frame_end == len(self._frame):
             frame, self._frame = self._frame, None
-            self._received(frame)
+            self._received(memoryview(frame))
 
     def eof_received(self) -> bool:
         return False
@@ -251,9 +246,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._received(bytes(memoryview(small)[position : position + size]))
                 position += size
             else:
-                self._frame = bytearray(size)
+                # Memory that former frames gave up: no page of it has to be made, and none is cleared.
+                self._frame = Block(size=size, recycled=True)
                 self._frame_end = end - position
-                self._frame[: self._frame_end] = memoryview(small)[position:end]
+                memoryview(self._frame)[: self._frame_end] = memoryview(small)[position:end]
                 position = end
         small[: end - position] = small[position:end]
         self._small_end = end - position
@@ -311,8 +307,7 @@ class Connection(asyncio.BufferedProtocol):
         elif first_bytes[:1] == b"\x15":
             guess = ": it speaks TLS (set security.protocol)"
         return NotKafka(
-            f"{self.address} does not speak Kafka's protocol{guess} "
-            f"(its answer begins with {first_bytes!r})"
+            f"{self.address} does not speak Kafka's protocol{guess} (its answer begins with {first_bytes!r})"
         )
 
     async def _negotiate(self, timeout_ms: int) -> None:

@@ -10,12 +10,12 @@ and, where the walk is long, without the GIL.
 
 include "kernel/wire.pxi"
 include "kernel/memory.pxi"
+include "kernel/consuming.pxi"
 include "kernel/batches.pxi"
 include "kernel/encoding.pxi"
 include "kernel/validation.pxi"
 include "kernel/compaction.pxi"
 include "kernel/columns.pxi"
 include "kernel/reading.pxi"
-include "kernel/consuming.pxi"
 include "kernel/hashing.pxi"
 include "kernel/rows.pxi"

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ALL_COLUMNS: tuple[str, ...] = tuple(COLUMNS)
 """key, value, headers, offset, timestamp, timestampType."""
 DEFAULT_BATCH_BYTES = 1024 * 1024
+SHARED_ROWS = 10_000
+SHARED_TEXT = 64
 _MAX_SEQUENCE = 2**31
 
 
@@ -131,16 +133,19 @@ class ArrowDecoder:
 
         rows = columns.rows
         match field.name:
-            case "key":
-                return _binary_array(columns.key, field.type)
-            case "value":
-                return _binary_array(columns.value, field.type)
+            case "key" | "value":
+                column = columns.key if field.name == "key" else columns.value
+                if column.null_count == rows:
+                    return repeated(None, field.type, rows)
+                return _binary_array(column, field.type)
             case "offset":
                 return pa.Array.from_buffers(field.type, rows, [None, _wrapped(columns.offset)])
             case "timestamp":
                 return pa.Array.from_buffers(field.type, rows, [None, _wrapped(columns.timestamp)])
             case "timestampType":
                 return pa.Array.from_buffers(field.type, rows, [None, _wrapped(columns.timestamp_type)])
+        if not columns.rows_with_headers and not self._empty_headers:
+            return repeated(None, field.type, rows)
         entries = field.type.value_type
         pairs = pa.Array.from_buffers(
             entries,
@@ -250,6 +255,22 @@ def partitions_of(keys: pa.Array, partitions: int) -> pa.Array:
     found = Rows(len(keys), key=_binary_input(keys)).partitions(partitions)
     numbers = pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(found)])
     return pc.if_else(pc.less(numbers, 0), pa.scalar(None, pa.int32()), numbers)
+
+
+def repeated(value: object, kind: pa.DataType, rows: int) -> pa.Array:
+    """A column with one value throughout; short ones share their memory with all others of that value."""
+    if rows > SHARED_ROWS or (isinstance(value, str) and len(value) > SHARED_TEXT):
+        import pyarrow as pa
+
+        return pa.repeat(pa.scalar(value, kind), rows)
+    return _shared(value, kind).slice(0, rows)
+
+
+@lru_cache(maxsize=64)
+def _shared(value: object, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(value, kind), SHARED_ROWS)
 
 
 def _wrapped(block: Block) -> pa.Buffer:

@@ -49,6 +49,8 @@ class Admin:
             bootstrap_servers,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
+            # Whoever wants an answer soon does not want to wait longer for a connection.
+            socket_connection_setup_timeout_ms=min(default_api_timeout_ms, 10_000),
             allow_auto_create_topics=False,
         )
         self._cluster = Cluster(self._runtime, config)

@@ -1,15 +1,22 @@
-"""Decoded columns with the topic and the partition that they come from."""
+"""Fetched chunks as columns, with the topic and the partition that they come from.
+
+What is here may run beside the event loop: it reads chunks and changes none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
 
+from ottla.client.consumer.chunk import Chunk
 from ottla.client.view import TopicPartition
+from ottla.protocol.errors import KafkaError
 from ottla.records.arrow import arrow_schema as record_schema
+from ottla.records.arrow import repeated
 
-__all__ = ["arrow_schema", "with_source"]
+__all__ = ["arrow_schema", "decode_chunks"]
 
 _SOURCE = {
     "topic": pa.field("topic", pa.string(), nullable=False),
@@ -24,10 +31,28 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([_SOURCE[name] if name in _SOURCE else inner.field(name) for name in columns])
 
 
-def with_source(batch: pa.RecordBatch, partition: TopicPartition, schema: pa.Schema) -> pa.RecordBatch:
+def decode_chunks(
+    chunks: Iterable[tuple[Chunk, int]], columns: Sequence[str]
+) -> tuple[list[pa.RecordBatch], KafkaError | None]:
+    """One batch for each chunk, from the position given with it on; up to the first that cannot be read, and
+    why it cannot.
+    """
+    schema = arrow_schema(tuple(columns))
+    inner = [name for name in columns if name not in _SOURCE]
+    batches: list[pa.RecordBatch] = []
+    for chunk, position in chunks:
+        try:
+            batch = chunk.decode_arrow(inner, position)
+        except KafkaError as error:
+            return batches, error
+        batches.append(_with_source(batch, chunk.state.partition, schema))
+    return batches, None
+
+
+def _with_source(batch: pa.RecordBatch, partition: TopicPartition, schema: pa.Schema) -> pa.RecordBatch:
     values = {"topic": partition.topic, "partition": partition.partition}
     arrays = [
-        pa.repeat(pa.scalar(values[field.name], field.type), batch.num_rows)
+        repeated(values[field.name], field.type, batch.num_rows)
         if field.name in values
         else batch.column(field.name)
         for field in schema

@@ -1,8 +1,7 @@
 """Fetched bytes of one partition that wait for the user, decoded only as far as he asks.
 
-A chunk is one fetch's worth. `take` decodes it piece by piece: a few batches at a time, and never across a
-change of leader epoch or timestamp type, which every record of a piece therefore shares. What was decoded
-and not taken stays in `_decoded`. `take_arrow` turns all that is left into columns at once.
+A chunk is one fetch's worth. `take` decodes it piece by piece, a few batches at a time. What was decoded
+and not taken stays in `_decoded`. `decode_arrow` turns all that is left into columns at once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ottla.client.consumer.state import PartitionState
 from ottla.client.serialization import Deserializer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Buffer
-from ottla.records._kernel import ConsumerRecord, Record, consumer_records
+from ottla.records._kernel import ConsumerRecord, deserialize
 from ottla.records.reader import open_reader
 from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD
 
@@ -27,10 +26,8 @@ __all__ = ["Chunk", "SerializationFailed"]
 
 PIECE_BYTES = 64 * 1024
 _FRONT = struct.Struct(">qii")  # base offset, length, leader epoch
-_ATTRIBUTES_AT = 21
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
-_TIMESTAMP_TYPE_BIT = 0x08
 
 
 class SerializationFailed(KafkaError):
@@ -55,9 +52,8 @@ class Chunk:
         "_buf",
         "_check_crcs",
         "_decoded",
-        "_epoch",
+        "_fetch_offset",
         "_reader",
-        "_timestamp_type",
         "dropped",
         "last_epoch",
         "next_offset",
@@ -82,13 +78,12 @@ class Chunk:
         self.dropped = False
         self._buf = memoryview(buf)
         self._at = 0
+        self._fetch_offset = fetch_offset
         self._aborted = aborted
         self._check_crcs = check_crcs
         self._reader = open_reader(start_offset=fetch_offset, check_crc=check_crcs)
         self._reader.set_aborted(aborted)
-        self._decoded: list[Record] = []
-        self._epoch = -1
-        self._timestamp_type = 0
+        self._decoded: list[ConsumerRecord[Any, Any]] = []
         # The offset after the last whole batch, and that batch's leader epoch.
         self.next_offset, self.last_epoch = self._end(fetch_offset)
 
@@ -113,6 +108,10 @@ class Chunk:
     def is_empty(self) -> bool:
         return not self._decoded and self.size - self._at < HEADER_SIZE
 
+    @property
+    def is_readable(self) -> bool:
+        return not (self.dropped or self.state.paused or self.state.revoking)
+
     def take(
         self, most: int, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
     ) -> list[ConsumerRecord[Any, Any]]:
@@ -125,23 +124,16 @@ class Chunk:
                 state.position = max(state.position or 0, self.next_offset)
                 return []
             self._decode_piece()
-        records, rest = self._decoded[:most], self._decoded[most:]
-        found, count, error = consumer_records(
-            records,
-            state.partition.topic,
-            state.partition.partition,
-            leader_epoch=self._epoch,
-            timestamp_type=self._timestamp_type,
-            key_deserializer=key_deserializer,
-            value_deserializer=value_deserializer,
-        )
-        if error is not None:
-            rest = records[count:] + rest
-            if not found:
-                self._decoded = rest
-                raise SerializationFailed(state.partition, rest[0].offset, error) from error
+        found, rest = self._decoded[:most], self._decoded[most:]
+        if key_deserializer is not None or value_deserializer is not None:
+            count, error = deserialize(found, key_deserializer, value_deserializer)
+            if error is not None:
+                found, rest = found[:count], found[count:] + rest
+                if not found:
+                    self._decoded = rest
+                    raise SerializationFailed(state.partition, rest[0].offset, error) from error
         self._decoded = rest
-        state.position_epoch = self._epoch
+        state.position_epoch = found[-1].leader_epoch
         if rest:
             state.position = rest[0].offset
         else:
@@ -150,54 +142,52 @@ class Chunk:
 
     def _decode_piece(self) -> None:
         begin, at, size, buf = self._at, self._at, self.size, self._buf
-        epoch = timestamp_type = -1
         while size - at >= HEADER_SIZE and at - begin < PIECE_BYTES:
-            _, length, batch_epoch = _FRONT.unpack_from(buf, at)
-            batch_type = buf[at + _ATTRIBUTES_AT + 1] & _TIMESTAMP_TYPE_BIT
+            _, length, _ = _FRONT.unpack_from(buf, at)
             if length < HEADER_SIZE - LOG_OVERHEAD or at + LOG_OVERHEAD + length > size:
                 break
-            if at > begin and (batch_epoch, batch_type) != (epoch, timestamp_type):
-                break
-            epoch, timestamp_type = batch_epoch, batch_type
             at += LOG_OVERHEAD + length
         if at == begin:
             self._at = size  # the torn end of a fetch, which the next one brings whole
             return
+        source: ConsumerRecord[None, None] = ConsumerRecord(*self.state.partition, self._fetch_offset)
         try:
-            self._decoded = self._reader.read(buf[begin:at])
+            self._decoded = self._reader.read_for_user(buf[begin:at], source)
         except KafkaError as error:
-            raise self._corrupt(error) from error
+            raise self._corrupt(error, self.state.position) from error
         self._at = at
-        self._epoch, self._timestamp_type = epoch, 1 if timestamp_type else 0
 
-    def take_arrow(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """All that is left, as columns; moves the position to the chunk's end."""
+    def decode_arrow(self, columns: Sequence[str], position: int) -> pa.RecordBatch:
+        """All that is left from `position` on, as columns. Changes nothing, so that it may run in another
+        thread: `taken_arrow` makes it count.
+        """
         from ottla.records.arrow import ArrowDecoder
 
-        state = self.state
-        assert state.position is not None, f"{state.partition} has fetched bytes and no position"
+        partly, at = bool(self._decoded), self._at
         decoder = ArrowDecoder(
             columns=columns,
-            start_offset=state.position,
+            start_offset=max(position, self._fetch_offset),
             check_crc=self._check_crcs,
-            expected_bytes=self.size - (0 if self._decoded else self._at),
+            expected_bytes=self.size - (0 if partly else at),
         )
         decoder.set_aborted(self._aborted)
         # From the beginning, as what lies behind may hold the end of an aborted transaction.
         try:
-            decoder.feed(self._buf if self._decoded or self._aborted else self._buf[self._at :])
+            decoder.feed(self._buf if partly or self._aborted else self._buf[at:])
         except KafkaError as error:
-            raise self._corrupt(error) from error
-        batch = decoder.finish()
-        self._at, self._decoded = self.size, []
-        state.position = max(state.position, self.next_offset)
-        state.position_epoch = self.last_epoch
-        return batch
+            raise self._corrupt(error, position) from error
+        return decoder.finish()
 
-    def _corrupt(self, error: KafkaError) -> KafkaError:
+    def taken_arrow(self) -> None:
+        """The user has all of it: the position is the chunk's end."""
         state = self.state
+        self._at, self._decoded = self.size, []
+        state.position = max(state.position or 0, self.next_offset)
+        state.position_epoch = self.last_epoch
+
+    def _corrupt(self, error: KafkaError, position: int | None) -> KafkaError:
         return KafkaError(
             error.code,
-            f"{state.partition}: cannot read on from offset {state.position}: {error.message}; "
+            f"{self.state.partition}: cannot read on from offset {position}: {error.message}; "
             "seek past it to go on",
         )

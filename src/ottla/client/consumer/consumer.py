@@ -103,6 +103,7 @@ class Consumer(Generic[K, V]):
             deserializer(key_deserializer),
             deserializer(value_deserializer),
             self._metadata_changed,
+            self._runtime.pool,
         )
         self._membership: Membership | None = None
         self._starting_membership: Subscription | None = None
@@ -366,7 +367,7 @@ class Consumer(Generic[K, V]):
         deadline = self._deadline(timeout_ms)
         while True:
             await self._turn()
-            batches = self._reader.take_arrow(columns, max_bytes)
+            batches = await self._reader.take_arrow(columns, max_bytes)
             if batches:
                 return pa.Table.from_batches(batches, schema)
             self._raise_error()

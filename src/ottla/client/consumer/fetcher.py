@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ottla.client.cluster import Cluster
+from ottla.client.connection import Connection
 from ottla.client.consumer.chunk import Chunk
 from ottla.client.consumer.config import ConsumerConfig, Reset
 from ottla.client.consumer.session import FetchSession, Wanted
@@ -105,10 +106,20 @@ class Fetcher:
             if not chunk.dropped and not chunk.is_empty:
                 break
             self.finish(chunk)
-        for chunk in self.chunks:
-            if not (chunk.dropped or chunk.state.paused or chunk.state.revoking):
-                return chunk
-        return None
+        return next((chunk for chunk in self.chunks if chunk.is_readable), None)
+
+    def readable(self, max_bytes: int | None) -> list[Chunk]:
+        """All chunks that the user may get, oldest first, until they hold `max_bytes`."""
+        first = self.first_readable()
+        found: list[Chunk] = []
+        size = 0
+        for chunk in self.chunks if first is not None else ():
+            if max_bytes is not None and size >= max_bytes:
+                break
+            if chunk.is_readable:
+                found.append(chunk)
+                size += chunk.size
+        return found
 
     def finish(self, chunk: Chunk) -> None:
         """The chunk is used up, or of no use."""
@@ -123,6 +134,7 @@ class Fetcher:
     def _dispatch(self) -> None:
         now = asyncio.get_running_loop().time()
         by_node: dict[int, list[tuple[PartitionState, PartitionInfo]]] = {}
+        full: set[int] = set()
         stale = set()
         for state in self._assignment:
             info = self._cluster.view.leader(state.partition)
@@ -130,18 +142,19 @@ class Fetcher:
                 stale.add(state.partition.topic)
             elif self._wants_bytes(state, info):
                 by_node.setdefault(self._source(state, info, now), []).append((state, info))
+            elif len(state.chunks) >= CHUNKS_AHEAD and state.chunks[0].is_readable:
+                full.add(self._source(state, info, now))
         if stale:
             self._refresher.ask(stale)
         nodes = len(by_node.keys() | self._under_way.keys())
         for node_id, wanting in by_node.items():
             if node_id in self._under_way:
                 continue
+            if node_id in full and not any(self._is_behind(state) for state, _ in wanting):
+                continue  # it would wait for news, and those that have bytes would run out meanwhile
             room = self._room(node_id, nodes)
             if room > 0:
-                task = asyncio.get_running_loop().create_task(self._fetch(node_id, wanting, room))
-                self._under_way[node_id] = task
-                for state, _ in wanting:
-                    state.fetching = True
+                self._ask(node_id, wanting, room)
 
     def _wants_bytes(self, state: PartitionState, info: PartitionInfo) -> bool:
         return (
@@ -152,6 +165,11 @@ class Fetcher:
             # A position from before the leader changed has to be checked first.
             and (state.position_epoch < 0 or state.validated_epoch >= info.leader_epoch)
         )
+
+    def _is_behind(self, state: PartitionState) -> bool:
+        """Whether there are bytes for it, as far as was heard."""
+        end = state.last_stable_offset if self._config.read_committed else state.high_watermark
+        return end is None or state.fetch_offset < end
 
     def _source(self, state: PartitionState, info: PartitionInfo, now: float) -> int:
         """The replica that the leader told to read from while that is valid, or the leader."""
@@ -175,45 +193,76 @@ class Fetcher:
             return 0
         return max(min(self._config.fetch_max_bytes, share - waiting), 1)
 
+    def _ask(self, node_id: int, wanting: list[tuple[PartitionState, PartitionInfo]], room: int) -> None:
+        """Asks a broker for bytes: at once if it is connected, as it can then work while the user does."""
+        sent = {state.partition: _Sent(state, state.fetch_offset, state.seeks) for state, _ in wanting}
+        wanted = {
+            state.partition: Wanted(
+                self._topic_id(state.partition.topic),
+                sent[state.partition].offset,
+                info.leader_epoch,
+                self._config.max_partition_fetch_bytes,
+            )
+            for state, info in wanting
+        }
+        connection = self._cluster.open_connection(node_id)
+        answer: asyncio.Future[FetchResponse] | None = None
+        if connection is not None and connection.is_writable:
+            try:
+                answer = self._send(connection, node_id, wanted, room)
+            except KafkaError:
+                answer = None  # it is tried again below, and what is wrong then shows there
+        for entry in sent.values():
+            entry.state.fetching = True
+        fetch = self._fetch(node_id, sent, wanted, room, answer)
+        self._under_way[node_id] = asyncio.get_running_loop().create_task(fetch)
+
+    def _send(
+        self, connection: Connection, node_id: int, wanted: dict[TopicPartition, Wanted], room: int
+    ) -> asyncio.Future[FetchResponse]:
+        request = FetchRequest(
+            max_wait_ms=self._config.fetch_max_wait_ms,
+            min_bytes=self._config.fetch_min_bytes,
+            max_bytes=room,
+            isolation_level=1 if self._config.read_committed else 0,
+            rack_id=self._config.client_rack,
+        )
+        with_ids = all(want.topic_id is not None for want in wanted.values())
+        version = connection.version_for(FetchRequest, at_most=None if with_ids else WITHOUT_TOPIC_IDS)
+        self._session(node_id).fill(request, wanted)
+        return connection.send(
+            request, FetchResponse, timeout_ms=self._config.request_timeout_ms, version=version
+        )
+
     async def _fetch(
-        self, node_id: int, wanting: list[tuple[PartitionState, PartitionInfo]], room: int
+        self,
+        node_id: int,
+        sent: dict[TopicPartition, _Sent],
+        wanted: dict[TopicPartition, Wanted],
+        room: int,
+        answer: asyncio.Future[FetchResponse] | None,
     ) -> None:
-        session = self._sessions.setdefault(node_id, FetchSession())
-        sent = {s.partition: _Sent(s, s.fetch_offset, s.seeks) for s, _ in wanting}
+        """Sees one request through, from the connection, where there is none yet, to what came of it."""
         try:
-            connection = await self._cluster.connection(node_id)
-            wanted = {
-                state.partition: Wanted(
-                    self._topic_id(state.partition.topic),
-                    sent[state.partition].offset,
-                    info.leader_epoch,
-                    self._config.max_partition_fetch_bytes,
-                )
-                for state, info in wanting
-            }
-            request = FetchRequest(
-                max_wait_ms=self._config.fetch_max_wait_ms,
-                min_bytes=self._config.fetch_min_bytes,
-                max_bytes=room,
-                isolation_level=1 if self._config.read_committed else 0,
-                rack_id=self._config.client_rack,
-            )
-            session.fill(request, wanted)
-            with_ids = all(want.topic_id is not None for want in wanted.values())
-            version = connection.version_for(FetchRequest, at_most=None if with_ids else WITHOUT_TOPIC_IDS)
-            answer = await connection.request(
-                request, FetchResponse, timeout_ms=self._config.request_timeout_ms, version=version
-            )
+            if answer is None:
+                connection = await self._cluster.connection(node_id)
+                await connection.drained()
+                answer = self._send(connection, node_id, wanted, room)
+            response = await answer
         except KafkaError as error:
-            session.lost()
+            self._session(node_id).lost()
             await self._could_not_ask(node_id, sent, error)
         else:
-            await self._answered(node_id, session, sent, answer)
+            await self._answered(node_id, self._session(node_id), sent, response)
         finally:
             del self._under_way[node_id]
-            for state, _ in wanting:
-                state.fetching = False
+            for entry in sent.values():
+                entry.state.fetching = False
             self._wake.set()
+        self._dispatch()  # before whoever waits for these bytes gets to work on them
+
+    def _session(self, node_id: int) -> FetchSession:
+        return self._sessions.setdefault(node_id, FetchSession())
 
     def _topic_id(self, name: str) -> bytes | None:
         topic = self._cluster.view.topics.get(name)

@@ -17,6 +17,7 @@ from ottla.client.serialization import Deserializer
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
 from ottla.records._kernel import ConsumerRecord
+from ottla.runtime.pool import Pool
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,9 @@ __all__ = ["Reader"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+DECODED_ASIDE_BYTES = 256 * 1024
+"""From here on, handing the work to a thread costs little beside it."""
 
 
 class Reader(Generic[K, V]):
@@ -35,12 +39,14 @@ class Reader(Generic[K, V]):
         key_deserializer: Deserializer | None,
         value_deserializer: Deserializer | None,
         on_seek: Callable[[], object],
+        pool: Pool,
     ) -> None:
         self._fetcher = fetcher
         self._assignment = assignment
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._on_seek = on_seek
+        self._pool = pool
         self._leftover: list[ConsumerRecord[Any, Any]] = []
         self._at = 0
 
@@ -61,28 +67,31 @@ class Reader(Generic[K, V]):
                 self._fetcher.finish(chunk)
         return taken
 
-    def take_arrow(self, columns: Sequence[str], max_bytes: int | None) -> list[pa.RecordBatch]:
-        """Decodes whole chunks to columns until they hold `max_bytes`."""
-        from ottla.client.consumer.arrow import arrow_schema, with_source
+    async def take_arrow(self, columns: Sequence[str], max_bytes: int | None) -> list[pa.RecordBatch]:
+        """Decodes whole chunks to columns until they hold `max_bytes`, aside if it is much: meanwhile the
+        loop receives what comes next. Nothing is taken before all is decoded, so a cancelled wait loses
+        nothing.
+        """
+        from ottla.client.consumer.arrow import decode_chunks
 
-        schema = arrow_schema(tuple(columns))
-        inner = [name for name in columns if name not in ("topic", "partition")]
+        chunks = self._fetcher.readable(max_bytes)
+        if not chunks:
+            return []
+        work = [(chunk, chunk.state.position or 0) for chunk in chunks]
+        if sum(chunk.size for chunk in chunks) < DECODED_ASIDE_BYTES:
+            decoded, error = decode_chunks(work, columns)
+        else:
+            decoded, error = await self._pool.run(decode_chunks, work, columns)
         batches: list[pa.RecordBatch] = []
-        size = 0
-        while max_bytes is None or size < max_bytes:
-            chunk = self._fetcher.first_readable()
-            if chunk is None:
-                break
-            try:
-                batch = chunk.take_arrow(inner)
-            except KafkaError:
-                if batches:
-                    break
-                raise
-            size += chunk.size
-            self._fetcher.finish(chunk)
-            if batch.num_rows:
-                batches.append(with_source(batch, chunk.state.partition, schema))
+        for chunk, batch in zip(chunks, decoded, strict=False):
+            # The user may have sought or paused meanwhile.
+            if chunk.is_readable:
+                chunk.taken_arrow()
+                self._fetcher.finish(chunk)
+                if batch.num_rows:
+                    batches.append(batch)
+        if error is not None and not batches:
+            raise error
         return batches
 
     async def wait(self, deadline: float | None) -> bool:

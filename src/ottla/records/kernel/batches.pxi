@@ -1,6 +1,5 @@
 # The header of a batch, and records as Python objects.
 
-cimport cython
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.string cimport memcmp
@@ -260,15 +259,18 @@ cdef tuple headers_of(Entry* entry, Py_ssize_t index, Name* known, list names):
 
 
 cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeader header,
-                     int64_t start_offset, int64_t end_offset) except -1:
-    """Append the records of a batch that lie in [start_offset, end_offset)."""
+                     int64_t start_offset, int64_t end_offset, ConsumerRecord source) except -1:
+    """Append the records of a batch that lie in [start_offset, end_offset), as `Record` objects, or as those
+    of a consumer whose topic and partition `source` names.
+    """
     cdef const uint8_t* end = p + size
     cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
     cdef Entry entry
     cdef Fault fault
     cdef Py_ssize_t i
     cdef int64_t offset
-    cdef Record record
+    cdef int64_t timestamp
+    cdef tuple headers
     cdef Name[KNOWN_NAMES] known
     cdef list names = []
     memset(known, 0, sizeof(known))
@@ -283,23 +285,48 @@ cdef int decode_into(list records, const uint8_t* p, Py_ssize_t size, BatchHeade
         offset = wrapping_add(header.base_offset, entry.offset_delta)
         if offset < start_offset or offset >= end_offset:
             continue
-        record = Record.__new__(Record)
-        record.offset = offset
-        if append_time:
-            record.timestamp = header.max_timestamp
+        timestamp = (
+            header.max_timestamp if append_time
+            else wrapping_add(header.base_timestamp, entry.timestamp_delta)
+        )
+        headers = headers_of(&entry, i, known, names) if entry.header_count else ()
+        if source is None:
+            records.append(plain_record(&entry, header, offset, timestamp, headers))
         else:
-            record.timestamp = wrapping_add(header.base_timestamp, entry.timestamp_delta)
-        record.key = bytes_or_none(entry.key, entry.key_size)
-        record.value = bytes_or_none(entry.value, entry.value_size)
-        record.headers = headers_of(&entry, i, known, names) if entry.header_count else ()
-        if header.base_sequence >= 0:
-            record.sequence = sequence_at(header.base_sequence, entry.offset_delta)
-        else:
-            record.sequence = -1
-        records.append(record)
+            records.append(consumer_record(&entry, header, offset, timestamp, headers, source))
     if p != end:
         raise corrupt(TRAILING_BYTES, header.count)
     return 0
+
+
+cdef inline Record plain_record(Entry* entry, BatchHeader header, int64_t offset, int64_t timestamp,
+                                tuple headers):
+    cdef Record record = Record.__new__(Record)
+    record.offset = offset
+    record.timestamp = timestamp
+    record.key = bytes_or_none(entry.key, entry.key_size)
+    record.value = bytes_or_none(entry.value, entry.value_size)
+    record.headers = headers
+    if header.base_sequence >= 0:
+        record.sequence = sequence_at(header.base_sequence, entry.offset_delta)
+    else:
+        record.sequence = -1
+    return record
+
+
+cdef inline ConsumerRecord consumer_record(Entry* entry, BatchHeader header, int64_t offset,
+                                           int64_t timestamp, tuple headers, ConsumerRecord source):
+    cdef ConsumerRecord record = ConsumerRecord.__new__(ConsumerRecord)
+    record.topic = source.topic
+    record.partition = source.partition
+    record.offset = offset
+    record.timestamp = timestamp
+    record.timestamp_type = 1 if header.attributes & TIMESTAMP_TYPE_BIT else 0
+    record.leader_epoch = header.leader_epoch
+    record.key = bytes_or_none(entry.key, entry.key_size)
+    record.value = bytes_or_none(entry.value, entry.value_size)
+    record.headers = headers
+    return record
 
 
 def decode_records(payload, BatchHeader header not None):
@@ -308,7 +335,7 @@ def decode_records(payload, BatchHeader header not None):
     cdef list records = []
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        decode_into(records, <const uint8_t*> view.buf, view.len, header, INT64_MIN, INT64_MAX)
+        decode_into(records, <const uint8_t*> view.buf, view.len, header, INT64_MIN, INT64_MAX, None)
     finally:
         PyBuffer_Release(&view)
     return records

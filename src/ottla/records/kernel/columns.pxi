@@ -3,11 +3,13 @@
 cdef enum:
     COPY_CHUNK = 32
     MAX_CHUNKED_COPY = 256
+    FIRST_KEY_BYTES = 4096
 
 
 cdef struct Cursor:
     uint8_t* start                  # of the column's data
     uint8_t* data                   # where the next row's content goes
+    uint8_t* end                    # of what is reserved for content
     int32_t* offset                 # where the next row's end is noted
     Py_ssize_t row
 
@@ -46,6 +48,7 @@ cdef class BinaryColumn:
         cdef Cursor cursor
         cursor.start = self.data_block.data
         cursor.data = self.data_block.data + self.data_block.size
+        cursor.end = self.data_block.data + self.data_block.capacity
         cursor.offset = <int32_t*> (self.offset_block.data + self.offset_block.size)
         cursor.row = self.rows
         return cursor
@@ -54,6 +57,13 @@ cdef class BinaryColumn:
         self.data_block.size = cursor.data - cursor.start
         self.offset_block.size = <uint8_t*> cursor.offset - self.offset_block.data
         self.rows = cursor.row
+
+    cdef int make_room(self, Cursor* cursor, Py_ssize_t size) except -1 nogil:
+        """Room for the content of one more row, for columns whose whole size nobody foresees."""
+        self.close(cursor)
+        self.reserve(0, size)
+        cursor[0] = self.open()
+        return 0
 
     cdef void put_null(self, Py_ssize_t row) noexcept nogil:
         clear_bit(self.valid_block, row)
@@ -197,7 +207,8 @@ cdef class Columns:
             raise corrupt(BAD_COUNT, 0)
         # All that this batch can add fits from here on, so that the walk below need not look.
         if self.wanted & WANT_KEY:
-            self.key.reserve(header.count, size)
+            # Keys are small beside what they come with, or null: room for their bytes is made as they come.
+            self.key.reserve(header.count, min(size, FIRST_KEY_BYTES))
         if self.wanted & WANT_VALUE:
             self.value.reserve(header.count, size)
         if self.wanted & WANT_OFFSET:
@@ -244,6 +255,8 @@ cdef class Columns:
             if offset < start_offset or offset >= end_offset:
                 continue
             if wanted & WANT_KEY:
+                if key.end - key.data < <Py_ssize_t> entry.key_size + COPY_CHUNK:
+                    self.key.make_room(&key, entry.key_size)
                 put_row(&key, self.key, entry.key, entry.key_size, end)
             if wanted & WANT_VALUE:
                 put_row(&value, self.value, entry.value, entry.value_size, end)

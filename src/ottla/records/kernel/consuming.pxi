@@ -53,35 +53,25 @@ cdef class ConsumerRecord:
         )
 
 
-def consumer_records(list records not None, topic, int32_t partition, *, int32_t leader_epoch=-1,
-                     int8_t timestamp_type=0, key_deserializer=None, value_deserializer=None):
-    """The same records for a user. A deserializer gets bytes, never None: what is null stays None.
+def deserialize(list records not None, key_deserializer, value_deserializer):
+    """Replaces keys and values by what the deserializers make of them; what is null stays None.
 
-    Stops before a record that a deserializer refuses: the result is (records so far, index, exception), with the
-    number of records and None where all went well.
+    Stops before a record that one of them refuses, which stays as it is: the result is (its index, the
+    exception), with the number of records and None where all went well.
     """
-    cdef list found = []
-    cdef Record record
-    cdef ConsumerRecord made
+    cdef ConsumerRecord record
     cdef Py_ssize_t i
     for i in range(len(records)):
-        record = <Record?> records[i]
-        made = ConsumerRecord.__new__(ConsumerRecord)
-        made.topic = topic
-        made.partition = partition
-        made.offset = record.offset
-        made.timestamp = record.timestamp
-        made.timestamp_type = timestamp_type
-        made.leader_epoch = leader_epoch
-        made.headers = record.headers
-        made.key = record.key
-        made.value = record.value
+        record = <ConsumerRecord?> records[i]
+        key = record.key
+        value = record.value
         try:
-            if key_deserializer is not None and record.key is not None:
-                made.key = key_deserializer(record.key)
-            if value_deserializer is not None and record.value is not None:
-                made.value = value_deserializer(record.value)
+            if key_deserializer is not None and key is not None:
+                key = key_deserializer(key)
+            if value_deserializer is not None and value is not None:
+                value = value_deserializer(value)
         except Exception as error:
-            return found, i, error
-        found.append(made)
-    return found, len(records), None
+            return i, error
+        record.key = key
+        record.value = value
+    return len(records), None

@@ -1,7 +1,7 @@
 # Memory that is filled by the kernel and handed out as a Python buffer.
 
 cdef enum:
-    MAX_SPARES = 16
+    MAX_SPARES = 64
     MIN_SPARE_BYTES = 1 << 16
     MAX_SPARE_BYTES = 1 << 25
     MAX_ALL_SPARES_BYTES = 1 << 26

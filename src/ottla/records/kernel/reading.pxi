@@ -41,14 +41,20 @@ cdef class BatchReader:
     def read(self, buf):
         """The records of the complete batches in `buf` that are to be seen, as objects."""
         cdef list records = []
-        self.run(buf, records, None)
+        self.run(buf, records, None, None)
+        return records
+
+    def read_for_user(self, buf, ConsumerRecord source not None):
+        """As `read`, but as a consumer's records of the topic and partition that `source` names."""
+        cdef list records = []
+        self.run(buf, records, None, source)
         return records
 
     def read_columns(self, buf, Columns columns not None):
         """As `read`, but into columns."""
-        self.run(buf, None, columns)
+        self.run(buf, None, columns, None)
 
-    cdef int run(self, object buf, list records, Columns columns) except -1:
+    cdef int run(self, object buf, list records, Columns columns, ConsumerRecord source) except -1:
         cdef Py_buffer view
         cdef Py_ssize_t pos = 0
         cdef Py_ssize_t size
@@ -64,7 +70,7 @@ cdef class BatchReader:
                 if size > view.len - pos:
                     break
                 if wrapping_add(header.base_offset, header.last_offset_delta) >= self.next_offset:
-                    self.take(data + pos, size, header, records, columns)
+                    self.take(data + pos, size, header, records, columns, source)
                 else:
                     # Passed over, but a transaction may end here.
                     self.admits(data + pos, size, header)
@@ -78,7 +84,7 @@ cdef class BatchReader:
         return 0
 
     cdef int take(self, const uint8_t* batch, Py_ssize_t size, BatchHeader header, list records,
-                  Columns columns) except -1:
+                  Columns columns, ConsumerRecord source) except -1:
         cdef int64_t after = wrapping_add(header.base_offset, <int64_t> header.last_offset_delta + 1)
         cdef const uint8_t* payload = batch + HEADER_BYTES
         cdef Py_ssize_t payload_size = size - HEADER_BYTES
@@ -89,16 +95,18 @@ cdef class BatchReader:
             self.verify(batch, size, header)
         if self.admits(batch, size, header) and header.count:
             if header.attributes & CODEC_MASK:
-                self.take_compressed(payload, payload_size, header, records, columns)
+                self.take_compressed(payload, payload_size, header, records, columns, source)
             elif columns is not None:
                 columns.add(payload, payload_size, header, self.next_offset, self.end_offset)
             else:
-                decode_into(records, payload, payload_size, header, self.next_offset, self.end_offset)
+                decode_into(
+                    records, payload, payload_size, header, self.next_offset, self.end_offset, source
+                )
         self.next_offset = after if self.next_offset < after < self.end_offset else self.end_offset
         return 0
 
     cdef int take_compressed(self, const uint8_t* data, Py_ssize_t size, BatchHeader header, list records,
-                             Columns columns) except -1:
+                             Columns columns, ConsumerRecord source) except -1:
         cdef Py_buffer view
         payload = self.inflate(data, size, header)
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
@@ -107,7 +115,8 @@ cdef class BatchReader:
                 columns.add(<const uint8_t*> view.buf, view.len, header, self.next_offset, self.end_offset)
             else:
                 decode_into(
-                    records, <const uint8_t*> view.buf, view.len, header, self.next_offset, self.end_offset
+                    records, <const uint8_t*> view.buf, view.len, header, self.next_offset, self.end_offset,
+                    source,
                 )
         finally:
             PyBuffer_Release(&view)

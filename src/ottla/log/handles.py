@@ -79,8 +79,7 @@ class FileHandles:
 
     def _make_room(self, capacity: int) -> None:
         """Let go of files, the oldest first, until `capacity` are left."""
-        while len(self._open) > capacity:
-            oldest, _ = self._open.popitem(last=False)
+        while len(self._open) > capacity and (oldest := _take_oldest(self._open)) is not None:
             if oldest.is_synced:
                 oldest.forget()
             else:
@@ -106,12 +105,20 @@ class FileHandles:
         self._unsynced.pop(lazy, None)
 
     def _let_go_of_unsynced(self) -> None:
-        oldest, _ = self._unsynced.popitem(last=False)
-        oldest.sync_and_forget()
+        oldest = _take_oldest(self._unsynced)
+        if oldest is not None:
+            oldest.sync_and_forget()
 
     def closed(self, lazy: LazyFile) -> None:
         self._open.pop(lazy, None)
         self._unsynced.pop(lazy, None)
+
+
+def _take_oldest(files: OrderedDict[LazyFile, None]) -> LazyFile | None:
+    try:
+        return files.popitem(last=False)[0]
+    except KeyError:
+        return None  # another thread took the last one
 
 
 class LazyFile:
@@ -119,7 +126,7 @@ class LazyFile:
     called.
     """
 
-    __slots__ = ("_failure", "_file", "_handles", "_synced", "_written", "path")
+    __slots__ = ("_failure", "_file", "_handles", "_known", "_synced", "_written", "is_new", "path")
 
     def __init__(self, handles: FileHandles, path: str) -> None:
         self._handles = handles
@@ -128,6 +135,10 @@ class LazyFile:
         # How often it was opened to be written to, and how many of these times a sync has covered.
         self._written = 0
         self._synced = 0
+        # True if the disk had all of the file, empty or not, before the first of those that are not covered.
+        self._known = False
+        # True if it was made by `create`, and there was nothing before. An empty file is nothing but a name.
+        self.is_new = False
         # Of a sync that nobody was there to be told of.
         self._failure: OSError | None = None
 
@@ -160,11 +171,14 @@ class LazyFile:
         return file
 
     def sync(self) -> None:
-        """Make what was written durable. OSError also where an earlier attempt to do so has failed."""
+        """Make what was written durable, if it is not. OSError also where an earlier attempt has failed."""
         if self._failure is not None:
             raise self._failure
+        if self._known and self._synced == self._written:
+            return
         covered = self._written
         self.get().sync()
+        self._known = True
         self._synced = max(self._synced, covered)
         if self._synced == self._written:
             self._handles.synced(self)
@@ -173,7 +187,8 @@ class LazyFile:
         """Make the file, empty, whatever was there before."""
         self.release()
         file = self._handles.open(self.path, create=True)
-        if file.size():
+        self.is_new = self._known = not file.size()
+        if not self.is_new:
             file.truncate(0)
         self._file = file
         self._handles.opened(self)
@@ -184,7 +199,8 @@ class LazyFile:
         if self._file is not None:
             self._handles.closed(self)
             self._file = None
-        self._synced = self._written
+        if self._synced != self._written:
+            self._synced, self._known = self._written, False
 
     def forget(self) -> None:
         self._file = None
@@ -195,6 +211,7 @@ class LazyFile:
         if file is not None:
             try:
                 file.sync()
+                self._known = True
                 self._synced = max(self._synced, covered)
             except OSError as error:
                 self._failure = error

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Any
 
 from ottla.log.handles import FileHandles, LazyFile
+from ottla.runtime.disk import File
 
 PENDING_BYTES = 4096
 """Entries gather up to this size before they are written."""
@@ -36,7 +37,7 @@ class CorruptIndex(Exception):
 class SparseIndex:
     """The entries of one index file, with those that are not written yet."""
 
-    __slots__ = ("_file", "_last", "_state", "_struct", "base_offset", "max_bytes")
+    __slots__ = ("_file", "_last", "_state", "_struct", "_synced", "base_offset", "max_bytes")
 
     def __init__(
         self, handles: FileHandles, path: str, base_offset: int, max_bytes: int, layout: Struct, *, new: bool
@@ -49,8 +50,11 @@ class SparseIndex:
         # so that a reader in another thread never sees the one without the other.
         self._state: tuple[int, bytearray] = (0, bytearray())
         self._last: tuple[Any, ...] | None = None
+        # True if the disk has all that the file has.
+        self._synced = False
         if new:
             self._file.create()
+            self._synced = self._file.is_new
         else:
             self._state = (self._count_entries(), bytearray())
             if self.entries:
@@ -73,19 +77,29 @@ class SparseIndex:
         """Write the entries that wait in memory."""
         written, pending = self._state
         if pending:
-            # Not held open until it is synced (`LazyFile.for_write`): what is lost of it can be made again.
-            self._file.get().pwrite(pending, written * self._struct.size)
+            self._for_write().pwrite(pending, written * self._struct.size)
             self._state = (written + len(pending) // self._struct.size, bytearray())
 
+    def _for_write(self) -> File:
+        # Not held open until it is synced (`LazyFile.for_write`): what is lost of it can be made again.
+        self._synced = False
+        return self._file.get()
+
     def sync(self) -> None:
-        self._file.get().sync()
+        if not self._synced:
+            self._synced = True  # first, as another thread may write meanwhile
+            try:
+                self._file.get().sync()
+            except OSError:
+                self._synced = False
+                raise
 
     def trim(self) -> None:
         """Cut what lies behind the last entry."""
         self.flush()
         file = self._file.get()
         if file.size() != self.entries * self._struct.size:
-            file.truncate(self.entries * self._struct.size)
+            self._for_write().truncate(self.entries * self._struct.size)
 
     def reset(self) -> None:
         """Remove all entries."""
@@ -142,7 +156,7 @@ class SparseIndex:
         written, pending = self._state
         size = self._struct.size
         if count < written:
-            self._file.get().truncate(count * size)
+            self._for_write().truncate(count * size)
             self._state = (count, bytearray())
         else:
             self._state = (written, bytearray(pending[: (count - written) * size]))

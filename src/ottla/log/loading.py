@@ -1,4 +1,4 @@
-"""Opening a log directory and what is in it, and closing it again: the parts that run in the pool.
+"""Opening a log directory and what is in it: the parts that run in the pool.
 
 `LogManager` decides what becomes of the results on the event loop. A directory is loaded part by part,
 several parts side by side; one partition that cannot be opened does not keep the others from it.
@@ -140,15 +140,3 @@ def load_part(
             result = error
         loaded.append(Loaded(dir, result))
     return loaded
-
-
-def close_part(logs: Iterable[Log]) -> bool:
-    """Close logs; True if all could be closed."""
-    sound = True
-    for log in logs:
-        try:
-            log.close()
-        except KafkaError as error:
-            _log.error("%s could not be closed: %s", log.topic_partition, error.message)
-            sound = False
-    return sound

@@ -50,7 +50,6 @@ class LocalLog:
         "_bases",
         "_names_synced",
         "_names_version",
-        "_parent_synced",
         "_segments",
         "config",
         "cut_offset",
@@ -58,6 +57,7 @@ class LocalLog:
         "directory",
         "generation",
         "log_end_offset",
+        "parent_synced",
         "partition",
         "recovery_point",
     )
@@ -90,7 +90,7 @@ class LocalLog:
         self._names_version = 0
         # Up to which version the names in the directory, and its own name, are durable.
         self._names_synced = 0 if names_synced else -1
-        self._parent_synced = names_synced
+        self.parent_synced = names_synced
         self._set_segments(segments)
 
     def _set_segments(self, segments: Sequence[LogSegment]) -> None:
@@ -229,7 +229,7 @@ class LocalLog:
         dirs = []
         if not self.names_synced:
             dirs.append(self.dir)
-        if not self._parent_synced:
+        if not self.parent_synced:
             dirs.append(self.directory.path)
         return FlushPlan(
             disk=self.directory.disk,
@@ -248,17 +248,26 @@ class LocalLog:
             return False
         self.recovery_point = max(self.recovery_point, plan.upto)
         if plan.dirs:
-            self._names_synced = max(self._names_synced, plan.names_version)
-            self._parent_synced = True
+            self.note_names_synced(plan.names_version)
+            self.parent_synced = True
         return True
 
     def names_changed(self) -> None:
         """A file was made or renamed by someone else."""
         self._names_version += 1
 
+    @property
+    def names_version(self) -> int:
+        """How often the files in the directory have changed."""
+        return self._names_version
+
     def sync_names(self) -> None:
         self.directory.disk.sync_dir(self.dir)
-        self._names_synced = self._names_version
+        self.note_names_synced(self._names_version)
+
+    def note_names_synced(self, version: int) -> None:
+        """The directory was synced when its files had changed `version` times, or later."""
+        self._names_synced = max(self._names_synced, version)
 
     # Shrinking
 

@@ -126,8 +126,10 @@ class Log:
 
     def settled(self, settlement: Settlement) -> None:
         """Note that `Settlement.sync` was done."""
+        core = self._core
         if settlement.dir == self.dir:
-            self._core.identity.settled = self._core.verified_end = True
+            core.identity.settled = core.verified_end = True
+            core.local.note_names_synced(settlement.names_version)
 
     @property
     def segments(self) -> tuple[LogSegment, ...]:
@@ -148,6 +150,15 @@ class Log:
     def names_synced(self) -> bool:
         """True if a crash would leave exactly these files."""
         return self._core.local.names_synced
+
+    @property
+    def parent_synced(self) -> bool:
+        """True if the name of its own directory is durable."""
+        return self._core.local.parent_synced
+
+    def note_parent_synced(self) -> None:
+        """The directory that holds the directories of logs was synced since this one was made."""
+        self._core.local.parent_synced = True
 
     # Offsets
 

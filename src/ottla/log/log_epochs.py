@@ -66,15 +66,18 @@ class LogEpochs:
         self._writes += 1
         plan.epochs, plan.epochs_version = self._cache.entries, self._writes
         plan.writes.append(partial(self._write, self._local.dir, plan.epochs, plan.epochs_version))
+        if self._local.dir not in plan.dirs:
+            plan.dirs.insert(0, self._local.dir)
 
     def _write(self, dir: str, entries: Sequence[EpochEntry], version: int) -> None:
-        """Write the file, in any thread, unless a later flush has set out to do the same."""
+        """Write the file, in any thread, unless a later flush has set out to do the same. The flush goes on
+        to sync its name.
+        """
         disk = self._local.directory.disk
         path = posixpath.join(dir, LEADER_EPOCH_CHECKPOINT)
         staged = checkpoints.stage_epochs(disk, path, entries, version)
         if version == self._writes:
             disk.rename(staged, path)
-            disk.sync_dir(dir)
         else:
             disk.unlink(staged)
 

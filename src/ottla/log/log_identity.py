@@ -53,15 +53,17 @@ class LogIdentity:
         """What would settle the log without blocking; None if that is not needed."""
         if self.settled or self._topic_id is None:
             return None
-        return Settlement(self._local.directory.disk, self._local.dir, self._topic_id)
+        local = self._local
+        return Settlement(local.directory.disk, local.dir, self._topic_id, local.names_version)
 
     def settle(self) -> None:
         """Settle the log here and now."""
-        disk = self._local.directory.disk
+        local = self._local
         if self._topic_id is not None:
-            checkpoints.write_topic_id(disk, self._path, self._topic_id)
+            checkpoints.write_topic_id(local.directory.disk, self._path, self._topic_id)
+            local.note_names_synced(local.names_version)
         else:
-            disk.sync_dir(self._local.dir)
+            local.sync_names()
         self.settled = True
 
     @property

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from functools import partial
 
 from ottla.log import checkpoints
+from ottla.log.closing import LastWords, close_logs, seal
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
 from ottla.log.files import (
@@ -31,7 +32,7 @@ from ottla.log.files import (
     moved_dir_name,
 )
 from ottla.log.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
-from ottla.log.loading import Loaded, close_part, list_directory, load_part, open_directory
+from ottla.log.loading import Loaded, list_directory, load_part, open_directory
 from ottla.log.log import Log
 from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
 from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log
@@ -46,7 +47,7 @@ from ottla.runtime.random import Random
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 256
-"""Logs that one call in the pool loads or closes."""
+"""Logs that one call in the pool loads."""
 _STEP = 64
 """Logs that are looked at before others get a turn."""
 
@@ -574,25 +575,14 @@ class LogManager:
 
     async def _close(self, directory: LogDirectory, broker_epoch: int) -> None:
         logs = self.logs_in(directory)
-        parts = (logs[start : start + _AT_ONCE] for start in range(0, len(logs), _AT_ONCE))
-        closed = await asyncio.gather(*(self._pool.run(close_part, part) for part in parts))
-        if all(closed) and directory.is_online:
-            await self._pool.run(self._seal, directory, logs, broker_epoch)
-
-    def _seal(self, directory: LogDirectory, logs: list[Log], broker_epoch: int) -> None:
-        """Write the last checkpoints, and that the shutdown was clean."""
-        try:
-            directory.write_recovery_points(self._recovery_points(directory))
-            directory.write_log_starts(self._log_starts(directory))
-            high_watermarks = {log.topic_partition: log.high_watermark for log in logs}
-            path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
-            checkpoints.write_offsets(self._disk, path, high_watermarks)
-            if any(failed is directory for failed, _ in self._failed.values()):
-                _log.warning("%s has a damaged log and will be recovered at the next start", directory.path)
-            else:
-                checkpoints.write_clean_shutdown(self._disk, directory.path, broker_epoch)
-        except OSError as error:
-            _log.error("%s", directory.io_error("closing the directory", error).message)
+        if await close_logs(directory, logs, self._pool) and directory.is_online:
+            words = LastWords(
+                self._recovery_points(directory),
+                self._log_starts(directory),
+                {log.topic_partition: log.high_watermark for log in logs},
+                sound=not any(failed is directory for failed, _ in self._failed.values()),
+            )
+            await self._pool.run(seal, directory, words, broker_epoch)
 
     def _unlock(self) -> None:
         while self._locks:

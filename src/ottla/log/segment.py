@@ -108,9 +108,9 @@ class LogSegment:
         try:
             segment.txn_index.delete_if_exists()
             segment._new_indexes()
-            file = segment._log.create()
+            segment._log.create()
             if config.preallocate:
-                file.truncate(config.segment_bytes)
+                segment._log.for_write().truncate(config.segment_bytes)
         except OSError:
             segment.release()
             raise

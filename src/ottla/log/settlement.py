@@ -40,6 +40,8 @@ class Settlement:
     disk: Disk
     dir: str
     topic_id: bytes
+    names_version: int
+    """How often the files of the log had changed when this was made."""
 
     @property
     def staged(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,8 +87,8 @@ def test_what_has_to_be_given_is_asked_for(offline: CommandLine, path: list[str]
 
 def test_every_command_speaks_json_and_every_option_is_explained() -> None:
     for path, command in all_commands():
-        if path in (["start"], ["completion"]):
-            continue
+        if path[0] in ("start", "completion", "pipeline"):
+            continue  # what they print is for a log, a shell, or Spark's own
         options = {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
         assert "--json" in options, path
         for parameter in command.params:
@@ -200,6 +201,31 @@ def test_the_process_tells_its_status_and_keeps_stdout_for_results(ottla_node: L
     assert missing.stderr == "ottla: topic by-proces does not exist; did you mean by-process?\n"
 
 
+def test_what_the_terminal_cannot_show_is_shown_in_another_way(ottla_node: LocalNode) -> None:
+    online = CommandLine(ottla_node.bootstrap_servers)
+    online.ok("topics", "create", "beyond-ascii")
+    online.ok("produce", "beyond-ascii", "größe")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    read = process(
+        "consume",
+        "beyond-ascii",
+        "--from-beginning",
+        "--exit",
+        "-b",
+        ottla_node.bootstrap_servers,
+        env=environment,
+    )
+    assert (read.returncode, read.stdout, read.stderr) == (0, "gr\\xf6\\xdfe\n", "")
+
+
+def test_a_broker_that_says_nothing_is_waited_for_no_longer_than_asked(offline: CommandLine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ended = offline("topics", "list", "-b", address, "--timeout", "0.2")
+    assert ended.status == 3
+    assert f"{address}: no answer to ApiVersions within 200 ms" in ended.err
+
+
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(ottla_node: LocalNode) -> None:
     online = CommandLine(ottla_node.bootstrap_servers)
     online.ok("topics", "create", "long-output")
@@ -282,7 +308,7 @@ def test_help_imports_neither_the_client_nor_what_draws_tables() -> None:
 
 def test_a_short_command_imports_only_what_it_needs(ottla_node: LocalNode) -> None:
     imported = modules_of("topics", "list", "-b", ottla_node.bootstrap_servers)
-    assert not {"rich", "uvloop", "ottla.node.node", "ottla.cli.consume", "ottla.records._kernel"} & imported
+    assert not {"rich", "uvloop", "ottla.node.node", "ottla.cli.consume", "ottla.client.consumer"} & imported
 
 
 def test_a_node_is_started_by_the_same_command(tmp_path: Path) -> None:

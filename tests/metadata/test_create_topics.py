@@ -107,7 +107,7 @@ def test_too_few_brokers() -> None:
     assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
     assert result.error_message == (
         "no place for 3 replica(s) of each partition: a replication factor of 3 needs as many brokers that "
-        "can take a replica; 1 are registered"
+        "can take a replica; registered are 1"
     )
 
 

@@ -71,7 +71,7 @@ def test_fenced_brokers_come_last() -> None:
         (
             [UsableBroker(0, None, False)],
             2,
-            "a replication factor of 2 needs as many brokers that can take a replica; 1 are registered",
+            "a replication factor of 2 needs as many brokers that can take a replica; registered are 1",
         ),
         ([UsableBroker(0, None, False)], 0, "the replication factor is 0; it must be at least 1"),
     ],

@@ -3,6 +3,8 @@
 import asyncio
 import doctest
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,13 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         LocalNode(data_dir=str(tmp_path)).start()
     with pytest.raises(ValueError, match=r"num\.partitions"):
         LocalNode({"num.partitions": 0}).start()
+
+
+def test_one_that_nobody_stops_leaves_nothing_behind() -> None:
+    script = "from ottla import LocalNode; node = LocalNode().start(); print(node.data_dir)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_it_tells_where_it_is() -> None:

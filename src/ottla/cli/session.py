@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ottla.cli.errors import (
@@ -133,6 +134,10 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def guarded(main: Callable[[], int]) -> int:
     """Runs the application and gives its exit status, whatever ended it."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal cannot show is shown in another way, and no reason to stop.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = main()
         sys.stdout.flush()

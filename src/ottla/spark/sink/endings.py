@@ -1,0 +1,222 @@
+"""Ending transactions from outside: by whoever knows the identity that wrote them.
+
+Every request here names the exact producer id and epoch, so none can touch a later transaction of the same
+id: a coordinator that has moved on refuses it. That makes each harmless to repeat, at any time, by anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from ottla.client.admin.caller import Caller
+from ottla.client.admin.partitions import PartitionsAdmin
+from ottla.client.admin.transactions import TransactionsAdmin
+from ottla.client.cluster import Cluster, CoordinatorType
+from ottla.client.coordinator import Coordinator
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from ottla.protocol.messages.fetch import PartitionData
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.spark.sink.fetching import fetch
+from ottla.spark.sink.ledger import LANES, Transaction
+
+__all__ = ["Ended", "Endings", "OpenTransaction", "transactional_id"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+LAST_VERSION_WITHOUT_BUMPS = 4
+AT_ONCE = 64
+ONGOING = "Ongoing"
+# The coordinator knows the id, and another writer or end of it.
+_GONE = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+    }
+)
+_ID = re.compile(r"-L([0-9a-f]{2})-P(\d+)-A(\d+)")
+
+
+def transactional_id(scope: str, lane: int, partition: int, attempt: int) -> str:
+    return f"{scope}-L{lane % LANES:02x}-P{partition}-A{attempt}"
+
+
+class Ended(Enum):
+    DONE = "as was asked, now or before"
+    GONE = "ended the other way, or its id was used again"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """`started_ms` is by the coordinator's clock."""
+
+    id: str
+    slot: int
+    producer_id: int
+    epoch: int
+    started_ms: int
+    timeout_ms: int
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        return self.id, self.producer_id, self.epoch
+
+
+class Endings:
+    def __init__(self, cluster: Cluster, *, timeout_ms: int) -> None:
+        self._cluster = cluster
+        self._timeout_ms = timeout_ms
+        self._caller = Caller(cluster, timeout_ms)
+
+    async def end(self, transaction: Transaction, *, commit: bool) -> Ended:
+        """Commits or aborts what this identity wrote."""
+        coordinator = Coordinator(
+            self._cluster, CoordinatorType.TRANSACTION, transaction.id, timeout_ms=self._timeout_ms
+        )
+        versions = (await self._retrying(coordinator.connection)).versions
+        bumps = versions is not None and versions.features.get("transaction.version", 0) >= 2
+        answer = await coordinator.call(
+            EndTxnRequest(
+                transactional_id=transaction.id,
+                producer_id=transaction.producer_id,
+                producer_epoch=transaction.epoch,
+                committed=commit,
+            ),
+            EndTxnResponse,
+            lambda answer: [answer.error_code],
+            at_most=None if bumps else LAST_VERSION_WITHOUT_BUMPS,
+            also_later=(ErrorCode.CONCURRENT_TRANSACTIONS,),
+        )
+        code = ErrorCode.of(answer.error_code)
+        if not code:
+            return Ended.DONE
+        if code in _GONE:
+            return Ended.GONE
+        what = "commit" if commit else "abort"
+        raise KafkaError(code, f"cannot {what} transaction {transaction.id!r}: {code.text}")
+
+    async def end_all(self, transactions: Sequence[Transaction], *, commit: bool) -> list[Ended]:
+        """All of them, many at once. The first failure is raised after all were tried."""
+        await self.find_coordinators([each.id for each in transactions])
+        return await each_of(transactions, lambda transaction: self.end(transaction, commit=commit))
+
+    async def find_coordinators(self, ids: Sequence[str]) -> dict[str, int]:
+        """The brokers that coordinate these ids, asked for all at once."""
+        found: dict[str, int] = {}
+        for start in range(0, len(ids), 1_000):
+            some = list(ids[start : start + 1_000])
+            request = FindCoordinatorRequest(key_type=CoordinatorType.TRANSACTION, coordinator_keys=some)
+
+            async def ask(request: FindCoordinatorRequest = request) -> FindCoordinatorResponse:
+                answer = await self._cluster.request_any(request, FindCoordinatorResponse)
+                for entry in answer.coordinators:
+                    if entry.error_code:
+                        code = ErrorCode.of(entry.error_code)
+                        raise KafkaError(code, f"transactional id {entry.key!r}: {code.text}")
+                return answer
+
+            for entry in (await self._retrying(ask)).coordinators:
+                found[entry.key] = entry.node_id
+        return found
+
+    async def open_ones(self, ids: Sequence[str]) -> dict[str, OpenTransaction]:
+        """Those of these ids that have an open transaction, in one request to each coordinator."""
+
+        async def ask() -> dict[str, OpenTransaction]:
+            nodes: dict[int, list[str]] = {}
+            for name, node in (await self.find_coordinators(ids)).items():
+                nodes.setdefault(node, []).append(name)
+            answers = await asyncio.gather(
+                *(
+                    self._caller.node(
+                        node,
+                        DescribeTransactionsRequest(transactional_ids=names),
+                        DescribeTransactionsResponse,
+                    )
+                    for node, names in nodes.items()
+                )
+            )
+            found: dict[str, OpenTransaction] = {}
+            for entry in (state for answer in answers for state in answer.transaction_states):
+                code = ErrorCode.of(entry.error_code)
+                if code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                    continue
+                if code:
+                    raise KafkaError(code, f"transactional id {entry.transactional_id!r}: {code.text}")
+                if entry.transaction_state == ONGOING:
+                    match = _ID.search(entry.transactional_id)
+                    found[entry.transactional_id] = OpenTransaction(
+                        entry.transactional_id,
+                        int(match[1], 16) if match is not None else -1,
+                        entry.producer_id,
+                        entry.producer_epoch,
+                        entry.transaction_start_time_ms,
+                        entry.transaction_timeout_ms,
+                    )
+            return found
+
+        return await self._retrying(ask) if ids else {}
+
+    async def open_in(self, scope: str) -> list[OpenTransaction]:
+        """All open transactions of a scope, whoever wrote them."""
+        admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
+        listed = await self._retrying(lambda: admin.list(states=[ONGOING]))
+        wanted = re.compile(re.escape(scope) + _ID.pattern)
+        ids = [each.transactional_id for each in listed if wanted.fullmatch(each.transactional_id)]
+        return list((await self.open_ones(ids)).values())
+
+    async def was_committed(self, transaction: Transaction) -> bool | None:
+        """What the partitions say, where the coordinator does not know any more: who reads committed records
+        is told which transactions were aborted. None if the records are gone, or it is not known where.
+        """
+        for topic, index, first, last in transaction.wrote:
+            partition = TopicPartition(topic, index)
+
+            async def look(partition: TopicPartition = partition, first: int = first) -> PartitionData:
+                await self._cluster.topic(partition.topic, timeout_ms=self._timeout_ms)
+                return await fetch(self._cluster, partition, first, max_bytes=1, read_committed=True)
+
+            data = await self._retrying(look)
+            if data.error_code or data.log_start_offset > first or data.last_stable_offset <= last:
+                continue
+            aborted = data.aborted_transactions or ()
+            return not any(
+                each.producer_id == transaction.producer_id and each.first_offset <= last for each in aborted
+            )
+        return None
+
+    async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await self._cluster.retrying(
+            attempt, timeout_ms=self._timeout_ms, what="the sink's coordinators"
+        )
+
+
+async def each_of(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
+    """The results in order, a bounded number of calls at once; the first error once all have ended."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(item: T) -> R:
+        async with limit:
+            return await call(item)
+
+    results = await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -1,0 +1,291 @@
+"""Who may decide, and what was decided: the rules of the sink's decision log, without any I/O.
+
+All drivers of a query, living and thought dead, append to one partition of a compacted topic, and the order
+of that log judges between them. What belongs together is a *scope*: a streaming query through all its
+restarts, or one batch write. There are three kinds of records, under keys made of the scope and the run of
+the query:
+
+* a *claim*: from its offset on, this run owns the scope, and no run before does;
+* a *decision*: this batch is committed, with these transactions. It names the claim it rests on (`began`);
+* a *fence*: the run has given up; nothing that it appends from here on counts.
+
+The invariant: a decision counts if and only if no claim of another run lies between its own claim and
+itself, and no fence of its own run lies before it. Whoever has appended a record and read the log up to it
+therefore knows for good whether it counts, and a driver that wakes up late finds that it does not. Because
+the rule needs only the last record of each key, compaction changes no verdict. What a key's last record
+hides (a decision, behind one that does not count) is carried on by the claim that made it void.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+__all__ = [
+    "Decision",
+    "Entry",
+    "Kind",
+    "Ledger",
+    "Transaction",
+    "is_lane_of",
+    "key_of",
+    "next_lane",
+    "without_ranges",
+]
+
+VERSION = 1
+LANES_OF_A_RUN = 16
+LANES = 256
+FORMER_RUNS = 8
+# A decision lists what each transaction wrote, for the message if one is lost; up to this many ranges.
+MOST_RANGES = 4_000
+
+
+class Kind(Enum):
+    CLAIM = "claim"
+    DECISION = "decision"
+    FENCE = "fence"
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction that waits for its end, by the identity that wrote it. `wrote` has (topic, partition,
+    first offset, last offset).
+    """
+
+    id: str
+    producer_id: int
+    epoch: int
+    rows: int = 0
+    wrote: tuple[tuple[str, int, int, int], ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        return self.id, self.producer_id, self.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`batch` is Spark's number of a micro-batch; 0 for a batch write, which is alone in its scope."""
+
+    batch: int
+    transactions: tuple[Transaction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record. `began` is the offset of the claim that a decision rests on, -1 in a scope that no other
+    run can know. `former` are the runs that owned the scope before, the latest first.
+    """
+
+    kind: Kind
+    scope: str
+    run: str
+    began: int = -1
+    lane: int = 0
+    former: tuple[str, ...] = ()
+    decision: Decision | None = None
+    """What a decision decides, and what a claim has found decided."""
+
+    def encode(self) -> bytes:
+        return json.dumps(_to_json(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Entry:
+        """ValueError if these are not the bytes of an entry, or of one from a later version."""
+        try:
+            return _from_json(json.loads(data))
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"not a record of the sink's decision log: {error!r}") from None
+
+
+def key_of(entry: Entry) -> str:
+    """Fences have a key of their own: a run's decision must not vanish behind its fence."""
+    suffix = "!" if entry.kind is Kind.FENCE else ""
+    return f"{entry.scope}/{entry.run}{suffix}"
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is known of one run. Two decisions are kept: at most one of a run does not count."""
+
+    began: int = -1
+    lane: int = 0
+    is_claimed: bool = False
+    fenced_at: int | None = None
+    decisions: list[tuple[int, Entry]] = field(default_factory=list)
+
+
+class Ledger:
+    """The records of one scope, applied in the order of the log."""
+
+    __slots__ = ("_inherited", "_runs", "former", "lane", "position", "scope")
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+        self.position = 0  # where the log is read next
+        self.lane = -1
+        self.former: tuple[str, ...] = ()
+        self._runs: dict[str, _Run] = {}
+        self._inherited: list[tuple[int, Entry]] = []
+
+    def apply(self, offset: int, entry: Entry) -> None:
+        run = self._runs.setdefault(entry.run, _Run())
+        self.lane = max(self.lane, entry.lane)
+        if entry.kind is Kind.FENCE:
+            run.fenced_at = offset if run.fenced_at is None else run.fenced_at
+            return
+        began = offset if entry.kind is Kind.CLAIM else entry.began
+        if began >= run.began:
+            run.began = began
+            run.lane = entry.lane
+            run.is_claimed |= began >= 0
+        if entry.kind is Kind.CLAIM:
+            self.former = entry.former
+            if entry.decision is not None:
+                self._inherited = [*self._inherited[-1:], (offset, entry)]
+        else:
+            run.decisions = [*run.decisions[-1:], (offset, entry)]
+            if entry.former:
+                self.former = entry.former
+
+    def forget(self, key: str) -> None:
+        """A tombstone."""
+        name = key.removeprefix(f"{self.scope}/")
+        if name.endswith("!"):
+            if (run := self._runs.get(name[:-1])) is not None:
+                run.fenced_at = None
+        else:
+            self._runs.pop(name, None)
+
+    @property
+    def owner(self) -> str | None:
+        """The run whose decisions count, if it appends one now."""
+        claimed = [(run.began, name) for name, run in self._runs.items() if run.is_claimed]
+        return max(claimed)[1] if claimed else None
+
+    def began(self, run: str) -> int:
+        """The offset of the run's last claim."""
+        known = self._runs.get(run)
+        return known.began if known is not None else -1
+
+    def lane_of(self, run: str) -> int:
+        """The lane that the run's next batch writes in."""
+        known = self._runs.get(run)
+        return known.lane if known is not None else 0
+
+    def counts(self, offset: int, entry: Entry) -> bool:
+        """Whether a decision at this offset counts, by all records that were applied."""
+        for name, run in self._runs.items():
+            if name == entry.run:
+                if run.fenced_at is not None and run.fenced_at < offset:
+                    return False
+            elif run.is_claimed and entry.began < run.began < offset:
+                return False
+        return True
+
+    def decisions(self) -> list[Decision]:
+        """All decisions that count and are still known."""
+        return [decision for _, decision in self._decisions()]
+
+    def decided(self) -> tuple[int, Decision] | None:
+        """The decision of the latest batch, and the offset of a record that holds it."""
+        found = self._decisions()
+        return max(found, key=lambda each: (each[1].batch, each[0])) if found else None
+
+    def _decisions(self) -> list[tuple[int, Decision]]:
+        found = [each for run in self._runs.values() for each in run.decisions if self.counts(*each)]
+        return [
+            (offset, entry.decision)
+            for offset, entry in [*self._inherited, *found]
+            if entry.decision is not None
+        ]
+
+    # New records.
+
+    def claim(self, run: str) -> Entry:
+        """The record by which a run takes the scope over, with all that is known so far."""
+        owner = self.owner
+        former = self.former if owner is None else (owner, *(each for each in self.former if each != owner))
+        decided = self.decided()
+        return Entry(
+            Kind.CLAIM,
+            self.scope,
+            run,
+            lane=(self.lane // LANES_OF_A_RUN + 1) * LANES_OF_A_RUN,
+            former=tuple(each for each in former if each != run)[:FORMER_RUNS],
+            decision=None if decided is None else decided[1],
+        )
+
+
+def next_lane(lane: int) -> int:
+    """The lane after this one that belongs to the same run; the last one stays."""
+    return lane if lane % LANES_OF_A_RUN == LANES_OF_A_RUN - 1 else lane + 1
+
+
+def is_lane_of(lane: int, slot: int) -> bool:
+    """Whether the slot in a transactional id is one of the lanes of the run that has this lane."""
+    return lane % LANES // LANES_OF_A_RUN == slot // LANES_OF_A_RUN
+
+
+def without_ranges(transactions: Sequence[Transaction]) -> tuple[Transaction, ...]:
+    """The same, and what each wrote left out if that is a lot."""
+    if sum(len(each.wrote) for each in transactions) <= MOST_RANGES:
+        return tuple(transactions)
+    return tuple(replace(each, wrote=()) for each in transactions)
+
+
+def _to_json(entry: Entry) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "v": VERSION,
+        "kind": entry.kind.value,
+        "scope": entry.scope,
+        "run": entry.run,
+        "began": entry.began,
+        "lane": entry.lane,
+        "former": entry.former,
+    }
+    if entry.decision is not None:
+        found["decision"] = {
+            "batch": entry.decision.batch,
+            "transactions": [
+                [each.id, each.producer_id, each.epoch, each.rows, each.wrote]
+                for each in entry.decision.transactions
+            ],
+        }
+    return found
+
+
+def _from_json(data: Any) -> Entry:
+    version = data["v"]
+    if version != VERSION:
+        raise ValueError(
+            f"a record of version {version} of the sink's decision log; this is version {VERSION}"
+        )
+    decision = None
+    if (found := data.get("decision")) is not None:
+        decision = Decision(
+            int(found["batch"]),
+            tuple(
+                Transaction(
+                    str(name),
+                    int(producer_id),
+                    int(epoch),
+                    int(rows),
+                    tuple((str(t), int(p), int(first), int(last)) for t, p, first, last in wrote),
+                )
+                for name, producer_id, epoch, rows, wrote in found["transactions"]
+            ),
+        )
+    return Entry(
+        Kind(data["kind"]),
+        str(data["scope"]),
+        str(data["run"]),
+        int(data["began"]),
+        int(data["lane"]),
+        tuple(str(each) for each in data["former"]),
+        decision,
+    )

@@ -1,0 +1,176 @@
+"""The sink's options: those of Spark's own Kafka sink and a few beyond it, checked before anything starts.
+
+An option that does not exist is refused: a misspelt `topic` or `delivery` would otherwise change what a job
+does in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from enum import Enum
+
+__all__ = ["Delivery", "SinkOptions", "TwoPhase", "sink_options"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PREFIX = "ottla-spark"
+DEFAULT_DECISION_TOPIC = "__ottla_spark_decisions"
+_KNOWN = (
+    "topic",
+    "delivery",
+    "transactionalIdPrefix",
+    "decisionTopic",
+    "twoPhaseCommit",
+    "onLostTransactions",
+    # Of Spark's own sink: a column `headers` is written with or without it.
+    "includeHeaders",
+)
+# What a data source may be given by Spark itself.
+_FOREIGN = frozenset({"path", "checkpointlocation", "queryname"})
+_REFUSED = {
+    "key.serializer": "keys are bytes or text; convert the column `key` with Spark's functions",
+    "value.serializer": "values are bytes or text; convert the column `value` with Spark's functions",
+    "transactional.id": "each task has one of its own; set the option transactionalIdPrefix",
+    "transaction.two.phase.commit.enable": "set the option twoPhaseCommit",
+    "interceptor.classes": "they would run per record and could change what is written",
+    "partitioner.class": "set the column `partition`, or leave it to Kafka's default",
+}
+_WITHOUT_MEANING = frozenset(
+    {
+        "auto.include.jmx.reporter",
+        "client.dns.lookup",
+        "connections.max.idle.ms",
+        "enable.metrics.push",
+        "metadata.max.idle.ms",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "partitioner.availability.timeout.ms",
+        "receive.buffer.bytes",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.max.ms",
+    }
+)
+
+
+class Delivery(Enum):
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+class TwoPhase(Enum):
+    AUTO = "auto"
+    REQUIRED = "true"
+    OFF = "false"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where rows go and how. `producer` are settings of Kafka's producer by their names, all of them good."""
+
+    producer: tuple[tuple[str, str], ...]
+    topic: str | None
+    delivery: Delivery
+    prefix: str
+    decision_topic: str
+    two_phase: TwoPhase
+    fail_on_lost: bool
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(self.producer)
+
+    @property
+    def transaction_timeout_ms(self) -> int | None:
+        """What the user has set: transactions then end by themselves after this time, decided or not."""
+        text = self.settings.get("transaction.timeout.ms")
+        return None if text is None else int(text)
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """ValueError names the option, its value, and what to write instead."""
+    given = {name.lower(): str(value) for name, value in options.items()}
+    _check_names(given)
+    topic = given.get("topic", "").strip() or None
+    if "topic" in given and topic is None:
+        raise ValueError(
+            "the option topic is empty; name a topic, or give each row its own in a column `topic`"
+        )
+    timeout_is_set = "kafka.transaction.timeout.ms" in given
+    two_phase = TwoPhase(_one_of(given, "twoPhaseCommit", [each.value for each in TwoPhase], "auto"))
+    if two_phase is TwoPhase.REQUIRED and timeout_is_set:
+        raise ValueError(
+            "twoPhaseCommit=true and kafka.transaction.timeout.ms exclude each other: a transaction in "
+            "two-phase commit has no timeout"
+        )
+    prefix = given.get("transactionalidprefix", DEFAULT_PREFIX).strip()
+    if not prefix or len(prefix) > 200:
+        raise ValueError(f"transactionalIdPrefix={prefix!r} must have 1 to 200 characters")
+    delivery = Delivery(
+        _one_of(given, "delivery", [each.value for each in Delivery], Delivery.EXACTLY_ONCE.value)
+    )
+    return SinkOptions(
+        producer=_producer_settings(given, delivery),
+        topic=topic,
+        delivery=delivery,
+        prefix=prefix,
+        decision_topic=given.get("decisiontopic", DEFAULT_DECISION_TOPIC).strip() or DEFAULT_DECISION_TOPIC,
+        two_phase=TwoPhase.OFF if timeout_is_set else two_phase,
+        fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
+    )
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in _KNOWN}
+    for name in given:
+        if name in known or name in _FOREIGN or name.startswith("kafka."):
+            continue
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {known[near[0]]}?" if near else "see docs/spark/sink.md for those there are"
+        raise ValueError(f'format("ottla") has no option {name!r} for writing; {hint}')
+
+
+def _one_of(given: Mapping[str, str], option: str, allowed: list[str], default: str) -> str:
+    value = given.get(option.lower(), default).strip().lower()
+    if value not in allowed:
+        raise ValueError(f"{option}={value!r}: allowed are {' and '.join(allowed)}")
+    return value
+
+
+def _producer_settings(given: Mapping[str, str], delivery: Delivery) -> tuple[tuple[str, str], ...]:
+    # Here, as only whoever checks options needs them.
+    from ottla.client.producer.config import ProducerConfig
+    from ottla.client.settings import settings_of
+
+    kafka = {name.removeprefix("kafka."): value for name, value in given.items() if name.startswith("kafka.")}
+    if not kafka.get("bootstrap.servers", "").strip():
+        raise ValueError("set kafka.bootstrap.servers to where the cluster is, as host:port")
+    for name, why in _REFUSED.items():
+        if name in kafka:
+            raise ValueError(f"kafka.{name} is not supported: {why}")
+    if kafka.get("security.protocol", "").strip().upper() == "PLAINTEXT":
+        del kafka["security.protocol"]
+    for name in [name for name in kafka if name in _WITHOUT_MEANING]:
+        log.info("kafka.%s does nothing in this sink", name)
+        del kafka[name]
+    known = {field.name.replace("_", ".") for field in fields(ProducerConfig)}
+    for name in kafka:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean kafka.{near[0]}?" if near else ""
+            raise ValueError(f"kafka.{name} is not a setting that this client knows{hint}")
+    kafka.setdefault("client.id", "ottla-spark")
+    keywords = {"transactional_id": "checked"} if delivery is Delivery.EXACTLY_ONCE else {}
+    try:
+        settings_of(ProducerConfig, kafka, keywords)
+    except ValueError as error:
+        hint = "; or write with delivery=at-least-once" if "transactional.id" in str(error) else ""
+        text = str(error).replace("transactional.id", "delivery=exactly-once")
+        raise ValueError(f"kafka.{text}{hint}" if not hint else f"{text}{hint}") from None
+    return tuple(sorted(kafka.items()))

@@ -1,0 +1,162 @@
+"""What a process keeps from task to task: an event loop, connections, and what it learned of the brokers.
+
+Spark uses a Python worker again for later tasks and batches, and forks new ones, so connections are kept by
+process: a fork finds nothing, and makes its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from ottla.client.admin.caller import Caller
+from ottla.client.admin.configs import ConfigsAdmin, ResourceType
+from ottla.client.cluster import Cluster
+from ottla.client.producer import Producer
+from ottla.client.producer.config import ProducerConfig
+from ottla.client.settings import connection_config, settings_of
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest
+from ottla.runtime.loop_thread import LoopThread
+from ottla.runtime.runtime import Runtime
+from ottla.spark.sink.decision_log import DecisionLog
+from ottla.spark.sink.endings import Endings
+from ottla.spark.sink.options import SinkOptions, TwoPhase
+
+__all__ = ["Client", "client_of"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST_CLIENTS = 8
+KAFKAS_MAX_TIMEOUT_MS = 900_000
+KAFKAS_DEFAULT_TIMEOUT_MS = 60_000
+TWO_PHASE_VERSION = 6
+# Larger than a client's that sends records one by one: rows come by the thousand.
+BUFFER_BYTES = 64 * 1024 * 1024
+_NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
+
+_clients: dict[tuple[int, SinkOptions], Client] = {}
+
+
+def client_of(options: SinkOptions) -> Client:
+    """This process's client for these options; it is made if there is none."""
+    key = os.getpid(), options
+    client = _clients.get(key)
+    if client is None:
+        for old in [each for each in _clients if each[0] != key[0]]:
+            del _clients[old]  # of the process that this one was forked from: not ours to close
+        while len(_clients) >= MOST_CLIENTS:
+            _clients.pop(next(iter(_clients))).close()
+        client = _clients[key] = Client(options)
+    return client
+
+
+class Client:
+    """Calls block; the work runs on a loop in a thread of its own."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self._thread = LoopThread("ottla-sink")
+        self._thread.start()
+        self._runtime = Runtime.real(pool_workers=1)
+        self._config = settings_of(ProducerConfig, options.settings, {})
+        self._plain: Producer | None = None
+        self._two_phase: bool | None = {TwoPhase.OFF: False, TwoPhase.REQUIRED: True}.get(options.two_phase)
+        self._timeout_ms = options.transaction_timeout_ms
+        self.last_sweep = float("-inf")
+        self.call(self._open())
+
+    async def _open(self) -> None:
+        timeout_ms = self._config.max_block_ms
+        self.cluster = Cluster(self._runtime, connection_config(self._config))
+        self.decisions = DecisionLog(self.cluster, self.options.decision_topic, timeout_ms=timeout_ms)
+        self.endings = Endings(self.cluster, timeout_ms=timeout_ms)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._thread.call(coroutine)
+
+    def close(self) -> None:
+        async def shut() -> None:
+            if self._plain is not None:
+                await self._plain.close(timeout_ms=1_000)
+            await self.decisions.close()
+            await self.cluster.close()
+
+        self.call(shut())
+        self._thread.stop()
+        self._runtime.close()
+
+    async def plain_producer(self) -> Producer:
+        """For at-least-once: one producer for all tasks of this process."""
+        if self._plain is None:
+            producer = self._producer()
+            await producer.start()
+            self._plain = producer
+        return self._plain
+
+    async def transactional_producer(self, transactional_id: str) -> Producer:
+        """A producer that has taken this id over, and whose transactions last as long as they may."""
+        while True:
+            two_phase = await self._may_prepare()
+            timeout_ms = 1 if two_phase else await self._transaction_timeout_ms()
+            producer = self._producer(
+                transactional_id=transactional_id,
+                transaction_timeout_ms=timeout_ms,
+                transaction_two_phase_commit_enable=two_phase,
+            )
+            try:
+                await producer.start()
+                return producer
+            except KafkaError as error:
+                if not self._learn(error, two_phase=two_phase, timeout_ms=timeout_ms):
+                    raise
+
+    def _producer(self, **more: Any) -> Producer:
+        settings: dict[str, Any] = dict(self.options.settings)
+        settings.pop("transaction.timeout.ms", None)
+        if "buffer.memory" not in settings:
+            settings["buffer.memory"] = max(BUFFER_BYTES, 2 * self._config.max_request_size)
+        return Producer(settings, cluster=self.cluster, **more)
+
+    async def _may_prepare(self) -> bool:
+        """Whether transactions are opened for two-phase commit: what was asked, or as the brokers allow."""
+        if self._two_phase is None:
+            connection = await self.cluster.any_connection()
+            versions = connection.versions
+            self._two_phase = versions is not None and versions.supports(
+                InitProducerIdRequest.API_KEY, TWO_PHASE_VERSION
+            )
+        return self._two_phase
+
+    async def _transaction_timeout_ms(self) -> int:
+        if self._timeout_ms is None:
+            self._timeout_ms = await self._longest_timeout_ms()
+        return self._timeout_ms
+
+    async def _longest_timeout_ms(self) -> int:
+        """`transaction.max.timeout.ms` of the brokers; Kafka's own default if they do not tell."""
+        name = "transaction.max.timeout.ms"
+        try:
+            view = self.cluster.view if self.cluster.view.brokers else await self.cluster.refresh()
+            configs = await ConfigsAdmin(Caller(self.cluster, self._config.max_block_ms)).describe(
+                ResourceType.BROKER, str(min(view.brokers)), keys=[name]
+            )
+            return int(configs[name].value or "")
+        except (KafkaError, KeyError, ValueError) as error:
+            log.info("the brokers do not tell their %s (%s); taking %d", name, error, KAFKAS_MAX_TIMEOUT_MS)
+            return KAFKAS_MAX_TIMEOUT_MS
+
+    def _learn(self, error: KafkaError, *, two_phase: bool, timeout_ms: int) -> bool:
+        """Takes a refusal in; whether there is another way to try."""
+        if two_phase:
+            self._two_phase = False
+            return self.options.two_phase is TwoPhase.AUTO and error.code in _NO_TWO_PHASE
+        if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT or self.options.transaction_timeout_ms:
+            return False
+        shorter = [each for each in (KAFKAS_MAX_TIMEOUT_MS, KAFKAS_DEFAULT_TIMEOUT_MS) if each < timeout_ms]
+        self._timeout_ms = shorter[0] if shorter else None
+        return bool(shorter)

@@ -1,0 +1,53 @@
+"""Ends what runs before this one, and attempts that lost, have left open.
+
+What is decided is committed, everything else is aborted, each by its exact identity. It is right only for
+whoever owns the scope: the caller makes sure that nobody else can have decided, or will decide, about the
+transactions that are found here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ottla.protocol.errors import KafkaError
+from ottla.spark.sink.endings import Endings, OpenTransaction
+from ottla.spark.sink.ledger import Ledger, Transaction, is_lane_of
+
+__all__ = ["end_all_of", "end_what_is_left"]
+
+log = logging.getLogger(__name__)
+
+
+async def end_what_is_left(endings: Endings, ledger: Ledger, lane: int) -> None:
+    """After a claim: ends the transactions of all runs before. Those of the run with this lane stay.
+
+    Only for the readers' sake, so a failure is no more than told: who comes next tries again.
+    """
+    try:
+        found = [each for each in await endings.open_in(ledger.scope) if not is_lane_of(lane, each.slot)]
+        decided = [
+            transaction.identity for decision in ledger.decisions() for transaction in decision.transactions
+        ]
+        await end_all_of(endings, found, commit=decided)
+    except KafkaError as error:
+        log.warning(
+            "transactions that earlier runs of %r left open could not be ended: %s", ledger.scope, error
+        )
+
+
+async def end_all_of(
+    endings: Endings, found: Iterable[OpenTransaction], *, commit: Iterable[tuple[str, int, int]] = ()
+) -> None:
+    """Commits those with an identity of `commit`, and aborts the others."""
+    decided = set(commit)
+    right: list[Transaction] = []
+    left: list[Transaction] = []
+    for each in found:
+        (right if each.identity in decided else left).append(Transaction(*each.identity))
+    await endings.end_all(right, commit=True)
+    await endings.end_all(left, commit=False)
+    if right or left:
+        log.info(
+            "of what was left open, %d transactions were committed and %d aborted", len(right), len(left)
+        )

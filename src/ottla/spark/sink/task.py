@@ -1,0 +1,229 @@
+"""The first phase, in a task: write the rows in a transaction, flush it, and leave its end to the driver.
+
+A transaction is opened when the first rows are there, not before: a task without rows costs nothing, and one
+whose rows take long to compute holds nobody back meanwhile. Before a task of a streaming query opens one, it
+looks at the decision log. If its batch is decided, it writes nothing. If its run does not own the scope yet,
+it claims it; from then on no driver of an earlier run can decide anything, and what they left open is ended.
+
+Transactional ids are not shared between two tasks that can be alive at once: they contain the partition, the
+attempt, and a *lane* that changes with each run, and within a run after each batch in which a task was tried
+again. So a task that was given up, and lives on, never disturbs the one that has replaced it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ottla.client.producer import Producer, QueuedRows, SentBatch
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.spark.sink.columns import rows_by_topic
+from ottla.spark.sink.endings import transactional_id
+from ottla.spark.sink.ledger import Transaction
+from ottla.spark.sink.messages import Prepared, TaskMessage
+from ottla.spark.sink.process import Client, client_of
+from ottla.spark.sink.recovery import end_what_is_left
+from ottla.spark.sink.stops import Place, stop_at
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ottla.spark.sink.options import SinkOptions
+
+__all__ = ["Fenced", "TaskPlace", "write_at_least_once", "write_prepared"]
+
+log = logging.getLogger(__name__)
+
+MOST_UNDER_WAY = 64
+CLAIMS = 20
+ABORT_SECONDS = 10
+
+
+class Fenced(KafkaError):
+    """Another run of the same query has taken over."""
+
+    def __init__(self, scope: str, run: str, owner: str | None) -> None:
+        super().__init__(
+            ErrorCode.PRODUCER_FENCED,
+            f"{scope}: run {run} of this query has been replaced by run {owner}; nothing of this batch was "
+            "committed here. Is the query running twice on one checkpoint?",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """Where a task stands. A batch write is alone in its scope, and has no `batch`."""
+
+    scope: str
+    run: str
+    partition: int
+    attempt: int
+    batch: int | None = None
+
+
+def write_at_least_once(
+    options: SinkOptions, columns: tuple[str, ...], partition: int, batches: Iterable[pa.RecordBatch]
+) -> TaskMessage:
+    client = client_of(options)
+    rows: _Rows | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if rows is None:
+            rows = _Rows(client.call(client.plain_producer()))
+        for topic, data in rows_by_topic(batch, columns, options.topic):
+            client.call(rows.add(topic, data))
+    if rows is not None:
+        client.call(rows.finish())
+    return TaskMessage(partition, rows.count if rows is not None else 0)
+
+
+def write_prepared(
+    options: SinkOptions, columns: tuple[str, ...], place: TaskPlace, batches: Iterable[pa.RecordBatch]
+) -> TaskMessage:
+    """Writes the rows in a transaction that is left open for the driver to end."""
+    client = client_of(options)
+    task: _Task | None = None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if task is None:
+                task = _Task(client, place)
+                client.call(task.open())
+                stop_at(Place.OPENED)
+            if task.decided_at is not None:
+                continue  # what is left is read, so that Spark can use this worker again
+            for topic, data in rows_by_topic(batch, columns, options.topic):
+                client.call(task.rows.add(topic, data))
+        if task is None:
+            return TaskMessage(place.partition)
+        if task.decided_at is None:
+            stop_at(Place.BEFORE_FLUSH)
+        message = client.call(task.prepare())
+        stop_at(Place.FLUSHED)
+        return message
+    except BaseException:
+        if task is not None:
+            client.call(task.abort())
+        raise
+
+
+class _Rows:
+    """Rows on their way through one producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._under_way: deque[QueuedRows] = deque()
+        self._wrote: dict[tuple[str, int], tuple[int, int]] = {}
+        self.count = 0
+
+    async def add(self, topic: str, data: pa.RecordBatch) -> None:
+        while len(self._under_way) >= MOST_UNDER_WAY:
+            self._delivered(await self._under_way.popleft().delivered())
+        self._under_way.append(await self._producer.queue_arrow(topic, data))
+
+    async def finish(self) -> None:
+        while self._under_way:
+            self._delivered(await self._under_way.popleft().delivered())
+
+    def _delivered(self, sent: list[SentBatch]) -> None:
+        for topic, partition, offset, rows in sent:
+            first, last = self._wrote.get((topic, partition), (offset, -1))
+            self._wrote[topic, partition] = min(first, offset), max(last, offset + rows - 1)
+            self.count += rows
+
+    @property
+    def wrote(self) -> tuple[tuple[str, int, int, int], ...]:
+        return tuple((topic, index, *ends) for (topic, index), ends in sorted(self._wrote.items()))
+
+
+class _Task:
+    def __init__(self, client: Client, place: TaskPlace) -> None:
+        self._client = client
+        self._place = place
+        self._producer: Producer | None = None
+        self._id = ""
+        self._lane = 0
+        self._began = self._seen = -1
+        self._former: tuple[str, ...] = ()
+        self._claimed = False
+        self.decided_at: int | None = None
+
+    async def open(self) -> None:
+        """Leaves either a transaction open or `decided_at` set."""
+        place = self._place
+        if place.batch is not None:
+            await self._take_place(place.batch)
+            if self.decided_at is not None:
+                return
+        self._id = transactional_id(place.scope, self._lane, place.partition, place.attempt)
+        self._producer = await self._client.transactional_producer(self._id)
+        self._producer.transactions.begin()
+        self.rows = _Rows(self._producer)
+
+    async def _take_place(self, batch: int) -> None:
+        """Makes sure of the scope, or finds the batch decided."""
+        scope, run = self._place.scope, self._place.run
+        decisions = self._client.decisions
+        ledger = await decisions.read(scope)
+        for _ in range(CLAIMS):
+            decided = ledger.decided()
+            if decided is not None and decided[1].batch >= batch:
+                self.decided_at = decided[0]
+                return
+            if ledger.owner == run:
+                self._began, self._seen = ledger.began(run), ledger.position
+                self._lane, self._former = ledger.lane_of(run), ledger.former
+                if self._claimed:
+                    await end_what_is_left(self._client.endings, ledger, self._lane)
+                return
+            if run in ledger.former:
+                break
+            self._claimed = True
+            ledger = await decisions.read(scope, through=await decisions.append(ledger.claim(run)))
+            if ledger.decided() != decided and ledger.owner == run:
+                # Decided between the look and the claim: a claim has to carry on all that is decided.
+                ledger = await decisions.read(scope, through=await decisions.append(ledger.claim(run)))
+        raise Fenced(scope, run, ledger.owner)
+
+    async def prepare(self) -> Prepared:
+        place = self._place
+        transaction = None
+        if self._producer is not None:
+            await self.rows.finish()
+            prepared = await self._producer.transactions.prepare()
+            transaction = Transaction(
+                self._id, prepared.producer_id, prepared.epoch, self.rows.count, self.rows.wrote
+            )
+            await self._producer.close()
+        return Prepared(
+            place.partition,
+            self.rows.count if transaction is not None else 0,
+            scope=place.scope,
+            run=place.run,
+            began=self._began,
+            seen=self._seen,
+            lane=self._lane,
+            former=self._former,
+            claimed=self._claimed,
+            attempt=place.attempt,
+            transaction=transaction,
+            decided_at=self.decided_at,
+        )
+
+    async def abort(self) -> None:
+        """At once, so that nobody waits for it; if that fails, the driver or a timeout will."""
+        if self._producer is None:
+            return
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._producer.transactions.abort()
+        except (KafkaError, TimeoutError) as error:
+            log.warning("transaction %r could not be aborted by its own task: %s", self._id, error)
+        finally:
+            await self._producer.close(timeout_ms=0)

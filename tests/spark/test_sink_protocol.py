@@ -1,0 +1,312 @@
+"""The sink's protocol against a node, without Spark: each crash and each race as a sequence of calls."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ottla.protocol.errors import KafkaError
+from ottla.spark.sink.driver import LostTransactions
+from ottla.spark.sink.endings import transactional_id
+from ottla.spark.sink.ledger import Transaction
+from ottla.spark.sink.messages import Prepared, TaskMessage
+from ottla.spark.sink.task import Fenced
+from ottla.testing.local_node import LocalNode
+from tests.support.spark_sink_lab import Query, committed_values
+
+if TYPE_CHECKING:
+    from ottla.client.blocking import Admin
+
+
+@pytest.fixture(scope="module", params=["ordinary", "two-phase"])
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A node as it is by default, and one that allows two-phase commits."""
+    allowed = request.param == "two-phase"
+    with LocalNode({"transaction.two.phase.commit.enable": allowed}) as node:
+        yield node.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def admin(bootstrap: str) -> Iterator[Admin]:
+    from ottla.client.blocking import Admin
+
+    with Admin(bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def query(bootstrap: str, admin: Admin) -> Query:
+    return new_query(bootstrap, admin)
+
+
+def new_query(bootstrap: str, admin: Admin, **options: str) -> Query:
+    topic = f"out-{uuid.uuid4().hex[:8]}"
+    admin.topics.create(topic, partitions=2)
+    return Query(bootstrap, topic, name=uuid.uuid4().hex[:8], **options)
+
+
+@pytest.fixture
+def committed(bootstrap: str, query: Query) -> Callable[[], list[str]]:
+    def read() -> list[str]:
+        found: Counter[bytes] = committed_values(bootstrap, query.options.topic or "", 2)
+        return sorted(value.decode() for value in found.elements())
+
+    return read
+
+
+Committed = Callable[[], list[str]]
+
+
+def transaction_of(message: TaskMessage) -> Transaction:
+    assert isinstance(message, Prepared)
+    assert message.transaction is not None
+    return message.transaction
+
+
+def test_nothing_is_seen_before_the_commit_and_all_of_it_afterwards(
+    query: Query, committed: Committed
+) -> None:
+    messages = [query.task("r1", 0, 0, ["a", "b"]), query.task("r1", 0, 1, ["c"])]
+    assert committed() == []
+    query.commit(messages, 0)
+    assert committed() == ["a", "b", "c"]
+    assert query.open_transactions() == []
+
+
+def test_batches_follow_each_other(query: Query, committed: Committed) -> None:
+    for batch in range(3):
+        query.batch("r1", batch, [[f"{batch}a"], [f"{batch}b"]])
+    assert committed() == ["0a", "0b", "1a", "1b", "2a", "2b"]
+
+
+def test_a_task_without_rows_opens_nothing(query: Query, committed: Committed) -> None:
+    messages = [query.task("r1", 0, 0, []), query.task("r1", 0, 1, ["a"])]
+    assert type(messages[0]) is TaskMessage
+    query.commit(messages, 0)
+    query.commit([query.task("r1", 1, 0, [])], 1)
+    assert committed() == ["a"]
+
+
+def test_a_batch_that_is_repeated_after_its_commit_is_recognised(query: Query, committed: Committed) -> None:
+    query.batch("r1", 0, [["a"], ["b"]])
+    repeated = query.batch("r2", 0, [["b"], [], ["a"]])
+    assert all(getattr(message, "transaction", None) is None for message in repeated)
+    assert committed() == ["a", "b"]
+    query.batch("r2", 1, [["c"]])
+    assert committed() == ["a", "b", "c"]
+
+
+def test_a_driver_that_dies_before_the_decision_leaves_nothing(query: Query, committed: Committed) -> None:
+    [query.task("r1", 0, index, [f"old{index}"]) for index in range(3)]
+    query.task("r2", 0, 0, ["new"])
+    # What is left open ends when the next run claims the scope, not with its first commit.
+    assert len(query.open_transactions()) == 1
+    assert committed() == []
+
+
+def test_a_driver_that_dies_after_the_decision_is_finished_by_the_next(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [query.task("r1", 0, index, [f"v{index}"]) for index in range(3)]
+    decide_and_die(query, messages, 0, monkeypatch)
+    assert len(query.open_transactions()) == 3
+    query.batch("r2", 0, [["v0", "v1", "v2"]])
+    assert committed() == ["v0", "v1", "v2"]
+
+
+def test_a_driver_that_dies_between_two_ends_is_finished_by_the_next(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [query.task("r1", 0, index, [f"v{index}"]) for index in range(3)]
+    decide_and_die(query, messages, 0, monkeypatch)
+    query.client.call(query.client.endings.end(transaction_of(messages[1]), commit=True))
+    query.batch("r2", 0, [["v0"], ["v1", "v2"]])
+    query.batch("r2", 1, [["w"]])
+    assert committed() == ["v0", "v1", "v2", "w"]
+
+
+def test_an_abort_after_a_commit_that_failed_half_way_completes_it(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [query.task("r1", 0, index, [f"v{index}"]) for index in range(2)]
+    decide_and_die(query, messages, 0, monkeypatch)
+    query.abort(messages, 0)
+    assert committed() == ["v0", "v1"]
+    query.batch("r2", 0, [["v0", "v1"]])
+    assert committed() == ["v0", "v1"]
+
+
+def test_an_abort_before_the_decision_aborts(query: Query, committed: Committed) -> None:
+    messages = [query.task("r1", 0, 0, ["a"]), None]
+    query.abort(messages, 0)
+    assert query.open_transactions() == []
+    query.batch("r2", 0, [["a"]])
+    assert committed() == ["a"]
+
+
+def test_a_decision_that_arrives_after_the_abort_does_not_count(query: Query, committed: Committed) -> None:
+    messages = [query.task("r1", 0, 0, ["a"]), query.task("r1", 0, 1, ["b"])]
+    query.abort(messages, 0)
+    with pytest.raises(KafkaError, match="nothing of it was"):
+        query.commit(messages, 0)
+    query.batch("r2", 0, [["a", "b"]])
+    assert committed() == ["a", "b"]
+
+
+def test_an_old_driver_cannot_decide_once_the_next_has_begun(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [query.task("r1", 0, 0, ["a"]), query.task("r1", 0, 1, ["b"])]
+    new = [query.task("r2", 0, 0, ["a", "b"])]
+    with pytest.raises(KafkaError, match="nothing of it was"):
+        query.commit(old, 0)
+    # Also if it had found its transactions open, a moment before they were ended:
+    with monkeypatch.context() as patch:
+        patch.setattr("ottla.spark.sink.driver._check_open", nothing)
+        with pytest.raises(Fenced, match="replaced by run r2"):
+            query.commit(old, 0)
+    query.abort(old, 0)
+    query.commit(new, 0)
+    assert committed() == ["a", "b"]
+    query.batch("r2", 1, [["c"]])
+    assert committed() == ["a", "b", "c"]
+
+
+def test_an_old_driver_that_wakes_up_two_batches_late_does_no_harm(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [query.task("r1", 0, 0, ["a"])]
+    query.batch("r2", 0, [["a"]])
+    query.batch("r2", 1, [["b"]])
+    with monkeypatch.context() as patch:
+        patch.setattr("ottla.spark.sink.driver._check_open", nothing)
+        with pytest.raises(Fenced):
+            query.commit(old, 0)
+    query.abort(old, 0)
+    # The run after finds the last decision, and not the late one.
+    query.batch("r3", 1, [["b"]])
+    query.batch("r3", 2, [["c"]])
+    assert committed() == ["a", "b", "c"]
+
+
+def test_a_late_task_of_an_old_run_writes_nothing(query: Query, committed: Committed) -> None:
+    query.batch("r1", 0, [["a"]])
+    query.task("r2", 1, 0, ["b"])
+    with pytest.raises(Fenced):
+        query.task("r1", 1, 1, ["b"])
+    query.batch("r2", 1, [["b"]])
+    late = query.task("r1", 1, 0, ["b"])
+    assert isinstance(late, Prepared)
+    assert late.decided_at is not None
+    assert committed() == ["a", "b"]
+
+
+def test_a_task_that_is_tried_again_leaves_nothing_behind(query: Query, committed: Committed) -> None:
+    query.task("r1", 0, 0, ["a"])  # and its worker dies
+    messages = [query.task("r1", 0, 0, ["a"], attempt=1), query.task("r1", 0, 1, ["b"])]
+    query.commit(messages, 0)
+    assert query.open_transactions() == []
+    assert committed() == ["a", "b"]
+    after = query.batch("r1", 1, [["c"]])
+    # A worker that was thought dead may still come to life: nobody uses the ids that it knows.
+    assert transaction_of(after[0]).id != transactional_id(query.scope, query_lane(messages), 0, 0)
+    assert committed() == ["a", "b", "c"]
+
+
+def test_the_slower_of_two_attempts_does_not_hurt_the_faster(query: Query, committed: Committed) -> None:
+    first = query.task("r1", 0, 0, ["a"])
+    query.task("r1", 0, 0, ["a"], attempt=1)
+    query.commit([first], 0)
+    assert committed() == ["a"]
+    assert query.open_transactions() == []
+
+
+def test_fewer_tasks_than_before_leave_no_transaction_open(query: Query, committed: Committed) -> None:
+    [query.task("r1", 0, index, [f"{index}"]) for index in range(6)]
+    query.batch("r2", 0, [["0", "1", "2", "3", "4", "5"]])
+    assert query.open_transactions() == []
+    assert committed() == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_decided_transaction_that_the_broker_has_aborted_is_told_loudly(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [query.task("r1", 7, index, [f"v{index}"]) for index in range(2)]
+    decide_and_die(query, messages, 7, monkeypatch)
+    lost = transaction_of(messages[1])
+    query.client.call(query.client.endings.end(lost, commit=False))  # as a timeout does
+    repeated = [query.task("r2", 7, 0, ["v0", "v1"])]
+    with pytest.raises(LostTransactions, match=rf"batch 7 .* 1 rows of {lost.id} .* offsets \d+ to \d+"):
+        query.commit(repeated, 7)
+    # What was lost stays lost, and the query stays stopped, however often it is tried.
+    with pytest.raises(LostTransactions):
+        query.commit(repeated, 7)
+    assert committed() == ["v0"]
+
+
+def test_what_was_lost_can_be_given_up(bootstrap: str, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = new_query(bootstrap, admin, onLostTransactions="report")
+    messages = [query.task("r1", 0, index, [f"v{index}"]) for index in range(2)]
+    decide_and_die(query, messages, 0, monkeypatch)
+    query.client.call(query.client.endings.end(transaction_of(messages[0]), commit=False))
+    query.batch("r2", 0, [["v0", "v1"]])
+    query.batch("r2", 1, [["w"]])
+    found = committed_values(bootstrap, query.options.topic or "", 2)
+    assert sorted(found.elements()) == [b"v1", b"w"]
+
+
+def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
+    query: Query, committed: Committed
+) -> None:
+    messages = query.batch("r1", 0, [["a"]])
+    done = transaction_of(messages[0])
+    forgotten = Transaction("an-id-that-nobody-knows", done.producer_id, done.epoch, 1, done.wrote)
+    assert query.client.call(query.client.endings.was_committed(forgotten)) is True
+    aborted = transaction_of(query.task("r1", 1, 0, ["b"]))
+    query.client.call(query.client.endings.end(aborted, commit=False))
+    query.client.call(wait_until_ended(query, aborted))
+    assert query.client.call(query.client.endings.was_committed(aborted)) is False
+
+
+async def wait_until_ended(query: Query, transaction: Transaction) -> None:
+    await query.client.endings.end(transaction, commit=False)  # answered only when the markers are written
+
+
+def test_other_queries_are_left_alone(bootstrap: str, admin: Admin) -> None:
+    one, other = new_query(bootstrap, admin), new_query(bootstrap, admin)
+    mine = [one.task("r1", 0, 0, ["a"])]
+    theirs = [other.task("r1", 0, 0, ["b"], attempt=1)]
+    other.commit(theirs, 0)
+    one.commit(mine, 0)
+    assert committed_values(bootstrap, one.options.topic or "", 2) == {b"a": 1}
+    assert committed_values(bootstrap, other.options.topic or "", 2) == {b"b": 1}
+
+
+class Died(BaseException):
+    """Instead of SIGKILL."""
+
+
+def decide_and_die(
+    query: Query, messages: list[TaskMessage], batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ottla.spark.sink.driver._complete", die)
+        with pytest.raises(Died):
+            query.commit(messages, batch)
+
+
+async def nothing(*_: object) -> None:
+    pass
+
+
+def query_lane(messages: list[TaskMessage]) -> int:
+    first = messages[0]
+    assert isinstance(first, Prepared)
+    return first.lane

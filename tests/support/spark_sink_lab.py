@@ -1,0 +1,72 @@
+"""The sink's two phases without Spark: tasks and drivers as plain calls, so that each can be left out,
+repeated or come too late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from ottla.client.blocking import Consumer
+from ottla.spark.sink import driver
+from ottla.spark.sink.messages import TaskMessage
+from ottla.spark.sink.options import SinkOptions, sink_options
+from ottla.spark.sink.process import Client, client_of
+from ottla.spark.sink.task import TaskPlace, write_prepared
+
+__all__ = ["Query", "committed_values"]
+
+
+class Query:
+    """A streaming query: what Spark would call, by hand."""
+
+    def __init__(self, bootstrap: str, topic: str, *, name: str, **options: str) -> None:
+        self.options: SinkOptions = sink_options(
+            {
+                "kafka.bootstrap.servers": bootstrap,
+                "topic": topic,
+                **{key.replace("__", "."): value for key, value in options.items()},
+            }
+        )
+        self.scope = f"{self.options.prefix}-{name}"
+
+    @property
+    def client(self) -> Client:
+        return client_of(self.options)
+
+    def task(
+        self, run: str, batch: int, partition: int, values: Iterable[str], *, attempt: int = 0
+    ) -> TaskMessage:
+        place = TaskPlace(self.scope, run, partition, attempt, batch)
+        rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
+        return write_prepared(self.options, ("value",), place, [rows])
+
+    def commit(self, messages: Sequence[TaskMessage | None], batch: int) -> None:
+        self.client.call(driver.commit(self.client, messages, batch, streaming=True))
+
+    def abort(self, messages: Sequence[TaskMessage | None], batch: int) -> None:
+        self.client.call(driver.abort(self.client, messages, batch))
+
+    def batch(self, run: str, batch: int, parts: Sequence[Sequence[str]]) -> list[TaskMessage]:
+        """All tasks of a batch and its commit."""
+        messages = [self.task(run, batch, index, values) for index, values in enumerate(parts)]
+        self.commit(messages, batch)
+        return messages
+
+    def open_transactions(self) -> list[str]:
+        return sorted(each.id for each in self.client.call(self.client.endings.open_in(self.scope)))
+
+
+def committed_values(bootstrap: str, topic: str, partitions: int = 1) -> Counter[bytes]:
+    """How often each value is there for readers of committed records, up to the last stable offset."""
+    found: Counter[bytes] = Counter()
+    with Consumer(bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+        every = [(topic, partition) for partition in range(partitions)]
+        consumer.assign(every)
+        ends = consumer.end_offsets(consumer.assignment())
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            for record in consumer.poll(timeout_ms=200):
+                found[record.value or b""] += 1
+    return found

@@ -12,12 +12,14 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ottla.client.blocking import Admin, Producer
+from tests.spark.source_lab import Lab
 from tests.support import kafka_libs
 
 if TYPE_CHECKING:
@@ -46,9 +48,11 @@ SPARK_CONFS = {
 
 @pytest.hookimpl(tryfirst=True)  # before the groups of the workers are made
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here, but for modules that say that they do without (`WITHOUT_SPARK = True`)."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        module = item.getparent(pytest.Module)
+        if here in item.path.parents and not getattr(getattr(module, "obj", None), "WITHOUT_SPARK", False):
             item.add_marker(pytest.mark.spark)
 
 
@@ -114,3 +118,55 @@ def new_topic(admin: Admin) -> Callable[..., str]:
         return name
 
     return create
+
+
+WAYS = [
+    pytest.param(("ottla", "ottla"), id="ottla-on-ottla"),
+    pytest.param(("ottla", "kafka"), id="ottla-on-kafka", marks=pytest.mark.kafka),
+    pytest.param(("kafka", "ottla"), id="kafka-on-ottla", marks=pytest.mark.kafka),
+]
+
+
+@pytest.fixture(scope="session")
+def _lab_clients() -> Iterator[Callable[[str], tuple[Admin, Producer]]]:
+    """An admin and a producer for each broker, made once."""
+    with ExitStack() as stack:
+        made: dict[str, tuple[Admin, Producer]] = {}
+
+        def clients(servers: str) -> tuple[Admin, Producer]:
+            if servers not in made:
+                made[servers] = (
+                    stack.enter_context(Admin(servers)),
+                    stack.enter_context(Producer(servers, linger_ms=0)),
+                )
+            return made[servers]
+
+        yield clients
+
+
+@pytest.fixture(params=WAYS)
+def lab(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    _lab_clients: Callable[[str], tuple[Admin, Producer]],
+    tmp_path: Path,
+) -> Lab:
+    """Each way in which the suite of the source runs: a format's name, and a broker."""
+    format_name, broker = request.param
+    if broker == "kafka":
+        servers = request.getfixturevalue("apache_kafka").bootstrap
+    else:
+        servers = request.getfixturevalue("node").bootstrap_servers
+    return Lab(spark, f"{format_name} on {broker}", format_name, servers, tmp_path, *_lab_clients(servers))
+
+
+@pytest.fixture
+def our_lab(
+    spark: SparkSession,
+    node: LocalNode,
+    _lab_clients: Callable[[str], tuple[Admin, Producer]],
+    tmp_path: Path,
+) -> Lab:
+    """The one way for what only our source has."""
+    servers = node.bootstrap_servers
+    return Lab(spark, "ottla on ottla", "ottla", servers, tmp_path, *_lab_clients(servers))

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-SESSION_TIMEOUT_MS: Final = 3_000
-HEARTBEAT_INTERVAL_MS: Final = 300
+SESSION_TIMEOUT_MS: Final = 1_500
+HEARTBEAT_INTERVAL_MS: Final = 200
 METADATA_AGE_MS: Final = 500
 
 Record = tuple[int, int, str]
@@ -80,6 +80,8 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
 
     from kafka import KafkaConsumer
 
+    # With a pattern it asks for fresh metadata before it joins, not sooner than a back-off after the last
+    # time. If a poll is no longer than that it never gets there.
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=group,
@@ -90,6 +92,7 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
         session_timeout_ms=SESSION_TIMEOUT_MS,
         heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
+        retry_backoff_ms=20,
     )
     consumer.subscribe(**_subscription(topic))
     while True:

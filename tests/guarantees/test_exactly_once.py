@@ -31,7 +31,7 @@ from tests.support import java, kafka_libs
 from tests.support.node_process import NodeProcess
 from tests.support.txn_checker import Fate, Seen, Transaction, check
 
-SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "15"))
+SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SETTLE_S = 60.0
 SOURCE, TARGET, PARTITIONS = "source", "target", 3

@@ -1,7 +1,8 @@
 """Members of different clients in one group: each partition has one owner, and nothing is lost.
 
 They are killed, which the group learns by their silence; paused for longer than their session, so that the
-group goes on without them, and woken; and restarted as static members, which the group does not notice.
+group goes on without them, and woken; and restarted as static members, which the group does not notice. Each
+suffers one of these, or with `OTTLA_THOROUGH=1` all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from ottla.testing.local_node import LocalNode
 from tests.guarantees.crowd import Crowd
+from tests.guarantees.member import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS
+from tests.support.effort import THOROUGH
 
 pytestmark = pytest.mark.slow
 
@@ -22,9 +25,9 @@ PARTITIONS = 16
 SETTINGS = {
     "group.min.session.timeout.ms": 1_000,
     "group.consumer.min.session.timeout.ms": 1_000,
-    "group.consumer.session.timeout.ms": 3_000,
+    "group.consumer.session.timeout.ms": SESSION_TIMEOUT_MS,
     "group.consumer.min.heartbeat.interval.ms": 100,
-    "group.consumer.heartbeat.interval.ms": 300,
+    "group.consumer.heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
 }
 PYTHON = ("librdkafka", "aiokafka", "kafka-python", "ottla")
 
@@ -44,23 +47,23 @@ def crowd(node: LocalNode, tmp_path: Path) -> Iterator[Crowd]:
         yield crowd
 
 
+CLASSIC = (*PYTHON, "java")
+EVERYBODY = (*CLASSIC, "librdkafka-modern", "ottla-modern", "java-modern")
+CROWDS = {"python": PYTHON, **({"python-java": CLASSIC} if THOROUGH else {}), "both-protocols": EVERYBODY}
+
+
 @pytest.mark.parametrize(
     "clients",
     [
-        pytest.param(PYTHON, id="python"),
-        pytest.param((*PYTHON, "java"), id="python-java", marks=pytest.mark.kafka),
-        pytest.param(
-            (*PYTHON, "java", "librdkafka-modern", "ottla-modern", "java-modern"),
-            id="both-protocols",
-            marks=pytest.mark.kafka,
-        ),
+        pytest.param(clients, id=name, marks=[pytest.mark.kafka] if "java" in clients else [])
+        for name, clients in CROWDS.items()
     ],
 )
 def test_members_die_pause_and_return_and_nothing_is_lost(crowd: Crowd, clients: tuple[str, ...]) -> None:
     members = [crowd.join(client) for client in clients]
     everybody = len(members)
     ids = set(crowd.settle(everybody, "a share for everybody"))
-    for member in members:
+    for member in members if THOROUGH else members[1::2]:
         member.kill()
         # The dead one is missed when its session is over; its successor is there before that.
         member.start()

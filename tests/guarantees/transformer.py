@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final, TextIO
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 DOOMED: Final = "|doomed"
+DOOMED_EVERY: Final = 5
 ROUND_SIZE: Final = 40
 ROUND_SECONDS: Final = 0.2
 TIMEOUT_S: Final = 10.0
@@ -46,7 +46,6 @@ class Transformer:
         self._name = name
         # A name of its own for each life, so that no two transactions share one.
         self._life = f"{name}-{os.getpid()}-{time.time_ns()}"
-        self._random = random.Random(self._life)
         self._number = 0
         self._journal = Journal(sys.stdout)
         self._consumer = Consumer(
@@ -95,7 +94,7 @@ class Transformer:
 
     def _round(self, records: list[Message]) -> None:
         self._number += 1
-        doomed = self._random.random() < 0.2
+        doomed = self._number % DOOMED_EVERY == 2
         values = [record.value().decode() for record in records]
         ending = f"|{self._life}/{self._number}" + (DOOMED if doomed else "")
         appends = [(int(value) % self._partitions, value + ending) for value in values]

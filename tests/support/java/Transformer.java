@@ -9,7 +9,6 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
-import java.util.Random;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -30,6 +29,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
  */
 public final class Transformer {
     private static final String DOOMED = "|doomed";
+    private static final int DOOMED_EVERY = 5;
     private static final Duration ROUND = Duration.ofMillis(200);
     private static final int TIMEOUT_MS = 10_000;
     private static final FileOutputStream JOURNAL = new FileOutputStream(FileDescriptor.out);
@@ -37,7 +37,6 @@ public final class Transformer {
     private final String target;
     private final int partitions;
     private final String life;
-    private final Random chance;
     private final KafkaConsumer<String, String> consumer;
     private final KafkaProducer<String, String> producer;
     private int number = 0;
@@ -47,7 +46,6 @@ public final class Transformer {
         this.partitions = partitions;
         // A name of its own for each life, so that no two transactions share one.
         this.life = name + "-" + ProcessHandle.current().pid() + "-" + System.nanoTime();
-        this.chance = new Random(life.hashCode());
         Properties reading = new Properties();
         reading.put("bootstrap.servers", bootstrap);
         reading.put("group.id", source + "-to-" + target);
@@ -98,7 +96,7 @@ public final class Transformer {
 
     private void round(List<ConsumerRecord<String, String>> records) {
         number++;
-        boolean doomed = chance.nextInt(5) == 0;
+        boolean doomed = number % DOOMED_EVERY == 2;
         String ending = "|" + life + "/" + number + (doomed ? DOOMED : "");
         List<ProducerRecord<String, String>> appends = new ArrayList<>();
         Map<TopicPartition, OffsetAndMetadata> positions = new HashMap<>();

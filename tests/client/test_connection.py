@@ -13,7 +13,9 @@ from ottla.client.admin import Admin
 from ottla.client.backoff import Backoff
 from ottla.client.cluster import Cluster, ConnectionConfig, parse_addresses
 from ottla.client.connection import Connection
+from ottla.client.consumer import Consumer
 from ottla.client.errors import BootstrapFailed, ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
+from ottla.client.producer import Producer
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.runtime.network import Address
 from ottla.runtime.random import SeededRandom
@@ -75,7 +77,7 @@ class TestCauses:
             await reader.read()
 
         async with server(tls) as address:
-            with pytest.raises(NotKafka, match=r"speaks TLS \(set security\.protocol\)"):
+            with pytest.raises(NotKafka, match=r"speaks TLS, and these clients do not"):
                 await attempt(runtime, address)
 
     async def test_one_who_hangs_up(self, runtime: Runtime) -> None:
@@ -156,6 +158,63 @@ class TestSharing:
             await connection.close()
         with pytest.raises(ConnectionLost, match="closed by this client"):
             connection.send(MetadataRequest(), MetadataResponse, timeout_ms=5000)
+
+
+class TestIdleness:
+    async def test_an_idle_connection_is_closed_and_made_again_when_it_is_needed(
+        self, runtime: Runtime, ottla_for_clients: LocalNode
+    ) -> None:
+        config = ConnectionConfig(ottla_for_clients.bootstrap_servers, connections_max_idle_ms=50)
+        async with Cluster(runtime, config) as cluster:
+            (node_id,) = cluster.view.brokers
+            first = await cluster.connection(node_id)
+            async with asyncio.timeout(10):
+                await asyncio.shield(first._closed)
+            with pytest.raises(ConnectionLost, match=r"connections\.max\.idle\.ms=50"):
+                first.send(MetadataRequest(), MetadataResponse, timeout_ms=5000)
+            assert (await cluster.refresh()).brokers
+            assert await cluster.connection(node_id) is not first
+
+    async def test_waiting_for_an_answer_is_not_idle(self, runtime: Runtime) -> None:
+        answered = asyncio.Event()
+
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            await answered.wait()
+
+        async with server(slow) as address:
+            opening = asyncio.create_task(
+                Connection.open(runtime.network, address, client_id="t", timeout_ms=300, max_idle_ms=10)
+            )
+            with pytest.raises(RequestTimedOut, match="within 300 ms"):
+                await opening
+            answered.set()
+
+
+async def test_an_admin_client_takes_kafkas_names_and_warns_when_it_is_forgotten(
+    ottla_for_clients: LocalNode,
+) -> None:
+    settings = {"bootstrap.servers": ottla_for_clients.bootstrap_servers, "default.api.timeout.ms": "5000"}
+    admin = Admin(settings, client_id="me")
+    assert (admin.config.default_api_timeout_ms, admin.config.client_id) == (5000, "me")
+    await admin.__aenter__()
+    with pytest.warns(ResourceWarning, match="Admin was not closed"):
+        admin.__del__()
+    await admin.close()
+    with pytest.raises(ValueError, match=r"no setting .acks. for an admin"):
+        Admin(acks=1)
+
+
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin])
+@pytest.mark.parametrize(
+    "settings",
+    [{"security.protocol": "SASL_SSL"}, {"ssl.ca.location": "ca.pem"}, {"sasl_mechanism": "PLAIN"}],
+)
+async def test_no_client_pretends_to_be_safe(client: type, settings: dict[str, str]) -> None:
+    (name,) = settings
+    with pytest.raises(ValueError, match=name.replace("_", ".") + ".*PLAINTEXT only"):
+        client({"bootstrap.servers": "localhost:9092", **settings})
+    client({"bootstrap.servers": "localhost:9092", "security.protocol": "PLAINTEXT"})
 
 
 def test_addresses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from ottla.client.admin import Admin
-from ottla.client.consumer import CommittedOffset, Consumer, TopicPartition
+from ottla.client.consumer import CommittedOffset, Consumer, Stalled, TopicPartition
 from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
 from ottla.client.producer import Producer
 from ottla.protocol.errors import KafkaError
@@ -211,8 +212,14 @@ async def test_who_does_not_poll_leaves_and_learns_it_with_the_next_poll(
     servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
 ) -> None:
     journal = Journal()
+    stalls: list[tuple[Stalled, str]] = []
     settings = {**one_protocol, "max_poll_interval_ms": 1000, "enable_auto_commit": False}
-    async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
+
+    def stalled(stall: Stalled) -> None:
+        stalls.append((stall, threading.current_thread().name))
+        raise RuntimeError("a listener's own trouble")
+
+    async with Consumer(servers, group_id=fresh_name, on_stalled=stalled, **settings) as consumer:
         consumer.subscribe([topic], listener=journal)
 
         async def turn() -> None:
@@ -227,6 +234,28 @@ async def test_who_does_not_poll_leaves_and_learns_it_with_the_next_poll(
             await consumer.commit({TopicPartition(topic, 0): 0})
         await until(lambda: len(journal.with_partitions()) >= 3, turn)
         assert journal.with_partitions()[:3] == ["assigned", "lost", "assigned"]
+    ((stall, thread),) = stalls
+    assert stall.group_id == fresh_name
+    assert stall.member_id
+    assert stall.silent_ms >= 1000
+    assert thread == "ottla-heartbeats", "told even while the user's loop is stuck"
+
+
+async def test_a_new_subscription_brings_its_own_listener(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    first, second = Journal(), Journal()
+    async with Consumer(servers, group_id=fresh_name, **one_protocol) as consumer:
+        consumer.subscribe([topic], listener=first)
+
+        async def turn() -> None:
+            await consumer.poll(timeout_ms=50)
+
+        await until(lambda: len(consumer.assignment()) == 3, turn)
+        consumer.subscribe([f"{topic}-of-nobody"], listener=second)
+        await until(lambda: not consumer.assignment(), turn)
+    assert first.with_partitions() == ["assigned"]
+    assert second.with_partitions() == ["revoked"]
 
 
 async def test_a_static_member_gets_its_partitions_back(

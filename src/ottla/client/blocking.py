@@ -334,7 +334,7 @@ class Consumer(_Client, Generic[K, V]):
 class Admin(_Client):
     """As `ottla.Admin`: `admin.topics.create(...)`, `admin.offsets.end(...)`, each call blocking."""
 
-    def __init__(self, bootstrap_servers: Any = "localhost:9092", **settings: Any) -> None:
+    def __init__(self, bootstrap_servers: Any = None, **settings: Any) -> None:
         super().__init__("admin")
         self._admin = self._made(partial(AsyncAdmin, bootstrap_servers, **settings))
 

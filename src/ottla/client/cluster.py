@@ -23,7 +23,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.schema import Request, Response
-from ottla.runtime.network import Address
+from ottla.runtime.network import Address, SocketOptions
 from ottla.runtime.runtime import Runtime
 
 __all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "parse_addresses"]
@@ -44,7 +44,9 @@ class CoordinatorType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """The settings that every client shares, with Kafka's names, meanings and defaults."""
+    """The settings that every client shares, with Kafka's names, meanings and defaults; only the sizes of
+    socket buffers are left to the system (-1) if none are given.
+    """
 
     bootstrap_servers: str | Iterable[str]
     client_id: str | None = "ottla"
@@ -54,6 +56,9 @@ class ConnectionConfig:
     reconnect_backoff_ms: int = 50
     reconnect_backoff_max_ms: int = 1_000
     socket_connection_setup_timeout_ms: int = 10_000
+    connections_max_idle_ms: int = 540_000
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
     allow_auto_create_topics: bool = True
 
@@ -143,6 +148,11 @@ class Cluster:
         for connection in connections:
             await connection.close()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is any connection that would have to be closed."""
+        return any(node.connection is not None and node.connection.is_open for node in self._nodes.values())
+
     def new_backoff(self) -> Backoff:
         return Backoff(self.runtime.random, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
 
@@ -192,6 +202,11 @@ class Cluster:
                 address,
                 client_id=self.config.client_id,
                 timeout_ms=self.config.socket_connection_setup_timeout_ms,
+                max_idle_ms=self.config.connections_max_idle_ms,
+                options=SocketOptions(
+                    send_buffer_bytes=self.config.send_buffer_bytes,
+                    receive_buffer_bytes=self.config.receive_buffer_bytes,
+                ),
             )
             node.backoff.reset()
             node.failure = None

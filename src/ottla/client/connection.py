@@ -6,7 +6,7 @@ request that timed out or a frame that is too large) ends the connection, and ev
 the reason.
 
 API versions are negotiated when the connection opens, per connection, because brokers of one cluster can
-differ while it is being upgraded.
+differ while it is being upgraded. One that nobody has used for a while ends by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.schema import Buffer, Request, Response
 from ottla.records._kernel import Block
-from ottla.runtime.network import Address, Network
+from ottla.runtime.network import DEFAULT_OPTIONS, Address, Network, SocketOptions
 
 __all__ = ["BrokerVersions", "Connection"]
 
@@ -35,6 +35,7 @@ _SIZE = struct.Struct(">i")
 _CORRELATION_AND_ERROR = struct.Struct(">ih")
 _API_VERSIONS_FIRST_TRY = 4
 _TLS_ALERT = 0x15
+NEVER = -1
 
 
 class _Pending(NamedTuple):
@@ -79,7 +80,7 @@ class BrokerVersions:
 class Connection(asyncio.BufferedProtocol):
     """Made by `Connection.open`. Small answers share one buffer; a large one is received in place."""
 
-    def __init__(self, address: Address, client_id: str | None) -> None:
+    def __init__(self, address: Address, client_id: str | None, *, max_idle_ms: int = NEVER) -> None:
         self.address = address
         self._client_id = client_id
         self._transport: asyncio.Transport | None = None
@@ -95,17 +96,30 @@ class Connection(asyncio.BufferedProtocol):
         self._writable.set()
         self._closed = asyncio.get_running_loop().create_future()
         self.versions: BrokerVersions | None = None
-        # Loop time of the last request, for closing idle connections.
-        self.last_used = asyncio.get_running_loop().time()
+        # Loop time of the last request or answer, and when it is looked at next.
+        self._last_used = asyncio.get_running_loop().time()
+        self._max_idle_s = max_idle_ms / 1000
+        self._idle_check: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(
-        cls, network: Network, address: Address, *, client_id: str | None, timeout_ms: int
+        cls,
+        network: Network,
+        address: Address,
+        *,
+        client_id: str | None,
+        timeout_ms: int,
+        max_idle_ms: int = NEVER,
+        options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Connection:
         """Connects and negotiates versions. ConnectionFailed and NotKafka name the address and the cause."""
         try:
             _, connection = await network.connect(
-                lambda: cls(address, client_id), address.host, address.port, timeout_ms=timeout_ms
+                lambda: cls(address, client_id, max_idle_ms=max_idle_ms),
+                address.host,
+                address.port,
+                timeout_ms=timeout_ms,
+                options=options,
             )
         except TimeoutError:
             raise ConnectionFailed(
@@ -158,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         answer: asyncio.Future[Response] = loop.create_future()
         timer = loop.call_later(timeout_ms / 1000, self._timed_out, api, timeout_ms)
         self._pending.append(_Pending(correlation_id, api, version, answer, timer))
-        self.last_used = loop.time()
+        self._last_used = loop.time()
         transport.writelines(parts)
         return answer  # type: ignore[return-value]  # the response class follows from the request's API
 
@@ -169,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._usable_transport()
         parts = request_parts(version, self._next_correlation_id, self._client_id, request)
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
-        self.last_used = asyncio.get_running_loop().time()
+        self._last_used = asyncio.get_running_loop().time()
         transport.writelines(parts)
 
     async def request(
@@ -197,6 +211,23 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self._max_idle_s >= 0:
+            self._look_for_idleness()
+
+    def _look_for_idleness(self) -> None:
+        loop = asyncio.get_running_loop()
+        left = self._last_used + self._max_idle_s - loop.time()
+        if self._pending:
+            left = self._max_idle_s  # an answer is awaited, and its time-out watches over that
+        if left > 0 or not self.is_open:
+            self._idle_check = loop.call_later(left, self._look_for_idleness) if self.is_open else None
+            return
+        self._end(
+            ConnectionLost(
+                f"{self.address.host}:{self.address.port}: closed by this client after "
+                f"connections.max.idle.ms={self._max_idle_s * 1000:.0f}"
+            )
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else ""
@@ -260,6 +291,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         pending = self._pending.popleft()
         pending.timer.cancel()
+        self._last_used = asyncio.get_running_loop().time()
         version = pending.version
         correlation_id, error_code = _CORRELATION_AND_ERROR.unpack_from(frame) if len(frame) >= 6 else (-1, 0)
         if pending.api.key == API_VERSIONS and error_code == ErrorCode.UNSUPPORTED_VERSION:
@@ -283,6 +315,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost is None:
             self._lost = reason
         self._writable.set()
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         while self._pending:
             pending = self._pending.popleft()
             pending.timer.cancel()
@@ -305,7 +339,7 @@ class Connection(asyncio.BufferedProtocol):
         if first_bytes.startswith(b"HTTP"):
             guess = ": it is an HTTP server"
         elif first_bytes[:1] == b"\x15":
-            guess = ": it speaks TLS (set security.protocol)"
+            guess = ": it speaks TLS, and these clients do not"
         return NotKafka(
             f"{self.address} does not speak Kafka's protocol{guess} (its answer begins with {first_bytes!r})"
         )

@@ -14,6 +14,8 @@ __all__ = ["Servers", "connection_config", "dotted", "settings_of"]
 
 T = TypeVar("T")
 
+_SECURITY = ("security_", "ssl_", "sasl_")
+
 Servers = str | Iterable[str] | Mapping[str, Any] | None
 """Where to start, or all settings at once as a mapping with Kafka's names."""
 
@@ -39,12 +41,24 @@ def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) ->
     values: dict[str, Any] = {}
     for name, value in given.items():
         plain = name.replace(".", "_")
+        if plain.startswith(_SECURITY):
+            _refuse_security(dotted(plain), value)
+            continue
         if plain not in known:
             near = get_close_matches(plain, known, n=1)
             hint = f"; did you mean {dotted(near[0])}?" if near else ""
-            raise ValueError(f"there is no setting {name!r} for a {_subject(kind)}{hint}")
+            raise ValueError(f"there is no setting {name!r} for {_subject(kind)}{hint}")
         values[plain] = _value(name, value, types_of[plain])
     return kind(**values)
+
+
+def _refuse_security(name: str, value: Any) -> None:
+    """Better no client than one that its user takes for a safe one."""
+    if name != "security.protocol" or str(value).upper() != "PLAINTEXT":
+        shown = f"{name}={value!r}" if name in ("security.protocol", "sasl.mechanism") else name
+        raise ValueError(
+            f"{shown}: these clients speak PLAINTEXT only, neither TLS nor SASL; use a listener of that kind"
+        )
 
 
 def connection_config(config: Any) -> ConnectionConfig:
@@ -54,7 +68,8 @@ def connection_config(config: Any) -> ConnectionConfig:
 
 
 def _subject(kind: type[Any]) -> str:
-    return kind.__name__.removesuffix("Config").lower()
+    name = kind.__name__.removesuffix("Config").lower()
+    return f"an {name} client" if name == "admin" else f"a {name}"
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:

@@ -10,12 +10,15 @@ Calls are grouped by what they are about, as the command line is. One about a si
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ottla.client.admin.caller import Caller
-from ottla.client.cluster import Cluster, ConnectionConfig
+from ottla.client.admin.config import AdminConfig
+from ottla.client.cluster import Cluster
+from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -28,33 +31,35 @@ if TYPE_CHECKING:
     from ottla.client.admin.topics import TopicsAdmin
     from ottla.client.admin.transactions import TransactionsAdmin
 
-__all__ = ["Admin"]
+__all__ = ["Admin", "AdminConfig"]
 
 
 class Admin:
-    """Connects on entering `async with` (or at the first call) and closes on leaving it."""
+    """Connects on entering `async with` (or at the first call) and closes on leaving it. All settings of
+    `AdminConfig` can be given as keywords, or by Kafka's names as a mapping in the first argument.
+    """
 
     def __init__(
-        self,
-        bootstrap_servers: str | Iterable[str] = "localhost:9092",
-        *,
-        client_id: str = "ottla-admin",
-        request_timeout_ms: int = 30_000,
-        default_api_timeout_ms: int = 60_000,
-        runtime: Runtime | None = None,
+        self, bootstrap_servers: Servers = None, *, runtime: Runtime | None = None, **settings: Any
     ) -> None:
+        self.config = settings_of(AdminConfig, bootstrap_servers, settings)
         self._own_runtime = runtime is None
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
-        config = ConnectionConfig(
-            bootstrap_servers,
-            client_id=client_id,
-            request_timeout_ms=request_timeout_ms,
+        connections = replace(
+            connection_config(self.config),
             # Whoever wants an answer soon does not want to wait longer for a connection.
-            socket_connection_setup_timeout_ms=min(default_api_timeout_ms, 10_000),
+            socket_connection_setup_timeout_ms=min(
+                self.config.default_api_timeout_ms, self.config.socket_connection_setup_timeout_ms
+            ),
             allow_auto_create_topics=False,
         )
-        self._cluster = Cluster(self._runtime, config)
-        self._caller = Caller(self._cluster, default_api_timeout_ms)
+        self._cluster = Cluster(self._runtime, connections)
+        self._caller = Caller(self._cluster, self.config.default_api_timeout_ms)
+        self._closed = False
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._cluster.is_connected:
+            warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     # Each is imported when it is first asked for: a short command needs one or two of them.
 
@@ -118,6 +123,7 @@ class Admin:
         await self.close()
 
     async def close(self) -> None:
+        self._closed = True
         await self._cluster.close()
         if self._own_runtime:
             self._runtime.close()

@@ -10,7 +10,7 @@ from ottla.client.consumer.chunk import SerializationFailed
 from ottla.client.consumer.config import ConsumerConfig
 from ottla.client.consumer.consumer import ARROW_COLUMNS, Consumer
 from ottla.client.consumer.interceptors import ConsumerInterceptor
-from ottla.client.consumer.membership import RebalanceListener
+from ottla.client.consumer.membership import RebalanceListener, Stalled
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.view import TopicPartition
 from ottla.records._kernel import ConsumerRecord
@@ -24,5 +24,6 @@ __all__ = [
     "ConsumerRecord",
     "RebalanceListener",
     "SerializationFailed",
+    "Stalled",
     "TopicPartition",
 ]

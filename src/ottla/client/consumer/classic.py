@@ -18,7 +18,7 @@ from ottla.client.cluster import Cluster
 from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
 from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.membership import Hands, RebalanceListener, Subscription, notify
+from ottla.client.consumer.membership import Hands, OnStalled, RebalanceListener, Subscription, notify
 from ottla.client.consumer.side import Side
 from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import Member
@@ -95,7 +95,7 @@ class ClassicMembership:
         coordinator: Coordinator,
         side: Side,
         hands: Hands,
-        listener: RebalanceListener | None,
+        on_stalled: OnStalled | None,
     ) -> None:
         assert config.group_id is not None
         self._cluster = cluster
@@ -104,7 +104,7 @@ class ClassicMembership:
         self._coordinator = coordinator
         self._side = side
         self._hands = hands
-        self._listener = listener
+        self._listener: RebalanceListener | None = None
         self._assignors = assignors_of(config.partition_assignment_strategy)
         # Members can mix protocols only if all of theirs let partitions stay; otherwise all are given up.
         self._cooperative = all(assignor.cooperative for assignor in self._assignors)
@@ -117,7 +117,7 @@ class ClassicMembership:
         self._reason = "first join"
         self._backoff_until = 0.0
         self._backoff = cluster.new_backoff()
-        self._beats = ClassicHeartbeats(side, config, self._group_id, self._heard)
+        self._beats = ClassicHeartbeats(side, config, self._group_id, self._heard, on_stalled)
 
     @property
     def member(self) -> Member:
@@ -130,7 +130,8 @@ class ClassicMembership:
     async def start(self) -> None:
         await self._side.start(self._beats.run)
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None:
+        self._listener = listener
         self._subscription = subscription
         self._rejoin("the subscription changed")
 

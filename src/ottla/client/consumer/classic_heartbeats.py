@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.membership import OnStalled, Stalled, report_stall
 from ottla.client.consumer.side import Side
 from ottla.client.group_offsets import Member
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -28,12 +29,18 @@ class ClassicHeartbeats:
     """`run` is over there; `beat_as` and `polled` are called here. `on_error` is told here."""
 
     def __init__(
-        self, side: Side, config: ConsumerConfig, group_id: str, on_error: Callable[[ErrorCode], object]
+        self,
+        side: Side,
+        config: ConsumerConfig,
+        group_id: str,
+        on_error: Callable[[ErrorCode], object],
+        on_stalled: OnStalled | None = None,
     ) -> None:
         self._side = side
         self._config = config
         self._group_id = group_id
         self._on_error = on_error
+        self._on_stalled = on_stalled
         self._member: Member | None = None
         self._changed: asyncio.Event | None = None
         self._last_poll = 0.0
@@ -79,8 +86,10 @@ class ClassicHeartbeats:
                 self._side.tell(self._on_error, code)
 
     def _is_stalled(self) -> bool:
-        silent = asyncio.get_running_loop().time() - self._last_poll
-        return silent * 1000 > self._config.max_poll_interval_ms
+        return self._silent_ms() > self._config.max_poll_interval_ms
+
+    def _silent_ms(self) -> int:
+        return int((asyncio.get_running_loop().time() - self._last_poll) * 1000)
 
     async def _beat(self, member: Member) -> ErrorCode | None:
         loop = asyncio.get_running_loop()
@@ -110,12 +119,8 @@ class ClassicHeartbeats:
         return code or None
 
     async def _leave(self, member: Member) -> None:
-        log.warning(
-            "group %r: no poll for max.poll.interval.ms=%d, so this member leaves; "
-            "poll more often, or ask for fewer records at a time (max.poll.records)",
-            self._group_id,
-            self._config.max_poll_interval_ms,
-        )
+        stalled = Stalled(self._group_id, member.member_id, self._silent_ms())
+        report_stall(stalled, self._config, self._on_stalled)
         self._member = None
         if member.instance_id is None:
             identity = MemberIdentity(member_id=member.member_id, reason="the consumer does not poll")

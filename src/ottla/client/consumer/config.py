@@ -84,6 +84,9 @@ class ConsumerConfig:
     reconnect_backoff_ms: int = 50
     reconnect_backoff_max_ms: int = 1_000
     socket_connection_setup_timeout_ms: int = 10_000
+    connections_max_idle_ms: int = 540_000
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
     allow_auto_create_topics: bool = True
     exclude_internal_topics: bool = True

@@ -21,7 +21,7 @@ from ottla.client.consumer.committer import Committer
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
 from ottla.client.consumer.fetcher import Fetcher
 from ottla.client.consumer.interceptors import ConsumerInterceptor
-from ottla.client.consumer.membership import Membership, RebalanceListener, Subscription
+from ottla.client.consumer.membership import Membership, OnStalled, RebalanceListener, Subscription
 from ottla.client.consumer.modern import ModernMembership
 from ottla.client.consumer.positions import Positions
 from ottla.client.consumer.reader import Reader
@@ -57,6 +57,9 @@ class Consumer(Generic[K, V]):
 
     Keys and values are bytes unless deserializers are given: a callable, or "str", "json", "int". `subscribe`
     shares topics with the other members of `group.id`; `assign` takes partitions regardless of anyone.
+
+    `on_stalled` is called when nobody has polled for `max.poll.interval.ms` and the member leaves its group:
+    at once, in the thread of the heartbeats, as the user's loop may be what is stuck.
     """
 
     def __init__(
@@ -66,11 +69,13 @@ class Consumer(Generic[K, V]):
         key_deserializer: Deserializer | str | None = None,
         value_deserializer: Deserializer | str | None = None,
         interceptors: Iterable[ConsumerInterceptor] = (),
+        on_stalled: OnStalled | None = None,
         runtime: Runtime | None = None,
         **settings: Any,
     ) -> None:
         self.config = settings_of(ConsumerConfig, bootstrap_servers, settings)
         self._interceptors = tuple(interceptors)
+        self._on_stalled = on_stalled
         self._own_runtime = runtime is None
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._cluster = Cluster(self._runtime, connection_config(self.config))
@@ -193,7 +198,7 @@ class Consumer(Generic[K, V]):
         self._listener = listener
         self._refresher.ask(names)
         if self._membership is not None:
-            self._membership.subscribe(subscription)
+            self._membership.subscribe(subscription, listener)
         else:
             self._starting_membership = subscription
         self.wake()
@@ -389,6 +394,8 @@ class Consumer(Generic[K, V]):
     async def _turn(self) -> None:
         """What each poll begins with: commits that are due, and the group."""
         self._check_open()
+        # Whoever only polls must not keep the loop from receiving what comes next, nor from its other tasks.
+        await asyncio.sleep(0)
         self._fetcher.arrived.clear()
         if self._committer is not None:
             self._committer.commit_if_due()
@@ -456,14 +463,14 @@ class Consumer(Generic[K, V]):
         )
         membership: Membership
         if self.config.group_protocol == "consumer":
-            membership = ModernMembership(self._cluster, self.config, side, self, self._listener)
+            membership = ModernMembership(self._cluster, self.config, side, self, self._on_stalled)
         else:
             membership = ClassicMembership(
-                self._cluster, self.config, self._coordinator, side, self, self._listener
+                self._cluster, self.config, self._coordinator, side, self, self._on_stalled
             )
         await membership.start()
         self._membership = self._committer.membership = membership
-        membership.subscribe(subscription)
+        membership.subscribe(subscription, self._listener)
 
     def owned(self) -> list[TopicPartition]:
         return self._assignment.partitions

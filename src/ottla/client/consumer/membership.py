@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from ottla.client.consumer.config import ConsumerConfig
 from ottla.client.group_offsets import Member
 from ottla.client.view import ClusterView, TopicPartition
 
-__all__ = ["Hands", "Membership", "RebalanceListener", "Subscription", "notify"]
+__all__ = [
+    "Hands",
+    "Membership",
+    "OnStalled",
+    "RebalanceListener",
+    "Stalled",
+    "Subscription",
+    "notify",
+    "report_stall",
+]
+
+log = logging.getLogger(__name__)
 
 
 class RebalanceListener(Protocol):
@@ -24,6 +37,33 @@ class RebalanceListener(Protocol):
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+
+
+class Stalled(NamedTuple):
+    """A member of a group whose user has not polled for `silent_ms`, and which therefore leaves."""
+
+    group_id: str
+    member_id: str
+    silent_ms: int
+
+
+OnStalled = Callable[[Stalled], object]
+
+
+def report_stall(stalled: Stalled, config: ConsumerConfig, on_stalled: OnStalled | None) -> None:
+    """Says in the log, and to the user if he wants to hear it, why a member leaves."""
+    log.warning(
+        "group %r: no poll for %d ms (max.poll.interval.ms=%d), so this member leaves; "
+        "poll more often, or ask for fewer records at a time (max.poll.records)",
+        stalled.group_id,
+        stalled.silent_ms,
+        config.max_poll_interval_ms,
+    )
+    if on_stalled is not None:
+        try:
+            on_stalled(stalled)
+        except Exception:
+            log.exception("group %r: on_stalled failed", stalled.group_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +114,7 @@ class Membership(Protocol):
 
     async def start(self) -> None: ...
 
-    def subscribe(self, subscription: Subscription) -> None: ...
+    def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None: ...
 
     async def step(self) -> None:
         """Does what has to be done within `poll`: listeners, and taking over what was assigned."""

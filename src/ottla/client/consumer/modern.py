@@ -12,7 +12,7 @@ import logging
 
 from ottla.client.cluster import Cluster
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.membership import Hands, RebalanceListener, Subscription, notify
+from ottla.client.consumer.membership import Hands, OnStalled, RebalanceListener, Subscription, notify
 from ottla.client.consumer.modern_heartbeats import ModernHeartbeats, Target
 from ottla.client.consumer.side import Side
 from ottla.client.group_offsets import Member
@@ -33,7 +33,7 @@ class ModernMembership:
         config: ConsumerConfig,
         side: Side,
         hands: Hands,
-        listener: RebalanceListener | None,
+        on_stalled: OnStalled | None,
     ) -> None:
         assert config.group_id is not None
         self._cluster = cluster
@@ -41,7 +41,7 @@ class ModernMembership:
         self._group_id = config.group_id
         self._side = side
         self._hands = hands
-        self._listener = listener
+        self._listener: RebalanceListener | None = None
         self._subscription = Subscription()
         # What the group wants this member to own, until it does.
         self._target: Target | None = None
@@ -58,6 +58,7 @@ class ModernMembership:
             on_lost=self._was_lost,
             on_failure=self._failed,
             on_epoch=self._epoch_changed.set,
+            on_stalled=on_stalled,
         )
 
     @property
@@ -71,7 +72,8 @@ class ModernMembership:
     async def start(self) -> None:
         await self._side.start(self._beats.run)
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None:
+        self._listener = listener
         self._subscription = subscription
         self._side.post(self._beats.subscribe, subscription)
 

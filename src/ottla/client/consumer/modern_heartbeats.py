@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.membership import Subscription
+from ottla.client.consumer.membership import OnStalled, Stalled, Subscription, report_stall
 from ottla.client.consumer.side import Side
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
@@ -50,6 +50,7 @@ class ModernHeartbeats:
         on_lost: Callable[[], object],
         on_failure: Callable[[KafkaError], object],
         on_epoch: Callable[[], object],
+        on_stalled: OnStalled | None = None,
     ) -> None:
         self._side = side
         self._config = config
@@ -60,6 +61,7 @@ class ModernHeartbeats:
         self._on_lost = on_lost
         self._on_failure = on_failure
         self._on_epoch = on_epoch
+        self._on_stalled = on_stalled
         self._subscription: Subscription | None = None
         self._owned: Target = {}
         # Whether there is something to say before the next beat is due, and of what kind.
@@ -159,16 +161,14 @@ class ModernHeartbeats:
         self._wake.clear()
 
     def _is_stalled(self) -> bool:
-        silent = asyncio.get_running_loop().time() - self._last_poll
-        return self.epoch > 0 and silent * 1000 > self._config.max_poll_interval_ms
+        return self.epoch > 0 and self._silent_ms() > self._config.max_poll_interval_ms
+
+    def _silent_ms(self) -> int:
+        return int((asyncio.get_running_loop().time() - self._last_poll) * 1000)
 
     async def _step_aside(self) -> None:
-        log.warning(
-            "group %r: no poll for max.poll.interval.ms=%d, so this member leaves; "
-            "poll more often, or ask for fewer records at a time (max.poll.records)",
-            self._group_id,
-            self._config.max_poll_interval_ms,
-        )
+        stalled = Stalled(self._group_id, self.member_id, self._silent_ms())
+        report_stall(stalled, self._config, self._on_stalled)
         await self._say_goodbye()
         self._lose()
 

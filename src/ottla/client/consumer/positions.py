@@ -228,11 +228,11 @@ class Positions:
         state.validated_epoch = epoch
         assert state.position is not None
         if end_offset < 0 or end_epoch < 0:
-            self._truncated(state, None, end_epoch)
+            self._truncated(state, epoch, None, end_epoch)
         elif end_offset < state.position:
-            self._truncated(state, end_offset, end_epoch)
+            self._truncated(state, epoch, end_offset, end_epoch)
 
-    def _truncated(self, state: PartitionState, good: int | None, good_epoch: int) -> None:
+    def _truncated(self, state: PartitionState, epoch: int, good: int | None, good_epoch: int) -> None:
         if self._config.reset_policy.reset is Reset.NONE:
             where = f"; the log now parts at offset {good}" if good is not None else ""
             state.error = KafkaError(
@@ -245,6 +245,7 @@ class Positions:
                 "%s: the log was truncated; going back from %s to %d", state.partition, state.position, good
             )
             state.seek(good, good_epoch)
+            state.validated_epoch = epoch  # the leader of this epoch said so itself
         else:
             log.warning(
                 "%s: the log was truncated; starting at %s", state.partition, self._config.auto_offset_reset

@@ -42,6 +42,9 @@ class ProducerConfig:
     reconnect_backoff_ms: int = 50
     reconnect_backoff_max_ms: int = 1_000
     socket_connection_setup_timeout_ms: int = 10_000
+    connections_max_idle_ms: int = 540_000
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
     transaction_two_phase_commit_enable: bool = False

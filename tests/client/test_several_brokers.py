@@ -1,0 +1,328 @@
+"""What only several brokers can do to a client, played by some that speak the protocol and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ottla.client.consumer import Consumer, ConsumerRecord
+from ottla.client.producer import Producer
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from ottla.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+from ottla.protocol.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition, batch, fetched, offsets_fetched
+
+QUICK = {
+    "retry_backoff_ms": 5,
+    "retry_backoff_max_ms": 20,
+    "reconnect_backoff_ms": 5,
+    "reconnect_backoff_max_ms": 20,
+    "fetch_max_wait_ms": 20,
+}
+PART = (TOPIC, 0)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster() as cluster:
+        yield cluster
+
+
+async def read(consumer: Consumer[bytes, bytes], count: int) -> list[ConsumerRecord[bytes, bytes]]:
+    records: list[ConsumerRecord[bytes, bytes]] = []
+    async with asyncio.timeout(10):
+        while len(records) < count:
+            records += await consumer.poll(timeout_ms=50)
+    return records
+
+
+async def until_asked(cluster: FakeCluster, node_id: int, consumer: Consumer[bytes, bytes]) -> None:
+    """Polls until a broker was asked for records once more."""
+    before = len([n for n, _ in cluster.asked(FetchRequest) if n == node_id])
+    async with asyncio.timeout(20):
+        while len([n for n, _ in cluster.asked(FetchRequest) if n == node_id]) == before:
+            await consumer.poll(timeout_ms=20)
+
+
+class TestTheClosestReplica:
+    """The leader names the replica in the consumer's rack, and the consumer reads there."""
+
+    @pytest.fixture
+    def lagging(self) -> set[int]:
+        """Brokers whose copy of the log ends before what is asked for."""
+        return set()
+
+    @pytest.fixture(autouse=True)
+    def racks(self, cluster: FakeCluster, lagging: set[int]) -> None:
+        cluster.partitions = [FakePartition(leader=1, end=10)]
+
+        def answer(node_id: int, request: FetchRequest) -> FetchResponse:
+            def of(asked: FetchPartition) -> PartitionData:
+                data = PartitionData(partition_index=0, high_watermark=10, last_stable_offset=10)
+                if node_id in lagging:
+                    data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                elif node_id == 1 and request.rack_id == "near-2" and not lagging and 2 in cluster.ports:
+                    data.preferred_read_replica = 2
+                elif asked.fetch_offset < 10:
+                    data.records = batch(asked.fetch_offset, 5, epoch=0)
+                return data
+
+            return fetched(request, of)
+
+        cluster.on(FetchRequest, answer)
+
+    async def test_is_read_from(self, cluster: FakeCluster) -> None:
+        async with Consumer(
+            cluster.servers, client_rack="near-2", auto_offset_reset="earliest", **QUICK
+        ) as c:
+            c.assign([PART])
+            assert [r.offset for r in await read(c, 10)] == list(range(10))
+        where = offsets_fetched(cluster.asked(FetchRequest))
+        assert where[0] == (1, 0), "the leader is asked first"
+        assert {(2, 0), (2, 5)} <= set(where), "and names the one that is read from"
+        assert [offset for node_id, offset in where if node_id == 1] == [0]
+
+    async def test_gives_way_to_the_leader_where_it_lags(
+        self, cluster: FakeCluster, lagging: set[int]
+    ) -> None:
+        async with Consumer(cluster.servers, client_rack="near-2", auto_offset_reset="none", **QUICK) as c:
+            c.assign([PART])
+            c.seek(PART, 0)
+            await until_asked(cluster, 2, c)
+            c.seek(PART, 5)
+            lagging.add(2)
+            assert [r.offset for r in await read(c, 5)] == [5, 6, 7, 8, 9], "no reset, nothing skipped"
+        assert (1, 5) in offsets_fetched(cluster.asked(FetchRequest))
+
+    async def test_gives_way_to_the_leader_when_it_is_gone(self, cluster: FakeCluster) -> None:
+        async with Consumer(
+            cluster.servers, client_rack="near-2", auto_offset_reset="earliest", **QUICK
+        ) as c:
+            c.assign([PART])
+            assert len(await read(c, 10)) == 10
+            cluster.stop(2)
+            del cluster.ports[2]
+            c.seek(PART, 5)
+            assert [r.offset for r in await read(c, 5)] == [5, 6, 7, 8, 9]
+
+    async def test_is_asked_for_anew_when_its_time_is_over(self, cluster: FakeCluster) -> None:
+        settings = {**QUICK, "metadata_max_age_ms": 50}
+        async with Consumer(
+            cluster.servers, client_rack="near-2", auto_offset_reset="earliest", **settings
+        ) as c:
+            c.assign([PART])
+            assert len(await read(c, 10)) == 10
+            await until_asked(cluster, 1, c)
+
+
+class TestATruncatedLog:
+    """Five of ten records are gone with their leader: the new one's history of epoch 1 ends at offset 5."""
+
+    @pytest.fixture(autouse=True)
+    def logs(self, cluster: FakeCluster) -> None:
+        cluster.partitions = [FakePartition(leader=1, epoch=1, end=10)]
+
+        def answer(node_id: int, request: FetchRequest) -> FetchResponse:
+            def of(asked: FetchPartition) -> PartitionData:
+                now = cluster.partitions[0]
+                data = PartitionData(partition_index=0, high_watermark=10, last_stable_offset=10)
+                if node_id != now.leader:
+                    data.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                elif asked.current_leader_epoch != now.epoch:
+                    data.error_code = ErrorCode.FENCED_LEADER_EPOCH
+                elif asked.fetch_offset < 10:
+                    data.records = batch(asked.fetch_offset, 10 - asked.fetch_offset, epoch=now.epoch)
+                return data
+
+            return fetched(request, of)
+
+        def ends(node_id: int, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
+            end = EpochEndOffset(partition=0, leader_epoch=1, end_offset=5)
+            return OffsetForLeaderEpochResponse(
+                topics=[OffsetForLeaderTopicResult(topic=TOPIC, partitions=[end])]
+            )
+
+        cluster.on(FetchRequest, answer)
+        cluster.on(OffsetForLeaderEpochRequest, ends)
+
+    async def test_takes_the_consumer_back_to_where_the_histories_part(self, cluster: FakeCluster) -> None:
+        async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
+            c.assign([PART])
+            assert [r.offset for r in await read(c, 10)] == list(range(10))
+            cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 2
+            again = await read(c, 5)
+        assert [(r.offset, r.leader_epoch) for r in again] == [(n, 2) for n in range(5, 10)]
+        ((node_id, request),) = cluster.asked(OffsetForLeaderEpochRequest)
+        asked = request.topics[0].partitions[0]
+        assert (node_id, asked.leader_epoch, asked.current_leader_epoch) == (2, 1, 2)
+
+    async def test_is_an_error_where_no_reset_is_wanted(self, cluster: FakeCluster) -> None:
+        async with Consumer(cluster.servers, auto_offset_reset="none", **QUICK) as c:
+            c.assign([PART])
+            c.seek(PART, 0)
+            assert len(await read(c, 10)) == 10
+            cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 2
+            with pytest.raises(KafkaError, match=r"t-0: the log was truncated.*10.*parts at offset 5"):
+                await read(c, 1)
+            c.seek(PART, 5)
+            assert [r.offset for r in await read(c, 5)] == list(range(5, 10))
+
+    async def test_leaves_a_position_below_the_cut_where_it_is(self, cluster: FakeCluster) -> None:
+        async with Consumer(cluster.servers, auto_offset_reset="none", max_poll_records=3, **QUICK) as c:
+            c.assign([PART])
+            c.seek(PART, 0)
+            assert [r.offset for r in await c.poll()] == [0, 1, 2]
+            cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 2
+            c.seek(PART, 3, leader_epoch=1)
+            assert [r.offset for r in await read(c, 7)] == list(range(3, 10))
+
+
+async def test_partitions_with_news_do_not_wait_for_those_without(cluster: FakeCluster) -> None:
+    """A request for idle partitions alone would be held by the broker, and hold back all others."""
+    cluster.partitions = [FakePartition(end=0), FakePartition(end=1_000)]
+
+    def answer(node_id: int, request: FetchRequest) -> FetchResponse:
+        def of(asked: FetchPartition) -> PartitionData:
+            end = cluster.partitions[asked.partition].end
+            data = PartitionData(partition_index=asked.partition, high_watermark=end, last_stable_offset=end)
+            if asked.fetch_offset < end:
+                data.records = batch(asked.fetch_offset, 10, epoch=0)
+            return data
+
+        return fetched(request, of)
+
+    cluster.on(FetchRequest, answer)
+    settings = {**QUICK, "fetch_max_wait_ms": 5_000, "auto_offset_reset": "earliest"}
+    async with Consumer(cluster.servers, **settings) as c:
+        c.assign([(TOPIC, 0), (TOPIC, 1)])
+        records = await c.poll(1, timeout_ms=10_000)
+        async with asyncio.timeout(10):
+            while len(c._fetcher.chunks) < 2:  # partition 1 has all it may have, partition 0 nothing
+                await c._fetcher.arrived.wait()
+                c._fetcher.arrived.clear()
+        records += await read(c, 999)
+        assert [r.offset for r in records] == list(range(1_000))
+        alone = [
+            request
+            for _, request in cluster.asked(FetchRequest)
+            if [p.partition for topic in request.topics for p in topic.partitions] == [0]
+        ]
+        assert not alone
+
+
+async def test_a_batch_may_begin_before_the_offset_that_was_asked_for(cluster: FakeCluster) -> None:
+    cluster.partitions = [FakePartition(end=10)]
+
+    def answer(node_id: int, request: FetchRequest) -> FetchResponse:
+        def of(asked: FetchPartition) -> PartitionData:
+            data = PartitionData(partition_index=0, high_watermark=10, last_stable_offset=10)
+            if asked.fetch_offset < 10:
+                data.records = batch(0, 10, epoch=0)
+            return data
+
+        return fetched(request, of)
+
+    cluster.on(FetchRequest, answer)
+    async with Consumer(cluster.servers, auto_offset_reset="none", **QUICK) as c:
+        c.assign([PART])
+        c.seek(PART, 7)
+        assert [r.offset for r in await read(c, 3)] == [7, 8, 9]
+        c.seek(PART, 4)
+        table = await c.poll_arrow(timeout_ms=5_000)
+        assert table["offset"].to_pylist() == [4, 5, 6, 7, 8, 9]
+        assert await c.position(PART) == 10
+
+
+class TestProducing:
+    def answering(self, cluster: FakeCluster, code: int, by: int) -> None:
+        """Broker `by` refuses with a code, the others take everything at offset 42."""
+
+        def answer(node_id: int, request: ProduceRequest) -> ProduceResponse:
+            responses = []
+            for topic in request.topic_data:
+                results = [
+                    PartitionProduceResponse(
+                        index=p.index,
+                        error_code=code if node_id == by else 0,
+                        base_offset=-1 if node_id == by else 42,
+                    )
+                    for p in topic.partition_data
+                ]
+                responses.append(
+                    TopicProduceResponse(
+                        name=topic.name, topic_id=topic.topic_id, partition_responses=results
+                    )
+                )
+                if node_id == by:
+                    cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 1
+            return ProduceResponse(responses=responses)
+
+        cluster.on(ProduceRequest, answer)
+
+    @pytest.mark.parametrize(
+        "code",
+        [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.KAFKA_STORAGE_ERROR],
+    )
+    async def test_follows_the_leader(self, cluster: FakeCluster, code: ErrorCode) -> None:
+        self.answering(cluster, code, by=1)
+        settings = {name: value for name, value in QUICK.items() if not name.startswith("fetch")}
+        async with Producer(cluster.servers, linger_ms=0, **settings) as producer:
+            assert (await producer.send(TOPIC, b"x", partition=0)).offset == 42
+        brokers = [node_id for node_id, _ in cluster.asked(ProduceRequest)]
+        assert brokers == [1, 2]
+        first, second = (
+            bytes(r.topic_data[0].partition_data[0].records) for _, r in cluster.asked(ProduceRequest)
+        )
+        assert first == second, "a retry is the same batch, number and all"
+
+    async def test_a_code_from_the_future_is_an_error_and_no_riddle(self, cluster: FakeCluster) -> None:
+        self.answering(cluster, 999, by=1)
+        async with Producer(cluster.servers, linger_ms=0) as producer:
+            with pytest.raises(KafkaError, match="t-0") as failure:
+                await producer.send(TOPIC, b"x", partition=0)
+        assert failure.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_commits_follow_the_coordinator(cluster: FakeCluster) -> None:
+    def answer(node_id: int, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        code = 0 if node_id == 2 else ErrorCode.NOT_COORDINATOR
+        cluster.coordinator = 2
+        return OffsetCommitResponse(
+            topics=[
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(partition_index=p.partition_index, error_code=code)
+                        for p in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    cluster.on(OffsetCommitRequest, answer)
+    cluster.on(FetchRequest, lambda _, request: fetched(request, lambda p: PartitionData(partition_index=0)))
+    async with Consumer(cluster.servers, group_id="g", enable_auto_commit=False, **QUICK) as c:
+        c.assign([PART])
+        await c.commit({PART: 5})
+    assert [node_id for node_id, _ in cluster.asked(OffsetCommitRequest)] == [1, 2]

@@ -1,0 +1,216 @@
+"""Several brokers that a test plays itself: real sockets, Kafka's protocol, and answers of its choice.
+
+For what one node cannot show a client: leaders that move, followers that serve reads, logs that were cut. The
+cluster answers ApiVersions, Metadata, FindCoordinator and ListOffsets by its fields; every other request goes
+to the function that the test registered for it. `seen` keeps every request with the broker that got it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from ottla.protocol.api import API, Listener
+from ottla.protocol.headers import read_request_header, response_parts
+from ottla.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from ottla.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from ottla.protocol.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from ottla.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from ottla.protocol.schema import Request, Response
+from ottla.records.builder import build_batch
+
+R = TypeVar("R", bound=Request)
+EARLIEST = -2
+TOPIC = "t"
+TOPIC_ID = b"topic-id" * 2
+
+
+def batch(first: int, count: int, *, epoch: int, size: int = 10) -> bytes:
+    """Records with the values 0, 1, ... from offset `first` on, written under a leader epoch."""
+    records = [(1_000 + n, None, b"%d" % (first + n) + b"." * size) for n in range(count)]
+    return build_batch(records, base_offset=first, leader_epoch=epoch)
+
+
+@dataclass
+class FakePartition:
+    leader: int = 1
+    epoch: int = 0
+    replicas: tuple[int, ...] = (1, 2)
+    start: int = 0
+    end: int = 0
+
+
+@dataclass
+class FakeCluster:
+    """`async with` it; brokers are numbered from 1."""
+
+    brokers: int = 2
+    partitions: list[FakePartition] = field(default_factory=lambda: [FakePartition()])
+    coordinator: int = 1
+
+    def __post_init__(self) -> None:
+        self.seen: list[tuple[int, Request]] = []
+        self._answers: dict[type[Request], Callable[[int, Any], Response]] = {
+            ApiVersionsRequest: self._api_versions,
+            MetadataRequest: self._metadata,
+            ListOffsetsRequest: self._list_offsets,
+            FindCoordinatorRequest: self._find_coordinator,
+            InitProducerIdRequest: lambda *_: InitProducerIdResponse(producer_id=7, producer_epoch=0),
+        }
+        self._servers: dict[int, asyncio.Server] = {}
+        self._writers: dict[int, set[asyncio.StreamWriter]] = {}
+        self.ports: dict[int, int] = {}
+
+    async def __aenter__(self) -> Self:
+        for node_id in range(1, self.brokers + 1):
+            await self.start(node_id)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node_id in list(self._servers):
+            self.stop(node_id)
+
+    async def start(self, node_id: int) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(node_id, reader, writer)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", self.ports.get(node_id, 0))
+        self._servers[node_id] = server
+        self.ports[node_id] = server.sockets[0].getsockname()[1]
+
+    def stop(self, node_id: int) -> None:
+        self._servers.pop(node_id).close()
+        for writer in self._writers.pop(node_id, set()):
+            writer.transport.abort()
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.ports[1]}"
+
+    def on(self, request: type[R], answer: Callable[[int, R], Response]) -> None:
+        """What brokers say to a request, by the broker's number and the request."""
+        self._answers[request] = answer
+
+    def asked(self, request: type[R]) -> list[tuple[int, R]]:
+        return [(node_id, each) for node_id, each in self.seen if isinstance(each, request)]
+
+    async def _serve(self, node_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.setdefault(node_id, set()).add(writer)
+        try:
+            while True:
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                frame = await reader.readexactly(size)
+                head = read_request_header(frame)
+                request, _ = head.api.request_class.decode_from(frame, head.position, head.version)
+                self.seen.append((node_id, request))
+                answer = self._answers[type(request)](node_id, request)
+                if isinstance(answer, FetchResponse) and not any(
+                    data.records or data.error_code or data.preferred_read_replica >= 0
+                    for topic in answer.responses
+                    for data in topic.partitions
+                ):
+                    assert isinstance(request, FetchRequest)
+                    await asyncio.sleep(request.max_wait_ms / 1000)
+                writer.writelines(response_parts(head.api, head.version, head.correlation_id, answer))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    # What every client asks.
+
+    def _api_versions(self, node_id: int, request: ApiVersionsRequest) -> Response:
+        keys = []
+        for api in API.values():
+            if Listener.BROKER in api.listeners:
+                first, last = api.announced(Listener.BROKER)
+                keys.append(ApiVersion(api_key=api.key, min_version=first, max_version=last))
+        return ApiVersionsResponse(api_keys=keys)
+
+    def _metadata(self, node_id: int, request: MetadataRequest) -> Response:
+        brokers = [
+            MetadataResponseBroker(node_id=n, host="127.0.0.1", port=port) for n, port in self.ports.items()
+        ]
+        partitions = [
+            MetadataResponsePartition(
+                partition_index=index,
+                leader_id=p.leader,
+                leader_epoch=p.epoch,
+                replica_nodes=list(p.replicas),
+                isr_nodes=list(p.replicas),
+            )
+            for index, p in enumerate(self.partitions)
+        ]
+        topic = MetadataResponseTopic(name=TOPIC, topic_id=TOPIC_ID, partitions=partitions)
+        return MetadataResponse(brokers=brokers, cluster_id="fake", controller_id=1, topics=[topic])
+
+    def _list_offsets(self, node_id: int, request: ListOffsetsRequest) -> Response:
+        topics = []
+        for topic in request.topics:
+            found = []
+            for asked in topic.partitions:
+                p = self.partitions[asked.partition_index]
+                offset = p.start if asked.timestamp == EARLIEST else p.end
+                found.append(
+                    ListOffsetsPartitionResponse(partition_index=asked.partition_index, offset=offset)
+                )
+            topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=found))
+        return ListOffsetsResponse(topics=topics)
+
+    def _find_coordinator(self, node_id: int, request: FindCoordinatorRequest) -> Response:
+        n = self.coordinator
+        return FindCoordinatorResponse(
+            coordinators=[
+                Coordinator(key=key, node_id=n, host="127.0.0.1", port=self.ports[n])
+                for key in request.coordinator_keys
+            ]
+        )
+
+
+def fetched(request: FetchRequest, answer: Callable[[FetchPartition], PartitionData]) -> FetchResponse:
+    """The answer to a fetch, from one for each partition. Sessions are not offered."""
+    return FetchResponse(
+        responses=[
+            FetchableTopicResponse(
+                topic=topic.topic, topic_id=topic.topic_id, partitions=[answer(p) for p in topic.partitions]
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def offsets_fetched(requests: Sequence[tuple[int, FetchRequest]]) -> list[tuple[int, int]]:
+    """(broker, offset) for each partition of these fetches."""
+    return [
+        (node_id, p.fetch_offset)
+        for node_id, request in requests
+        for topic in request.topics
+        for p in topic.partitions
+    ]

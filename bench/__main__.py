@@ -20,6 +20,7 @@ PARTS = {
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
     "soak": "A node under many clients",
+    "spark-sink": "Writing from Spark",
 }
 PLOTS = {
     "node": ("throughput", "throughput by record size"),
@@ -46,7 +47,7 @@ def main() -> None:
     sections = read_sections()
     for part in chosen:
         print(f"{PARTS[part]} …", flush=True)
-        table = show(import_module(f"bench.{part}").rows())
+        table = show(import_module(f"bench.{part.replace('-', '_')}").rows())
         today = datetime.datetime.now(datetime.UTC).date()
         quickly = ", quick" if arguments.quick else ""
         picture = f"\n![{PLOTS[part][1]}](benchmarks/{PLOTS[part][0]}.svg)\n" if part in PLOTS else ""

@@ -43,7 +43,7 @@ def split(
 ) -> list[OffsetRange]:
     """Empty ranges go; the others are cut, in their order."""
     sizes = bytes_per_offset or {}
-    found: list[OffsetRange] = []
+    planned: list[tuple[OffsetRange, int]] = []
     for each in ranges:
         if each.size <= 0:
             continue
@@ -53,15 +53,21 @@ def split(
             parts = -(-each.size // max_records)
         if max_bytes is not None:
             parts = max(parts, -(-int(each.size * weight) // max_bytes))
-        found += _cut(replace(each, expected_bytes=int(each.size * weight)), parts)
+        planned.append((replace(each, expected_bytes=int(each.size * weight)), min(parts, each.size)))
+    _check_number(sum(parts for _, parts in planned))
+    found = [part for each, parts in planned for part in _cut(each, parts)]
     if min_partitions is not None and len(found) < min_partitions:
+        _check_number(min_partitions)
         found = _to_at_least(found, min_partitions)
-    if len(found) > MAX_TASKS:
+    return found
+
+
+def _check_number(tasks: int) -> None:
+    if tasks > MAX_TASKS:
         raise ValueError(
-            f"the read would be cut into {len(found)} tasks, more than {MAX_TASKS}; "
+            f"the read would be cut into {tasks} tasks, more than {MAX_TASKS}; "
             "raise maxRecordsPerPartition or maxBytesPerPartition, or lower minPartitions"
         )
-    return found
 
 
 def _to_at_least(ranges: list[OffsetRange], wanted: int) -> list[OffsetRange]:

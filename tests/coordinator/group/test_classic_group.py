@@ -191,6 +191,18 @@ def test_a_pending_id_that_never_returns_is_forgotten() -> None:
     assert lab.join(member).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_of_too_many_pending_ids_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ottla.coordinator.group.classic.MOST_PENDING_IDS", 3)
+    lab = Lab()
+    ids = [lab.member_id(session_ms=6_000) for _ in range(5)]
+    assert list(lab.classic.pending) == ids[2:]
+    assert lab.join(ids[0]).error is ErrorCode.UNKNOWN_MEMBER_ID
+    lab.join(ids[2])
+    assert ids[2] in lab.classic.members
+    lab.advance(6_000)
+    assert not lab.classic.pending
+
+
 def test_a_rebalance_waits_for_ids_that_were_given_out() -> None:
     lab = Lab()
     (one,) = lab.stable()

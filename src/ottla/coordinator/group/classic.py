@@ -19,6 +19,7 @@ from ottla.coordinator.group.classic_group import (
     unknown_member,
 )
 from ottla.coordinator.group.classic_rebalance import ClassicRebalance, join_error
+from ottla.coordinator.group.config import MOST_PENDING_IDS
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.state import GroupState
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -85,7 +86,7 @@ class ClassicCoordinator:
             member = group.members.get(body.member_id)
             if member is not None:
                 self.rebalance.drop_member(group, member, effects)
-            group.pending.discard(body.member_id)
+            self.rebalance.forget_pending(group, body.member_id)
             effects.reply(token, join_error(ErrorCode.GROUP_MAX_SIZE_REACHED))
             return effects.extend(self.rebalance.joined(group, now))
         if not group.supports(body.protocol_type, (protocol.name for protocol in body.protocols)):
@@ -121,7 +122,9 @@ class ClassicCoordinator:
         instance_id = body.group_instance_id
         member_id = f"{instance_id if instance_id is not None else request.client_id}-{self._state.new_id()}"
         if needs_known_id(request):
-            group.pending.add(member_id)
+            if len(group.pending) >= MOST_PENDING_IDS:
+                self.rebalance.forget_pending(group, next(iter(group.pending)))
+            group.pending[member_id] = None
             self.rebalance.watch(group, member_id, body.session_timeout_ms, now)
             return Effects().reply(token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         old_id = group.static.get(instance_id) if instance_id is not None else None
@@ -319,8 +322,7 @@ class ClassicCoordinator:
                 return ErrorCode.UNKNOWN_MEMBER_ID
             member_id = owner
         elif member_id in group.pending:
-            group.pending.discard(member_id)
-            self.rebalance.unwatch(group, member_id)
+            self.rebalance.forget_pending(group, member_id)
             return ErrorCode.NONE
         try:
             group.check_member(member_id, instance_id)

@@ -93,8 +93,8 @@ class ClassicGroup:
     static: dict[str, str] = field(default_factory=dict)
     joined: set[str] = field(default_factory=set)
     """Members that wait for the join phase to end."""
-    pending: set[str] = field(default_factory=set)
-    """Ids given out with MEMBER_ID_REQUIRED that have not come back."""
+    pending: dict[str, None] = field(default_factory=dict)
+    """Ids given out with MEMBER_ID_REQUIRED that have not come back, the oldest first."""
     pending_sync: set[str] = field(default_factory=set)
     """Members that have not asked for the assignment of this generation."""
     new_member_added: bool = False
@@ -146,7 +146,7 @@ class ClassicGroup:
         self._count_protocols(member, 1)
         if member.is_awaiting_join:
             self.joined.add(member.member_id)
-        self.pending.discard(member.member_id)
+        self.pending.pop(member.member_id, None)
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
 
@@ -178,7 +178,7 @@ class ClassicGroup:
             if self.leader_id == member_id:
                 self.leader_id = next(iter(self.members), None)
         self.joined.discard(member_id)
-        self.pending.discard(member_id)
+        self.pending.pop(member_id, None)
         self.pending_sync.discard(member_id)
 
     def replace_static(self, old_id: str, new_id: str) -> ClassicMember:

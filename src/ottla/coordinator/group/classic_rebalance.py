@@ -58,11 +58,17 @@ class ClassicRebalance:
     def unwatch(self, group: ClassicGroup, member_id: str) -> None:
         self._state.timers.cancel((group.group_id, "session", member_id))
 
+    def forget_pending(self, group: ClassicGroup, member_id: str) -> None:
+        """Nobody will be let in with this id; a member that has it is left alone."""
+        if member_id in group.pending:
+            del group.pending[member_id]
+            self.unwatch(group, member_id)
+
     def _session_over(self, group: ClassicGroup, member_id: str, now: Now) -> Effects:
         if self._state.groups.get(group.group_id) is not group:
             return Effects()
         if member_id in group.pending:
-            group.pending.discard(member_id)
+            del group.pending[member_id]
             return self.joined(group, now) if group.state is PREPARING else Effects()
         member = group.members.get(member_id)
         if member is None:

@@ -11,6 +11,10 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 """How long a member that has just joined may wait for its first rebalance to end."""
 
 
+MOST_PENDING_IDS = 10_000
+"""Ids of a classic group that were given out and have not come back; beyond, the oldest is forgotten."""
+
+
 class MigrationPolicy(Enum):
     """Which conversions between classic and consumer groups happen while members are online."""
 

@@ -18,7 +18,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 _HASH_VERSION = 0
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)  # each may take megabytes
 def _compile(regex: str) -> Any:
     import re2
 

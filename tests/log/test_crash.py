@@ -1,7 +1,7 @@
 """Whatever happens to a log, and wherever the power fails, what is left is right: see
 `tests.support.log_life`.
 
-A few hundred random lives run with every test run. For more:
+Two thousand random lives run with every test run. For more:
 
     OTTLA_CRASH_SEEDS=20000 python -m pytest tests/log/test_crash.py
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.support import log_life, manager_life
 
-SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "300"))
+SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "1000"))
 ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
 PER_TEST = max(100, SEEDS // 200)
 

@@ -100,10 +100,16 @@ class LogCore:
     # What is loaded when it is first needed
 
     def epoch_cache(self) -> LeaderEpochCache:
+        loaded = self.epochs.loaded
+        if loaded is not None:
+            return loaded
         with self.guard("reading the leader epochs"):
             return self.epochs.cache(self.log_start_offset)
 
     def producer_state(self) -> ProducerStateManager:
+        loaded = self.producers.loaded
+        if loaded is not None:
+            return loaded
         with self.guard("loading the producer state"):
             return self.producers.state(self.log_start_offset, self.high_watermark)
 

@@ -47,6 +47,11 @@ class LogEpochs:
         # How many writes of the file have been planned.
         self._writes = 0
 
+    @property
+    def loaded(self) -> LeaderEpochCache | None:
+        """The epochs, if they have been needed so far."""
+        return self._cache
+
     def cache(self, log_start_offset: int) -> LeaderEpochCache:
         if self._cache is None:
             local = self._local

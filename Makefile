@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
+SPARK_KILLS ?= 15
 # Bytecode, as pip makes it for what it installs: where Python is told to write none, every start of a node
 # would compile the package anew, which takes longer than all the rest of it.
 COMPILE := $(BIN)/python -m compileall -q src
 
-.PHONY: setup demo test test-fast lint bench fuzz clean
+.PHONY: setup demo test test-fast test-faults lint bench fuzz clean
 
 setup: $(STAMP)
 
@@ -27,6 +28,10 @@ test: $(STAMP) lint
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not kafka and not spark'
+
+# Four times SPARK_KILLS deaths under a streaming query; half an hour on two quiet cores.
+test-faults: $(STAMP)
+	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills tests/spark/test_exactly_once.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

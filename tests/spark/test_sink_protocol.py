@@ -213,7 +213,7 @@ def test_a_task_that_is_tried_again_leaves_nothing_behind(query: Query, committe
     assert committed() == ["a", "b"]
     after = query.batch("r1", 1, [["c"]])
     # A worker that was thought dead may still come to life: nobody uses the ids that it knows.
-    assert transaction_of(after[0]).id != transactional_id(query.scope, query_lane(messages), 0, 0)
+    assert transaction_of(after[0]).id != transactional_id(query.scope, query_lane(messages), 0, 0, 0)
     assert committed() == ["a", "b", "c"]
 
 
@@ -276,6 +276,55 @@ async def wait_until_ended(query: Query, transaction: Transaction) -> None:
     await query.client.endings.end(transaction, commit=False)  # answered only when the markers are written
 
 
+def test_two_phase_commits_are_used_where_they_are_allowed(
+    query: Query, request: pytest.FixtureRequest
+) -> None:
+    message = transaction_of(query.task("r1", 0, 0, ["a"]))
+    found = query.client.call(query.client.endings.open_ones([message.id]))[message.id]
+    two_phase = "two-phase" in request.node.callspec.id
+    assert found.timeout_ms == (2**31 - 1 if two_phase else 900_000)
+    query.client.call(query.client.endings.end(message, commit=False))
+
+
+def test_a_timeout_that_the_user_sets_counts_more(bootstrap: str, admin: Admin) -> None:
+    query = new_query(bootstrap, admin, kafka__transaction__timeout__ms="1500")
+    message = transaction_of(query.task("r1", 0, 0, ["a"]))
+    found = query.client.call(query.client.endings.open_ones([message.id]))[message.id]
+    assert found.timeout_ms == 1500
+
+
+def test_two_phase_commits_can_be_demanded(
+    bootstrap: str, admin: Admin, request: pytest.FixtureRequest
+) -> None:
+    query = new_query(bootstrap, admin, twoPhaseCommit="true")
+    if "two-phase" in request.node.callspec.id:
+        query.batch("r1", 0, [["a"]])
+    else:
+        with pytest.raises(KafkaError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+            query.task("r1", 0, 0, ["a"])
+
+
+def test_a_batch_write_is_one_decision_that_leaves_no_record(query: Query, committed: Committed) -> None:
+    query.write_batch([["a"], ["b"]], run="w1")
+    assert committed() == ["a", "b"]
+    assert query.client.call(query.client.decisions.abandoned(2**62)) == []
+
+
+def test_a_batch_write_that_its_driver_left_half_done_is_completed_by_the_next(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("ottla.spark.sink.driver._complete", die)
+        with pytest.raises(Died):
+            query.write_batch([["a"], ["b"]], run="w1")
+    assert committed() == []
+    monkeypatch.setattr("ottla.spark.sink.driver.ABANDONED_AFTER_SECONDS", -60.0)
+    query.client.last_courtesy = float("-inf")
+    query.write_batch([["c"], ["d"]], run="w2")
+    assert committed() == ["a", "b", "c", "d"]
+    assert query.client.call(query.client.decisions.abandoned(2**62)) == []
+
+
 def test_other_queries_are_left_alone(bootstrap: str, admin: Admin) -> None:
     one, other = new_query(bootstrap, admin), new_query(bootstrap, admin)
     mine = [one.task("r1", 0, 0, ["a"])]
@@ -293,13 +342,14 @@ class Died(BaseException):
 def decide_and_die(
     query: Query, messages: list[TaskMessage], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def die(*_: object) -> None:
-        raise Died
-
     with monkeypatch.context() as patch:
         patch.setattr("ottla.spark.sink.driver._complete", die)
         with pytest.raises(Died):
             query.commit(messages, batch)
+
+
+async def die(*_: object) -> None:
+    raise Died
 
 
 async def nothing(*_: object) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -55,6 +56,15 @@ class Query:
         self.commit(messages, batch)
         return messages
 
+    def write_batch(self, parts: Sequence[Sequence[str]], *, run: str) -> None:
+        """A batch write and its commit, in a scope of its own."""
+        messages = []
+        for index, values in enumerate(parts):
+            place = TaskPlace(f"{self.scope}-{run}", run, index, 0)
+            rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
+            messages.append(write_prepared(self.options, ("value",), place, [rows]))
+        self.client.call(driver.commit(self.client, messages, 0, streaming=False))
+
     def open_transactions(self) -> list[str]:
         return sorted(each.id for each in self.client.call(self.client.endings.open_in(self.scope)))
 
@@ -62,11 +72,12 @@ class Query:
 def committed_values(bootstrap: str, topic: str, partitions: int = 1) -> Counter[bytes]:
     """How often each value is there for readers of committed records, up to the last stable offset."""
     found: Counter[bytes] = Counter()
+    consumer: Consumer[bytes, bytes]
     with Consumer(bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
         every = [(topic, partition) for partition in range(partitions)]
         consumer.assign(every)
         ends = consumer.end_offsets(consumer.assignment())
         while any(consumer.position(partition) < end for partition, end in ends.items()):
-            for record in consumer.poll(timeout_ms=200):
-                found[record.value or b""] += 1
+            records: list[Any] = consumer.poll(timeout_ms=200)
+            found.update(record.value or b"" for record in records)
     return found

@@ -22,7 +22,7 @@ from ottla.records._kernel import Record
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.partitioning import partition_for
 from ottla.spark.sink.fetching import fetch
-from ottla.spark.sink.ledger import Entry, Ledger, key_of
+from ottla.spark.sink.ledger import Decision, Entry, Ledger, key_of
 
 __all__ = ["DecisionLog", "LogTruncated"]
 
@@ -168,6 +168,30 @@ class DecisionLog:
             (record.offset, Entry.decode(bytes(record.value)))
             for record in records
             if record.value is not None and _scope_of(record) == scope and record.offset <= through
+        ]
+
+    async def abandoned(self, before_ms: int) -> list[tuple[str, str, Decision]]:
+        """(scope, run, decision) of batch writes that were decided before this time and not finished: who has
+        ended all transactions takes the records away.
+        """
+        await self.partition("")
+        count = len(self._cluster.view.topics[self.topic].partitions)
+        ledgers: dict[str, Ledger] = {}
+        decided: dict[str, tuple[str, int]] = {}
+        for index in range(count):
+            records, _ = await self._read(TopicPartition(self.topic, index), 0, -1, to_end=True)
+            for record in records:
+                scope = _scope_of(record)
+                apply(ledgers.setdefault(scope, Ledger(scope)), [record])
+                run = bytes(record.key or b"").decode(errors="replace").rpartition("/")[2]
+                if record.value is None:
+                    decided.pop(scope, None)
+                elif Entry.decode(bytes(record.value)).is_of_a_batch_write:
+                    decided[scope] = run, record.timestamp
+        return [
+            (scope, run, found[1])
+            for scope, (run, timestamp) in decided.items()
+            if timestamp < before_ms and (found := ledgers[scope].decided()) is not None
         ]
 
     async def _read(

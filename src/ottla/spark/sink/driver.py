@@ -16,7 +16,7 @@ from ottla.spark.sink.endings import Ended, OpenTransaction
 from ottla.spark.sink.ledger import Decision, Entry, Kind, Ledger, Transaction, next_lane, without_ranges
 from ottla.spark.sink.messages import Prepared
 from ottla.spark.sink.process import Client
-from ottla.spark.sink.recovery import end_all_of
+from ottla.spark.sink.recovery import end_all_of, finish_abandoned_writes
 from ottla.spark.sink.stops import Place, is_armed, stop_at
 from ottla.spark.sink.task import Fenced
 
@@ -25,6 +25,8 @@ __all__ = ["LostTransactions", "abort", "commit"]
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 10.0
+COURTESY_SECONDS = 300.0
+ABANDONED_AFTER_SECONDS = 30.0
 NAMED_IN_A_MESSAGE = 20
 # A transaction with less than this share of its time left is not decided upon: it could end meanwhile.
 LEAST_TIME_LEFT = 0.1
@@ -199,6 +201,10 @@ async def _clean_up(client: Client, prepared: Sequence[Prepared], *, streaming: 
             await client.decisions.forget(scope, prepared[0].former)
         if not streaming:
             await client.decisions.forget(scope, [run])
+        if (first or not streaming) and now - client.last_courtesy > COURTESY_SECONDS:
+            client.last_courtesy = now
+            before_ms = int((time.time() - ABANDONED_AFTER_SECONDS) * 1000)
+            await finish_abandoned_writes(client.decisions, client.endings, before_ms)
     except KafkaError as error:
         log.warning("%s: could not clean up; the next batch tries again: %s", scope, error)
 

@@ -50,11 +50,18 @@ _GONE = frozenset(
         ErrorCode.INVALID_TXN_STATE,
     }
 )
-_ID = re.compile(r"-L([0-9a-f]{2})-P(\d+)-A(\d+)")
+_ID = re.compile(r"-L([0-9a-f]{2})-P(\d+)(?:-A\d+\.\d+)?")
+_ID_AT_THE_END = re.compile(_ID.pattern + r"\Z")
+BATCHES_APART = 100
 
 
-def transactional_id(scope: str, lane: int, partition: int, attempt: int) -> str:
-    return f"{scope}-L{lane % LANES:02x}-P{partition}-A{attempt}"
+def transactional_id(scope: str, lane: int, partition: int, attempt: int, batch: int) -> str:
+    """The id that an attempt of a task writes under. First attempts of one lane share theirs from batch to
+    batch, so that coordinators have few to remember. Later ones, which are rare, do not: another attempt of
+    the batch before may still be alive.
+    """
+    again = f"-A{attempt}.{batch % BATCHES_APART}" if attempt else ""
+    return f"{scope}-L{lane % LANES:02x}-P{partition}{again}"
 
 
 class Ended(Enum):
@@ -160,7 +167,7 @@ class Endings:
                 if code:
                     raise KafkaError(code, f"transactional id {entry.transactional_id!r}: {code.text}")
                 if entry.transaction_state == ONGOING:
-                    match = _ID.search(entry.transactional_id)
+                    match = _ID_AT_THE_END.search(entry.transactional_id)
                     found[entry.transactional_id] = OpenTransaction(
                         entry.transactional_id,
                         int(match[1], 16) if match is not None else -1,

@@ -90,6 +90,10 @@ class Entry:
     decision: Decision | None = None
     """What a decision decides, and what a claim has found decided."""
 
+    @property
+    def is_of_a_batch_write(self) -> bool:
+        return self.kind is Kind.DECISION and self.began < 0
+
     def encode(self) -> bytes:
         return json.dumps(_to_json(self), separators=(",", ":")).encode()
 
@@ -114,6 +118,7 @@ class _Run:
 
     began: int = -1
     lane: int = 0
+    former: tuple[str, ...] = ()
     is_claimed: bool = False
     fenced_at: int | None = None
     decisions: list[tuple[int, Entry]] = field(default_factory=list)
@@ -122,13 +127,12 @@ class _Run:
 class Ledger:
     """The records of one scope, applied in the order of the log."""
 
-    __slots__ = ("_inherited", "_runs", "former", "lane", "position", "scope")
+    __slots__ = ("_inherited", "_runs", "lane", "position", "scope")
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
         self.position = 0  # where the log is read next
         self.lane = -1
-        self.former: tuple[str, ...] = ()
         self._runs: dict[str, _Run] = {}
         self._inherited: list[tuple[int, Entry]] = []
 
@@ -142,15 +146,13 @@ class Ledger:
         if began >= run.began:
             run.began = began
             run.lane = entry.lane
+            run.former = entry.former
             run.is_claimed |= began >= 0
         if entry.kind is Kind.CLAIM:
-            self.former = entry.former
             if entry.decision is not None:
                 self._inherited = [*self._inherited[-1:], (offset, entry)]
         else:
             run.decisions = [*run.decisions[-1:], (offset, entry)]
-            if entry.former:
-                self.former = entry.former
 
     def forget(self, key: str) -> None:
         """A tombstone."""
@@ -166,6 +168,12 @@ class Ledger:
         """The run whose decisions count, if it appends one now."""
         claimed = [(run.began, name) for name, run in self._runs.items() if run.is_claimed]
         return max(claimed)[1] if claimed else None
+
+    @property
+    def former(self) -> tuple[str, ...]:
+        """The runs that the owner has replaced, the latest first."""
+        owner = self.owner
+        return () if owner is None else self._runs[owner].former
 
     def began(self, run: str) -> int:
         """The offset of the run's last claim."""

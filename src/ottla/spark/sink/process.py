@@ -67,7 +67,7 @@ class Client:
         self._plain: Producer | None = None
         self._two_phase: bool | None = {TwoPhase.OFF: False, TwoPhase.REQUIRED: True}.get(options.two_phase)
         self._timeout_ms = options.transaction_timeout_ms
-        self.last_sweep = float("-inf")
+        self.last_sweep = self.last_courtesy = float("-inf")
         self.call(self._open())
 
     async def _open(self) -> None:

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Iterable
 
 from ottla.protocol.errors import KafkaError
-from ottla.spark.sink.endings import Endings, OpenTransaction
+from ottla.spark.sink.decision_log import DecisionLog
+from ottla.spark.sink.endings import Ended, Endings, OpenTransaction
 from ottla.spark.sink.ledger import Ledger, Transaction, is_lane_of
 
-__all__ = ["end_all_of", "end_what_is_left"]
+__all__ = ["end_all_of", "end_what_is_left", "finish_abandoned_writes"]
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,26 @@ async def end_what_is_left(endings: Endings, ledger: Ledger, lane: int) -> None:
         log.warning(
             "transactions that earlier runs of %r left open could not be ended: %s", ledger.scope, error
         )
+
+
+async def finish_abandoned_writes(decisions: DecisionLog, endings: Endings, before_ms: int) -> None:
+    """Batch writes whose driver died between the decision and the last end: whoever comes by completes them.
+
+    Only a courtesy, as what they left open has a timeout; so a failure is no more than told.
+    """
+    try:
+        for scope, run, decision in await decisions.abandoned(before_ms):
+            results = await endings.end_all(decision.transactions, commit=True)
+            lost = sum(result is Ended.GONE for result in results)
+            log.warning(
+                "%s: completed a batch write that its driver had left; %d of %d transactions were gone",
+                scope,
+                lost,
+                len(results),
+            )
+            await decisions.forget(scope, [run])
+    except (KafkaError, ValueError) as error:
+        log.warning("could not look for batch writes that were left unfinished: %s", error)
 
 
 async def end_all_of(

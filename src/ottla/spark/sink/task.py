@@ -161,7 +161,7 @@ class _Task:
             await self._take_place(place.batch)
             if self.decided_at is not None:
                 return
-        self._id = transactional_id(place.scope, self._lane, place.partition, place.attempt)
+        self._id = transactional_id(place.scope, self._lane, place.partition, place.attempt, place.batch or 0)
         self._producer = await self._client.transactional_producer(self._id)
         self._producer.transactions.begin()
         self.rows = _Rows(self._producer)

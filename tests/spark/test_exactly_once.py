@@ -1,0 +1,123 @@
+"""Exactly once under fire: a query from topic to topic, whose driver, workers and node are killed with -9.
+
+A handful of kills runs with all tests. `make test-faults` runs many more (SPARK_KILLS, SPARK_KILLS_SEED),
+also with executors that are processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ottla.client.blocking import Admin, Producer
+from tests.support.spark_killing import Kill, Killing, Target, chosen_kills, random_kills
+from tests.support.spark_query import QuerySpec
+from tests.support.spark_sink_lab import committed_values
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("SPARK_KILLS", "0"))
+SEED = int(os.environ.get("SPARK_KILLS_SEED", "1"))
+PARTITIONS = 3
+ROWS_PER_BATCH = 60
+FAST = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+}
+
+
+def prepare(bootstrap: str, directory: Path, **more: object) -> QuerySpec:
+    with Admin(bootstrap) as admin:
+        for name in ("in", "out"):
+            admin.topics.create(name, partitions=PARTITIONS)
+    return QuerySpec(
+        bootstrap,
+        "in",
+        "out",
+        str(directory / "checkpoint"),
+        tasks=3,
+        rows_per_batch=ROWS_PER_BATCH,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def feed(bootstrap: str, first: int, batches: int) -> int:
+    """Numbers from `first` on into the source, enough for so many batches; the number that comes next."""
+    end = first + batches * ROWS_PER_BATCH
+    with Producer(bootstrap) as producer:
+        producer.send_many("in", [str(n).encode() for n in range(first, end)])
+    return end
+
+
+def check(bootstrap: str, rows: int) -> None:
+    found: Counter[bytes] = committed_values(bootstrap, "out", PARTITIONS)
+    missing = [n for n in range(rows) if not found[str(n).encode()]]
+    doubled = {value: count for value, count in found.items() if count > 1}
+    assert (missing, doubled) == ([], {})
+    assert sum(found.values()) == rows
+    with Admin(bootstrap) as admin:
+        assert admin.transactions.list(states=["Ongoing"]) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
+def test_a_handful_of_kills_at_chosen_places_lose_and_double_nothing(tmp_path: Path) -> None:
+    with Killing(tmp_path, FAST) as killing:
+        spec = prepare(killing.node.bootstrap, tmp_path)
+        rows = feed(killing.node.bootstrap, 0, 12)
+        for kill in chosen_kills():
+            assert killing.kill(kill, spec), f"the query was done before {kill}:\n{killing.output()[-4000:]}"
+        killing.run_to_the_end(spec)
+        check(killing.node.bootstrap, rows)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
+def test_speculative_attempts_lose_and_double_nothing(tmp_path: Path) -> None:
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "200ms",
+    }
+    with Killing(tmp_path, FAST) as killing:
+        spec = prepare(
+            killing.node.bootstrap,
+            tmp_path,
+            conf=speculation,
+            slow_first_attempts=True,
+            master="local[3]",
+        )
+        rows = feed(killing.node.bootstrap, 0, 3)
+        killing.run_to_the_end(spec)
+        check(killing.node.bootstrap, rows)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(KILLS == 0, reason="runs by `make test-faults`, or with SPARK_KILLS=60")
+@pytest.mark.parametrize("two_phase", [False, True], ids=["ordinary", "two-phase"])
+@pytest.mark.parametrize("master", ["local[2,4]", "local-cluster[2,1,700]"], ids=["local", "cluster"])
+def test_many_kills_lose_and_double_nothing(tmp_path: Path, master: str, two_phase: bool) -> None:
+    settings = {**FAST, "transaction.two.phase.commit.enable": str(two_phase).lower()}
+    targets = [Target.DRIVER, Target.NODE, Target.WORKER]
+    if not master.startswith("local["):
+        targets.append(Target.EXECUTOR)
+    kills: list[Kill] = [*chosen_kills(), *random_kills(KILLS, SEED, targets)][:KILLS]
+    with Killing(tmp_path, settings, seed=SEED) as killing:
+        spec = prepare(killing.node.bootstrap, tmp_path, master=master)
+        rows = 0
+        for kill in kills:
+            while not rows or not killing.kill(kill, spec):
+                rows = feed(killing.node.bootstrap, rows, 20)
+        happened = dict(sorted(killing.done.items()))
+        print(
+            f"\n{sum(happened.values())} kills, {killing.starts} starts of the query, {rows} rows: {happened}"
+        )
+        killing.run_to_the_end(spec)
+        check(killing.node.bootstrap, rows)
+        assert sum(happened.values()) == KILLS

@@ -1,0 +1,377 @@
+"""The sink through Spark: what is written, where it goes, and what is refused before anything is."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ottla.client.blocking import Admin, Consumer
+from ottla.records.partitioning import partition_for
+from tests.support.spark_sink_lab import committed_values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ottla.testing.local_node import LocalNode
+
+pytestmark = pytest.mark.slow
+
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture
+def write(node: LocalNode) -> Callable[..., None]:
+    """`write(df, topic=…)` as a batch."""
+
+    def go(df: DataFrame, **options: str) -> None:
+        given = {"kafka.bootstrap.servers": node.bootstrap_servers, **dotted(options)}
+        df.write.format("ottla").mode("append").options(**given).save()
+
+    return go
+
+
+def dotted(options: dict[str, str]) -> dict[str, str]:
+    """`kafka__linger_ms` is `kafka.linger.ms`: dots are not allowed in keywords."""
+    return {
+        name.replace("__", ".").replace("_", ".") if name.startswith("kafka__") else name: value
+        for name, value in options.items()
+    }
+
+
+def records_of(node: LocalNode, topic: str, partitions: int = 1) -> list[Any]:
+    """All committed records in the order of their partitions."""
+    found: list[Any] = []
+    consumer: Consumer[bytes, bytes]
+    with Consumer(
+        node.bootstrap_servers, auto_offset_reset="earliest", isolation_level="read_committed"
+    ) as consumer:
+        consumer.assign([(topic, index) for index in range(partitions)])
+        ends = consumer.end_offsets(consumer.assignment())
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            found += consumer.poll(timeout_ms=200)
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+def open_transactions(admin: Admin) -> list[str]:
+    return [each.transactional_id for each in admin.transactions.list(states=["Ongoing"])]
+
+
+# Batch writes.
+
+
+def test_all_columns_of_a_record_are_written(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    topic = new_topic(partitions=3)
+    df = spark.createDataFrame(
+        [
+            (
+                bytearray(b"k0"),
+                bytearray(b"v0"),
+                topic,
+                2,
+                [("h", bytearray(b"1")), ("h", None)],
+                "2024-01-02",
+            ),
+            (None, None, topic, 0, None, "2024-01-03"),
+        ],
+        "key binary, value binary, topic string, partition int, "
+        "headers array<struct<key:string,value:binary>>, day string",
+    ).selectExpr("*", "to_timestamp(day) AS timestamp")
+    write(df)
+    null, full = records_of(node, topic, 3)
+    assert (full.partition, full.key, full.value) == (2, b"k0", b"v0")
+    assert list(full.headers) == [("h", b"1"), ("h", None)]
+    assert full.timestamp == 1_704_153_600_000
+    assert (null.partition, null.key, null.value, list(null.headers)) == (0, None, None, [])
+
+
+def test_text_is_written_as_utf8_and_keys_go_where_kafka_puts_them(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    topic = new_topic(partitions=5)
+    df = spark.range(0, 2_000, 1, 4).selectExpr("concat('schlüssel-', id) AS key", "string(id) AS value")
+    write(df, topic=topic)
+    records = records_of(node, topic, 5)
+    assert len(records) == 2_000
+    for record in records:
+        assert record.key.decode() == f"schlüssel-{record.value.decode()}"
+        assert record.partition == partition_for(record.key, 5)
+
+
+def test_rows_without_keys_use_all_partitions_and_keep_nothing_open(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None], admin: Admin
+) -> None:
+    topic = new_topic(partitions=3)
+    df = spark.range(0, 60_000, 1, 3).selectExpr("repeat(string(id), 20) AS value", "id AS ignored")
+    write(df, topic=topic, kafka__batch_size="10000", kafka__compression_type="lz4")
+    records = records_of(node, topic, 3)
+    assert len(records) == len({record.value for record in records}) == 60_000
+    assert {record.partition for record in records} == {0, 1, 2}
+    assert not [each for each in open_transactions(admin) if "ottla-spark-" in each]
+
+
+def test_rows_choose_their_topics_unless_the_option_does(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    one, other = new_topic(), new_topic()
+    df = spark.createDataFrame([("a", one), ("b", other), ("c", one)], "value string, topic string")
+    write(df.coalesce(1))
+    assert [record.value for record in records_of(node, one)] == [b"a", b"c"]
+    assert [record.value for record in records_of(node, other)] == [b"b"]
+    write(df, topic=other)
+    assert Counter(record.value for record in records_of(node, other)) == {b"a": 1, b"b": 2, b"c": 1}
+
+
+def test_at_least_once_writes_without_transactions(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None], admin: Admin
+) -> None:
+    topic = new_topic()
+    before = len(admin.transactions.list())
+    write(spark.range(100).selectExpr("string(id) AS value"), topic=topic, delivery="at-least-once")
+    assert committed_values(node.bootstrap_servers, topic) == {str(n).encode(): 1 for n in range(100)}
+    assert len(admin.transactions.list()) == before
+
+
+def test_an_empty_data_frame_writes_nothing(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    topic = new_topic()
+    write(spark.range(0).selectExpr("string(id) AS value"), topic=topic)
+    assert records_of(node, topic) == []
+
+
+# All or nothing.
+
+
+def test_a_task_that_fails_takes_the_whole_write_with_it(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None], admin: Admin
+) -> None:
+    topic = new_topic(partitions=2)
+
+    def break_in_the_last(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.partitionId() == 3:
+            raise ValueError("broken on purpose")
+
+    df = spark.range(0, 4_000, 1, 4).selectExpr("string(id) AS value")
+    with pytest.raises(Exception, match="broken on purpose"):
+        write(df.mapInArrow(break_in_the_last, "value string"), topic=topic)
+    assert records_of(node, topic, 2) == []
+    assert [each for each in open_transactions(admin) if "ottla-spark-" in each] == []
+
+
+def test_a_task_that_is_tried_again_writes_its_rows_once(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None], admin: Admin
+) -> None:
+    topic = new_topic(partitions=2)
+
+    def break_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if context.attemptNumber() < 2 and context.partitionId() == 1:
+            if context.attemptNumber():
+                raise ValueError("broken on purpose")
+            os._exit(1)  # without a word, as when the system kills it
+
+    df = spark.range(0, 2_000, 1, 2).selectExpr("string(id) AS value")
+    write(df.mapInArrow(break_at_first, "value string"), topic=topic)
+    found = committed_values(node.bootstrap_servers, topic, 2)
+    assert found == {str(n).encode(): 1 for n in range(2_000)}
+    assert [each for each in open_transactions(admin) if "ottla-spark-" in each] == []
+
+
+def test_a_null_topic_is_refused_and_nothing_is_written(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    topic = new_topic()
+    df = spark.createDataFrame([("a", topic), ("b", None)], "value string, topic string")
+    with pytest.raises(Exception, match="null topic present in the data"):
+        write(df.coalesce(1))
+    assert records_of(node, topic) == []
+
+
+def test_a_value_that_is_too_large_is_refused_and_nothing_is_written(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    topic = new_topic()
+    df = spark.range(0, 10, 1, 2).selectExpr("repeat('x', if(id = 7, 3000000, 10)) AS value")
+    with pytest.raises(Exception, match=r"MESSAGE_TOO_LARGE|larger than"):
+        write(df, topic=topic)
+    assert records_of(node, topic) == []
+
+
+def test_a_partition_that_does_not_exist_is_refused(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    topic = new_topic(partitions=2)
+    with pytest.raises(Exception, match="has partitions 0 to 1; there is no partition 5"):
+        write(spark.sql("SELECT 'a' AS value, 5 AS partition"), topic=topic)
+    assert records_of(node, topic, 2) == []
+
+
+def test_a_broker_that_is_away_is_named(spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'a' AS value")
+    writer = df.write.format("ottla").mode("append").option("topic", "t")
+    with pytest.raises(Exception, match=r"no broker can be reached.*127\.0\.0\.1:9"):
+        writer.option("kafka.bootstrap.servers", "127.0.0.1:9").save()
+
+
+# What is refused beforehand.
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ("'a' AS v", {"topic": "t"}, "Required attribute 'value' not found"),
+        ("'a' AS value", {}, "topic option required when no 'topic' attribute is present"),
+        ("1 AS value", {"topic": "t"}, r"unsupported type int\. value must be a\(n\) string or binary"),
+        ("1L AS key, 'a' AS value", {"topic": "t"}, "key attribute unsupported type bigint"),
+        ("'a' AS value, 1 AS topic", {}, r"type int\. topic must be a\(n\) string"),
+        ("'a' AS value, '1' AS partition", {"topic": "t"}, r"partition must be a\(n\) int"),
+        ("'a' AS value, array('h') AS headers", {"topic": "t"}, "headers attribute unsupported type"),
+        ("'a' AS value", {"topik": "t"}, "no option 'topik' for writing; did you mean topic"),
+        ("'a' AS value", {"topic": "t", "delivery": "maybe"}, "allowed are exactly-once and at-least-once"),
+        ("'a' AS value", {"topic": "t", "kafka.acks": "1"}, "it needs acks=all; or write with delivery"),
+        ("'a' AS value", {"topic": "t", "kafka.linger.msx": "1"}, "did you mean kafka.linger.ms"),
+        ("'a' AS value", {"topic": "t", "kafka.transactional.id": "x"}, "set the option transactional"),
+        ("'a' AS value", {"topic": "t", "kafka.key.serializer": "x"}, "convert the column `key`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_told_before_anything_is(
+    spark: SparkSession, node: LocalNode, columns: str, options: dict[str, str], message: str
+) -> None:
+    given = {"kafka.bootstrap.servers": node.bootstrap_servers, **options}
+    with pytest.raises(Exception, match=message):
+        spark.sql(f"SELECT {columns}").write.format("ottla").mode("append").options(**given).save()
+
+
+def test_a_topic_cannot_be_overwritten(spark: SparkSession, node: LocalNode) -> None:
+    writer = spark.sql("SELECT 'a' AS value").write.format("ottla").mode("overwrite")
+    with pytest.raises(Exception, match="cannot be overwritten"):
+        writer.options(**{"kafka.bootstrap.servers": node.bootstrap_servers, "topic": "t"}).save()
+
+
+# Streams.
+
+
+@pytest.fixture
+def files(spark: SparkSession, tmp_path: Path) -> Callable[[int, int], DataFrame]:
+    """`files(3, 100)`: a stream of so many files with so many rows each, one file a batch."""
+    directory = tmp_path / "input"
+
+    def make(count: int, rows: int) -> DataFrame:
+        for index in range(count):
+            start = index * rows
+            spark.range(start, start + rows, 1, 2).selectExpr("string(id) AS value").write.mode(
+                "append"
+            ).parquet(str(directory))
+        stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 2)
+        return stream.parquet(str(directory))
+
+    return make
+
+
+def run_stream(
+    df: DataFrame, node: LocalNode, checkpoint: Path, *, mode: str = "append", **options: str
+) -> Any:
+    given = {"kafka.bootstrap.servers": node.bootstrap_servers, **dotted(options)}
+    writer = df.writeStream.format("ottla").outputMode(mode).options(**given)
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    return query
+
+
+def test_a_stream_is_written_once_across_restarts(
+    spark: SparkSession,
+    node: LocalNode,
+    new_topic: NewTopic,
+    files: Callable[[int, int], DataFrame],
+    tmp_path: Path,
+    admin: Admin,
+) -> None:
+    topic = new_topic(partitions=2)
+    checkpoint = tmp_path / "checkpoint"
+    query = run_stream(files(3, 100), node, checkpoint, topic=topic)
+    assert committed_values(node.bootstrap_servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
+    # As if the driver had died before Spark wrote down that the last batch was done.
+    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
+    for name in (f"{last}", f".{last}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    run_stream(files(0, 0), node, checkpoint, topic=topic)
+    assert committed_values(node.bootstrap_servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
+    assert [each for each in open_transactions(admin) if query.id in each] == []
+
+
+def test_an_aggregate_is_written_whole_in_complete_mode(
+    spark: SparkSession,
+    node: LocalNode,
+    new_topic: NewTopic,
+    files: Callable[[int, int], DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic()
+    counts = files(2, 10).selectExpr("value % 2 AS odd").groupBy("odd").count()
+    rows = counts.selectExpr("string(odd) AS key", "string(count) AS value")
+    run_stream(rows, node, tmp_path / "checkpoint", mode="complete", topic=topic)
+    latest = {record.key: record.value for record in records_of(node, topic)}
+    assert {float(key): value for key, value in latest.items()} == {0.0: b"10", 1.0: b"10"}
+
+
+def test_a_batch_of_a_stream_that_fails_is_repeated_whole(
+    spark: SparkSession,
+    node: LocalNode,
+    new_topic: NewTopic,
+    files: Callable[[int, int], DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(partitions=2)
+    unknown = f"unknown-{uuid.uuid4().hex[:8]}"
+    fuse = tmp_path / "fuse"
+    fuse.touch()
+
+    def break_while_there_is_a_fuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
+        if fuse.exists() and context.partitionId() == 1:
+            raise ValueError(f"broken on purpose, {unknown}")
+
+    df = files(1, 1_000).mapInArrow(break_while_there_is_a_fuse, "value string")
+    query = None
+    with pytest.raises(Exception, match="broken on purpose"):
+        query = run_stream(df, node, tmp_path / "checkpoint", topic=topic)
+    assert query is None
+    assert committed_values(node.bootstrap_servers, topic, 2) == {}
+    fuse.unlink()
+    run_stream(df, node, tmp_path / "checkpoint", topic=topic)
+    assert committed_values(node.bootstrap_servers, topic, 2) == {str(n).encode(): 1 for n in range(1_000)}
+
+
+def test_a_stream_with_at_least_once_needs_no_transactions(
+    spark: SparkSession,
+    node: LocalNode,
+    new_topic: NewTopic,
+    files: Callable[[int, int], DataFrame],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic()
+    run_stream(files(1, 50), node, tmp_path / "checkpoint", topic=topic, delivery="at-least-once")
+    assert committed_values(node.bootstrap_servers, topic) == {str(n).encode(): 1 for n in range(50)}

@@ -1,0 +1,247 @@
+"""Kills drivers, executors, workers and nodes under a streaming query, at chosen places and at random.
+
+The query runs in processes of its own. A place of the sink is armed by a file (see `ottla.spark.sink.stops`):
+whoever comes there stops and waits, and is then killed, or something else is while it waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+import psutil
+
+from ottla.spark.sink.stops import VARIABLE, Place
+from tests.support.node_process import NodeProcess
+from tests.support.spark_query import DONE, QuerySpec
+
+__all__ = ["Kill", "Killing", "Target", "chosen_kills", "random_kills"]
+
+PLACE_SECONDS = 240
+LOOK_SECONDS = 0.05
+
+
+class Target(Enum):
+    DRIVER = "driver"
+    WORKER = "Python worker"
+    EXECUTOR = "executor"
+    NODE = "node"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What dies, and where the sink stands then; without a place, after `after_s` seconds of work."""
+
+    target: Target
+    place: Place | None = None
+    after_s: float = 0.0
+
+    def __str__(self) -> str:
+        where = self.place.value if self.place is not None else "at random"
+        return f"{self.target.value}, {where}"
+
+
+def chosen_kills() -> list[Kill]:
+    """Every place once, with the death that is most awkward there."""
+    return [
+        Kill(Target.WORKER, Place.FLUSHED),
+        Kill(Target.DRIVER, Place.FLUSHED),
+        Kill(Target.NODE, Place.DECIDED),
+        Kill(Target.DRIVER, Place.BETWEEN_ENDS),
+        Kill(Target.WORKER, Place.BEFORE_FLUSH),
+        Kill(Target.DRIVER, Place.COMPLETED),
+    ]
+
+
+def random_kills(count: int, seed: int, targets: list[Target]) -> Iterator[Kill]:
+    dice = random.Random(seed)
+    places = {
+        Target.DRIVER: list(Place),
+        Target.NODE: list(Place),
+        Target.WORKER: [Place.OPENED, Place.BEFORE_FLUSH, Place.FLUSHED],
+        Target.EXECUTOR: [Place.OPENED, Place.BEFORE_FLUSH, Place.FLUSHED],
+    }
+    for _ in range(count):
+        target = dice.choice(targets)
+        if dice.random() < 0.35:
+            yield Kill(target, after_s=dice.uniform(0.1, 6.0))
+        else:
+            yield Kill(target, dice.choice(places[target]))
+
+
+@dataclass
+class Killing:
+    """A query and the node that it works on. `with` starts the node; the query is started as it is needed."""
+
+    directory: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.stops = self.directory / "stops"
+        self.stops.mkdir(parents=True)
+        self.node = self._new_node("127.0.0.1:0")
+        self._query: subprocess.Popen[bytes] | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._dice = random.Random(self.seed)
+        self.starts = 0
+
+    def _new_node(self, listen: str) -> NodeProcess:
+        options = [text for name, value in self.settings.items() for text in ("--set", f"{name}={value}")]
+        return NodeProcess(self.directory / "data", *options, listen=listen)
+
+    def __enter__(self) -> Killing:
+        self.node.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill_query()
+        self.node.__exit__(None, None, None)
+        self._output.close()
+
+    # The query.
+
+    def start(self, spec: QuerySpec) -> None:
+        assert self._query is None
+        self.starts += 1
+        tasks = self._dice.randint(2, 5)
+        environment = {**os.environ, VARIABLE: str(self.stops), "SPARK_LOCAL_IP": "127.0.0.1"}
+        conf = {**spec.conf, f"spark.executorEnv.{VARIABLE}": str(self.stops)}
+        self._query = subprocess.Popen(
+            replace(spec, tasks=tasks, conf=conf).arguments(),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def output(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        return self._query is not None and self._query.poll() is None
+
+    def kill_query(self) -> None:
+        """The driver and everything that it has started, with -9."""
+        if self._query is None:
+            return
+        family = _family(self._query.pid)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._query.wait()
+        psutil.wait_procs(family, timeout=30)
+        self._query = None
+
+    def run_to_the_end(self, spec: QuerySpec, *, attempts: int = 3) -> None:
+        """A query that failed because of what was killed is started again, as an operator would."""
+        for _ in range(attempts):
+            if self._query is None:
+                self.start(spec)
+            assert self._query is not None
+            status = self._query.wait(PLACE_SECONDS)
+            self.kill_query()
+            if status == 0 and DONE in self.output():
+                return
+        raise AssertionError(f"the query does not come to its end:\n{self.output()[-6000:]}")
+
+    # Kills.
+
+    def kill(self, kill: Kill, spec: QuerySpec) -> bool:
+        """Whether it happened: a query may be done before the place is reached."""
+        if kill.place is None:
+            self._ensure_running(spec)
+            self._await_work(kill.after_s)
+            pid = None
+        else:
+            (self.stops / kill.place.value).touch()
+            pid = self._await_stop(kill.place, spec)
+            if pid is None:
+                (self.stops / kill.place.value).unlink(missing_ok=True)
+                self.kill_query()
+                return False
+        happened = self._strike(kill.target, pid)
+        for left in self.stops.iterdir():
+            left.unlink(missing_ok=True)
+        self.done[str(kill)] += happened
+        return happened
+
+    def _strike(self, target: Target, pid: int | None) -> bool:
+        match target:
+            case Target.DRIVER:
+                self.kill_query()
+                return True
+            case Target.NODE:
+                self.node.kill()
+                port = self.node.port
+                self.node.__exit__(None, None, None)
+                self.node = self._new_node(f"127.0.0.1:{port}")
+                self.node.__enter__()
+                return True
+            case Target.WORKER:
+                victims = [pid] if pid is not None else self._processes(r"pyspark\.(daemon|worker)")
+            case Target.EXECUTOR:
+                victims = self._processes("CoarseGrainedExecutorBackend")
+        if victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(self._dice.choice(victims)).kill()
+        return bool(victims)
+
+    def _processes(self, pattern: str) -> list[int]:
+        if self._query is None:
+            return []
+        found = []
+        for process in _family(self._query.pid):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if re.search(pattern, " ".join(process.cmdline())):
+                    found.append(process.pid)
+        return found
+
+    def _ensure_running(self, spec: QuerySpec) -> None:
+        if self._query is not None and not self.is_running:
+            self.kill_query()
+        if self._query is None:
+            self.start(spec)
+
+    def _await_stop(self, place: Place, spec: QuerySpec) -> int | None:
+        """The process that stands there now, None if the query is done. One that failed is started again."""
+        deadline = time.monotonic() + PLACE_SECONDS
+        while time.monotonic() < deadline:
+            for stopped in self.stops.glob(f"{place.value}.*"):
+                return int(stopped.suffix[1:])
+            if self._query is not None and not self.is_running and self.output().rstrip().endswith(DONE):
+                return None
+            self._ensure_running(spec)
+            time.sleep(LOOK_SECONDS)
+        raise AssertionError(f"nobody came to {place.value}:\n{self.output()[-6000:]}")
+
+    def _await_work(self, seconds: float) -> None:
+        """Some time in which the query's tasks can run: from when its Python workers are there."""
+        deadline = time.monotonic() + PLACE_SECONDS
+        while time.monotonic() < deadline and self.is_running and not self._processes(r"pyspark\.daemon"):
+            time.sleep(LOOK_SECONDS)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.is_running:
+            time.sleep(LOOK_SECONDS)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        head = psutil.Process(pid)
+        return [*head.children(recursive=True), head]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,78 @@
+"""A streaming query from topic to topic, in a process of its own: `python -m tests.support.spark_query JSON`.
+
+It runs until everything that was there at its start has been read, and says so on its last line. Each start
+spreads the rows over tasks in another way, as nothing promises that Spark does it alike twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["DONE", "QuerySpec"]
+
+DONE = "the query is done"
+
+
+@dataclass(frozen=True)
+class QuerySpec:
+    bootstrap: str
+    source: str
+    target: str
+    checkpoint: str
+    tasks: int
+    rows_per_batch: int
+    master: str = "local[2,4]"
+    slow_first_attempts: bool = False
+    """Every first attempt of partition 0 takes a while, so that Spark starts a second one beside it."""
+    conf: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        return [sys.executable, "-m", "tests.support.spark_query", json.dumps(asdict(self))]
+
+
+def main(spec: QuerySpec) -> None:
+    from ottla.spark.session import session
+
+    spark = session(spec.master, name="kill me", conf={"spark.log.level": "ERROR", **spec.conf})
+    rows = (
+        spark.readStream.format("ottla")
+        .option("kafka.bootstrap.servers", spec.bootstrap)
+        .option("subscribe", spec.source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", spec.rows_per_batch)
+        .load()
+        .select("key", "value")
+        .repartition(spec.tasks)
+    )
+    if spec.slow_first_attempts:
+        rows = rows.mapInArrow(_slow_at_first, rows.schema)
+    query = (
+        rows.writeStream.format("ottla")
+        .option("kafka.bootstrap.servers", spec.bootstrap)
+        .option("topic", spec.target)
+        .option("checkpointLocation", spec.checkpoint)
+        .options(**spec.options)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    print(DONE, flush=True)
+
+
+def _slow_at_first(batches):  # type: ignore[no-untyped-def] # Spark's own types for this need pandas
+    import time
+
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    yield from batches
+    if context.partitionId() == 0 and context.attemptNumber() == 0:
+        time.sleep(3)
+
+
+if __name__ == "__main__":
+    main(QuerySpec(**json.loads(sys.argv[1])))

@@ -238,3 +238,17 @@ def test_a_flush_that_fails_after_its_append_takes_the_directory_offline() -> No
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert not lab.directory.is_online
     assert lab.log.recovery_point == 0
+
+
+def test_records_that_wait_for_a_flush_are_not_to_be_committed() -> None:
+    lab = LogLab(LogConfig(flush_messages=3))
+
+    def append() -> int:
+        data = bytearray(build_batch([(lab.now_ms, None, b"x")]))
+        lab.log.append_as_leader(data, 0, now_ms=lab.now_ms, inline_flush=False)
+        return lab.log.committable_offset
+
+    assert [append() for _ in range(4)] == [1, 2, 0, 0]
+    lab.log.flush()
+    assert lab.log.committable_offset == 4
+    assert append() == 5

@@ -16,6 +16,7 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -58,6 +59,18 @@ def request(acks: int, *partitions: int) -> ProduceRequest:
     return ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="sure", partition_data=data)])
 
 
+def high_watermarks(wire: WireClient) -> list[int]:
+    partitions = [
+        FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1000) for index in range(2)
+    ]
+    response = wire.get(
+        FetchRequest(max_wait_ms=0, topics=[FetchTopic(topic="sure", partitions=partitions)]),
+        12,
+        FetchResponse,
+    )
+    return [each.high_watermark for each in response.responses[0].partitions]
+
+
 @pytest.mark.parametrize("acks", [1, -1])
 def test_a_flush_that_fails_is_the_error_of_its_own_partition(
     wire: WireClient, flushed: list[Log], acks: int
@@ -67,6 +80,8 @@ def test_a_flush_that_fails_is_the_error_of_its_own_partition(
     assert (sound.error_code, sound.base_offset) == (ErrorCode.NONE, 0)
     assert (failed.error_code, failed.base_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     assert [log.recovery_point for log in flushed] == [1]
+    # What is not durable is shown to nobody.
+    assert high_watermarks(wire) == [1, 0]
 
 
 def test_nobody_needs_to_wait_for_a_flush_to_have_it(wire: WireClient, flushed: list[Log]) -> None:

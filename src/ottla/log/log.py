@@ -221,6 +221,15 @@ class Log:
         return self._core.unflushed_messages
 
     @property
+    def committable_offset(self) -> int:
+        """Below it records may be shown to consumers once they are replicated: the log end, or, while a flush
+        that `flush.messages` asks for has yet to be done, the recovery point.
+        """
+        core = self._core
+        due = core.unflushed_messages >= core.local.config.flush_messages
+        return core.local.recovery_point if due else core.local.log_end_offset
+
+    @property
     def last_flush_ms(self) -> int:
         return self._core.last_flush_ms
 

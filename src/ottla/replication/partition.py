@@ -224,7 +224,7 @@ class Partition:
         inline_flush: bool = True,
     ) -> AppendInfo:
         """Append as leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if too few are in
-        sync.
+        sync. A flush that is left to the caller is to be followed by ``flushed``.
         """
         self.check_leader()
         if acks == -1 and len(self.isr) < self.min_isr:
@@ -245,6 +245,11 @@ class Partition:
         self._advance_high_watermark(now_ms)
         self._listener.partition_progressed(self)
         return info
+
+    def flushed(self, now_ms: int) -> None:
+        """The log was flushed: what had to wait for that may be committed."""
+        if self.is_leader and self._advance_high_watermark(now_ms):
+            self._listener.partition_progressed(self)
 
     def replicated(self, required_offset: int) -> ErrorCode | None:
         """How a produce with acks=all stands that ends at ``required_offset``; None: wait."""
@@ -431,7 +436,7 @@ class Partition:
     def _advance_high_watermark(self, now_ms: int) -> bool:
         """Raise the high watermark to what all that count have; True if it moved."""
         log = self.log
-        target = end = log.log_end_offset
+        target, end = log.committable_offset, log.log_end_offset
         if self._followers:
             if len(self.isr) < self.min_isr:
                 return False

@@ -315,6 +315,7 @@ class _Appends:
         for partition, response in self.flushing:
             try:
                 await self._context.node.logs.flush(partition.log)
+                partition.flushed(self._context.node.now_ms())
             except KafkaError as error:
                 response.error_code, response.base_offset = int(error.code), -1
                 self.waiting = [each for each in self.waiting if each[2] is not response]

@@ -22,6 +22,8 @@ Load = Callable[[], float]
 
 LINGER_MS = 5
 BATCH_BYTES = 131_072
+# What `kafka-run-class` gives its tools, but for a heap that has room for their buffers.
+TOOL_JVM = ("-Xmx512m", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 _RUNS = itertools.count()
 
 
@@ -136,6 +138,7 @@ def java_producing(broker: Broker, topic: str, size: int, count: int, **settings
             *("--throughput", "-1", "--producer-props"),
             *(f"{name}={value}" for name, value in properties.items()),
             timeout_s=600,
+            jvm=TOOL_JVM,
         ).out
         found = re.findall(r"(\d+) records sent, ([\d.]+) records/sec", said)
         assert found, said
@@ -154,6 +157,7 @@ def java_consuming(broker: Broker, topic: str, count: int) -> Load:
             *("--bootstrap-server", broker.bootstrap, "--topic", topic, "--num-records", str(count)),
             *("--group", f"perf-{next(_RUNS)}", "--timeout", "60000"),
             timeout_s=600,
+            jvm=TOOL_JVM,
         ).out
         heading, figures = (line.split(", ") for line in said.strip().splitlines()[-2:])
         column = dict(zip(heading, figures, strict=True))

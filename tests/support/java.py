@@ -50,13 +50,14 @@ def run_tool(
     stdin: str = "",
     timeout_s: float = TOOL_TIMEOUT_S,
     check: bool = True,
+    jvm: Sequence[str] = LIGHT_JVM,
 ) -> ToolResult:
     """Runs one of Apache Kafka's command-line tools in a JVM of its own.
 
     With `check`, an exit code other than zero fails the test with what the tool printed.
     """
     done = subprocess.run(
-        command(main, args, bundle=bundle),
+        command(main, args, bundle=bundle, jvm=jvm),
         input=stdin,
         capture_output=True,
         text=True,

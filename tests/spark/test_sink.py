@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from ottla.testing.local_node import LocalNode
+    from tests.support.apache_kafka import ApacheKafka
 
 pytestmark = pytest.mark.slow
 
@@ -287,10 +288,8 @@ def files(spark: SparkSession, tmp_path: Path) -> Callable[[int, int], DataFrame
     return make
 
 
-def run_stream(
-    df: DataFrame, node: LocalNode, checkpoint: Path, *, mode: str = "append", **options: str
-) -> Any:
-    given = {"kafka.bootstrap.servers": node.bootstrap_servers, **dotted(options)}
+def run_stream(df: DataFrame, servers: str, checkpoint: Path, *, mode: str = "append", **options: str) -> Any:
+    given = {"kafka.bootstrap.servers": servers, **dotted(options)}
     writer = df.writeStream.format("ottla").outputMode(mode).options(**given)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination(120)
@@ -298,24 +297,32 @@ def run_stream(
 
 
 def test_a_stream_is_written_once_across_restarts(
-    spark: SparkSession,
-    node: LocalNode,
-    new_topic: NewTopic,
-    files: Callable[[int, int], DataFrame],
-    tmp_path: Path,
-    admin: Admin,
+    node: LocalNode, files: Callable[[int, int], DataFrame], tmp_path: Path
 ) -> None:
-    topic = new_topic(partitions=2)
+    stream_with_a_restart(node.bootstrap_servers, files, tmp_path)
+
+
+@pytest.mark.kafka
+def test_a_stream_to_apache_kafka_is_written_once_across_restarts(
+    apache_kafka: ApacheKafka, files: Callable[[int, int], DataFrame], tmp_path: Path
+) -> None:
+    stream_with_a_restart(apache_kafka.bootstrap, files, tmp_path)
+
+
+def stream_with_a_restart(servers: str, files: Callable[[int, int], DataFrame], tmp_path: Path) -> None:
+    topic = f"t-{uuid.uuid4().hex[:8]}"
     checkpoint = tmp_path / "checkpoint"
-    query = run_stream(files(3, 100), node, checkpoint, topic=topic)
-    assert committed_values(node.bootstrap_servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
-    # As if the driver had died before Spark wrote down that the last batch was done.
-    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
-    for name in (f"{last}", f".{last}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
-    run_stream(files(0, 0), node, checkpoint, topic=topic)
-    assert committed_values(node.bootstrap_servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
-    assert [each for each in open_transactions(admin) if query.id in each] == []
+    with Admin(servers) as admin:
+        admin.topics.create(topic, partitions=2)
+        query = run_stream(files(3, 100), servers, checkpoint, topic=topic)
+        assert committed_values(servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
+        # As if the driver had died before Spark wrote down that the last batch was done.
+        last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
+        for name in (f"{last}", f".{last}.crc"):
+            (checkpoint / "commits" / name).unlink(missing_ok=True)
+        run_stream(files(0, 0), servers, checkpoint, topic=topic)
+        assert committed_values(servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
+        assert [each for each in open_transactions(admin) if query.id in each] == []
 
 
 def test_an_aggregate_is_written_whole_in_complete_mode(
@@ -328,7 +335,7 @@ def test_an_aggregate_is_written_whole_in_complete_mode(
     topic = new_topic()
     counts = files(2, 10).selectExpr("value % 2 AS odd").groupBy("odd").count()
     rows = counts.selectExpr("string(odd) AS key", "string(count) AS value")
-    run_stream(rows, node, tmp_path / "checkpoint", mode="complete", topic=topic)
+    run_stream(rows, node.bootstrap_servers, tmp_path / "checkpoint", mode="complete", topic=topic)
     latest = {record.key: record.value for record in records_of(node, topic)}
     assert {float(key): value for key, value in latest.items()} == {0.0: b"10", 1.0: b"10"}
 
@@ -357,11 +364,11 @@ def test_a_batch_of_a_stream_that_fails_is_repeated_whole(
     df = files(1, 1_000).mapInArrow(break_while_there_is_a_fuse, "value string")
     query = None
     with pytest.raises(Exception, match="broken on purpose"):
-        query = run_stream(df, node, tmp_path / "checkpoint", topic=topic)
+        query = run_stream(df, node.bootstrap_servers, tmp_path / "checkpoint", topic=topic)
     assert query is None
     assert committed_values(node.bootstrap_servers, topic, 2) == {}
     fuse.unlink()
-    run_stream(df, node, tmp_path / "checkpoint", topic=topic)
+    run_stream(df, node.bootstrap_servers, tmp_path / "checkpoint", topic=topic)
     assert committed_values(node.bootstrap_servers, topic, 2) == {str(n).encode(): 1 for n in range(1_000)}
 
 
@@ -373,5 +380,7 @@ def test_a_stream_with_at_least_once_needs_no_transactions(
     tmp_path: Path,
 ) -> None:
     topic = new_topic()
-    run_stream(files(1, 50), node, tmp_path / "checkpoint", topic=topic, delivery="at-least-once")
+    run_stream(
+        files(1, 50), node.bootstrap_servers, tmp_path / "checkpoint", topic=topic, delivery="at-least-once"
+    )
     assert committed_values(node.bootstrap_servers, topic) == {str(n).encode(): 1 for n in range(50)}

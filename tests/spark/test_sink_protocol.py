@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from ottla.client.blocking import Admin
 
 
-@pytest.fixture(scope="module", params=["ordinary", "two-phase"])
+@pytest.fixture(
+    scope="module", params=["ordinary", "two-phase", pytest.param("apache-kafka", marks=pytest.mark.kafka)]
+)
 def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A node as it is by default, and one that allows two-phase commits."""
+    """A node as it is by default, one that allows two-phase commits, and Apache Kafka."""
+    if request.param == "apache-kafka":
+        yield request.getfixturevalue("apache_kafka").bootstrap
+        return
     allowed = request.param == "two-phase"
     with LocalNode({"transaction.two.phase.commit.enable": allowed}) as node:
         yield node.bootstrap_servers

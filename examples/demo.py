@@ -1,14 +1,18 @@
-"""The demo: orders go through a topic; the node is killed and comes back; nothing is lost or doubled.
+"""The demo: an online shop on topics and Spark. A task and the node are killed; nothing is lost or doubled.
 
-Run it with `make demo`. It starts a real node as a process of its own, sends orders with the idempotent
-producer, kills the node with SIGKILL in the middle, starts it again on the same data, reads everything back
-as Arrow columns, and counts. It ends by itself; exit status 0 means that the counts were right.
+Run it with `make demo`. It starts a node as a process of its own, sends the shop's events with the
+idempotent producer, and runs the pipeline of `examples/shop/pipeline.py` over them: clean, dead-letter,
+join, window, aggregate, exactly once. Half-way it kills the Python workers of Spark's tasks and then the
+node, both with SIGKILL. At the end everything is read back and counted against what the generator knows,
+and a page with charts is written to demo-output/. Exit status 0 means that every count was right.
 """
 
+from __future__ import annotations
+
 import asyncio
+import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -16,170 +20,383 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shop.events import HOUR, SHOP_DAY, TOPICS, Shop
+from shop.report import Measured, Outcome, write_report
 
 import ottla
 from ottla.client.producer import Delivery
+from ottla.client.view import TopicPartition
 
-ORDERS = 200_000
-CUSTOMERS = 5_000
+EVENTS = int(os.environ.get("DEMO_EVENTS", "150000"))
+EVENTS_PER_SECOND = 3_000
 PARTITIONS = 3
-TOPIC = "orders"
-ITEMS = ("tea", "coffee", "bread", "honey", "apples", "cheese")
+OUTPUT = Path("demo-output")
+CLEAN = tuple(f"shop.clean.{topic}" for topic in TOPICS)
+DEAD_LETTERS, REVENUE = "shop.dead-letters", "shop.revenue"
+BEGAN = time.perf_counter()
+
+
+def say(text: str) -> None:
+    print(f"{time.perf_counter() - BEGAN:6.1f} s  {text}", flush=True)
 
 
 class NodeProcess:
     """`ottla start` as a process: to be killed and started again on the same data and port."""
 
-    def __init__(self, data_dir: str) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._process: subprocess.Popen[str] | None = None
-        self._listen = "127.0.0.1:0"
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self._listen
+        self.bootstrap_servers = "127.0.0.1:0"
 
     def start(self) -> str:
         """Starts the node and returns the line that it prints when ready."""
-        command = [sys.executable, "-m", "ottla", "start"]
-        command += [
-            "--data-dir",
-            self._data_dir,
-            "--listen",
-            self._listen,
-            "--set",
-            f"num.partitions={PARTITIONS}",
-        ]
+        command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(self._data_dir)]
+        command += ["--listen", self.bootstrap_servers]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if "ready" not in line:
             raise SystemExit(f"the node did not start: {line or 'see above'}")
-        self._listen = next(word for word in line.replace(",", " ").split() if word.startswith("127.0.0.1:"))
+        words = line.replace(",", " ").split()
+        self.bootstrap_servers = next(word for word in words if word.startswith("127.0.0.1:"))
         return line
 
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._close()
 
-    def stop(self) -> int:
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._close()
+
+    def _close(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        status = self._process.wait(timeout=30)
+        self._process.wait(timeout=30)
         assert self._process.stdout is not None
         self._process.stdout.close()
-        return status
 
 
-def orders(seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
-    """Orders as JSON, keyed by customer; a few customers order far more often than the others."""
-    draw = random.Random(seed)
-    for number in range(ORDERS):
-        customer = int(CUSTOMERS * draw.random() ** 3)
-        order = {
-            "number": number,
-            "customer": customer,
-            "item": draw.choice(ITEMS),
-            "cents": draw.randrange(100, 5_000),
+class SparkProcess:
+    """The pipeline as a process of its own; its lines are told as they come."""
+
+    def __init__(self, node: NodeProcess, work: Path) -> None:
+        self.log = work / "spark.log"
+        self.batches: Counter[str] = Counter()
+        self.restarts = 0
+        self.started: set[str] = set()
+        program = Path(__file__).parent / "shop" / "pipeline.py"
+        command = [sys.executable, str(program), node.bootstrap_servers]
+        command += [str(work / "checkpoints"), str(work / "table")]
+        self._log_file = self.log.open("w")
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log_file,
+            text=True,
+            process_group=0,
+        )
+
+    async def follow(self) -> None:
+        """Reads its lines to the end."""
+        assert self.process.stdout is not None
+        while line := await asyncio.to_thread(self.process.stdout.readline):
+            try:
+                facts = json.loads(line)
+            except ValueError:
+                continue
+            if "started" in facts:
+                self.started.add(facts["started"])
+            if "batch" in facts:
+                self.batches[facts["query"]] += 1
+            if "restarted" in facts:
+                self.restarts += 1
+                say(f"query {facts['restarted']} was started again: {facts['error'].splitlines()[0][:120]}")
+
+    def finish(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("finish\n")
+        self.process.stdin.flush()
+
+    def task_workers(self) -> list[int]:
+        """The Python processes that run its tasks: forks of Spark's daemon."""
+        lines = subprocess.run(
+            ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+        ).stdout
+        table = [line.split(None, 2) for line in lines.splitlines()[1:]]
+        parents = {int(row[0]): int(row[1]) for row in table}
+        daemons = {
+            int(row[0]) for row in table if len(row) > 2 and row[2].endswith("pyspark.daemon pyspark.worker")
         }
-        yield str(customer).encode(), json.dumps(order).encode()
+
+        def is_ours(pid: int) -> bool:
+            while pid > 1:
+                if pid == self.process.pid:
+                    return True
+                pid = parents.get(pid, 0)
+            return False
+
+        return [pid for pid in daemons if parents.get(pid) in daemons and is_ours(pid)]
+
+    def lost_tasks(self) -> int:
+        return self.log.read_text(errors="replace").count("Lost task")
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self._log_file):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
-async def produce(node: NodeProcess) -> tuple[float, list[str]]:
-    """Sends all orders, with a kill of the node half-way. Returns the seconds it took and the failures."""
+@dataclass(slots=True)
+class Watch:
+    """What a reader of the clean orders sees while the pipeline runs: samples for the charts."""
+
+    produced: int = 0
+    seen: int = 0
+    samples: list[tuple[float, int, int]] = field(default_factory=list)
+    latencies: list[tuple[float, int]] = field(default_factory=list)
+    marks: list[tuple[float, str]] = field(default_factory=list)
+
+    def now(self) -> float:
+        return time.perf_counter() - BEGAN
+
+    async def sample(self) -> None:
+        while True:
+            self.samples.append((self.now(), self.produced, self.seen))
+            await asyncio.sleep(0.5)
+
+    async def tail(self, bootstrap: str) -> None:
+        """Reads what is committed, as any consumer would, and takes the time since it was sent."""
+        settings = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+        async with ottla.Consumer(bootstrap, **settings) as consumer:
+            consumer.assign(
+                [(topic, partition) for topic in (*CLEAN, DEAD_LETTERS) for partition in range(PARTITIONS)]
+            )
+            while True:
+                table = await consumer.poll_arrow(timeout_ms=500, columns=("topic", "value"))
+                self.seen += table.num_rows
+                now_ms = int(time.time() * 1000)
+                # One in fifty is enough, and leaves the machine to the others.
+                for value in table.column("value").to_pylist()[::50]:
+                    _, found, sent = value.rpartition(b'"sent":')
+                    if found:
+                        self.latencies.append((self.now(), now_ms - int(sent.rstrip(b"}"))))
+
+
+async def produce(
+    node: NodeProcess, shop: Shop, watch: Watch, half: asyncio.Event, go_on: asyncio.Event
+) -> list[str]:
+    """Sends the day at its pace, with a look around at noon; the failures, of which there should be none."""
     failures: list[str] = []
 
     def delivered(handle: Delivery) -> None:
         if (error := handle.exception()) is not None:
             failures.append(str(error))
 
-    begin = time.perf_counter()
-    async with ottla.Producer(node.bootstrap_servers, linger_ms=5, batch_size=65_536) as producer:
-        for number, (key, value) in enumerate(orders()):
+    settings = {"linger_ms": 20, "batch_size": 65_536, "delivery_timeout_ms": 120_000}
+    async with ottla.Producer(node.bootstrap_servers, **settings) as producer:
+        began = time.perf_counter()
+        for number, event in enumerate(shop):
             if number % 100 == 0:
-                await producer.ready(TOPIC)
-                await asyncio.sleep(0)
-            producer.send_nowait(TOPIC, value, key=key).add_done_callback(delivered)
-            if number == ORDERS // 2:
-                say(f"{number:,} orders sent; kill -9 of the node")
-                node.kill()
-                say("  back: " + await asyncio.to_thread(node.start))
+                for topic in TOPICS:
+                    await producer.ready(topic)
+                ahead = number / EVENTS_PER_SECOND - (time.perf_counter() - began)
+                await asyncio.sleep(max(ahead, 0))
+                watch.produced = number
+            topic, key, value, timestamp = event
+            producer.send_nowait(topic, value, key=key, timestamp=timestamp).add_done_callback(delivered)
+            if number == EVENTS // 2:
+                half.set()
+                paused = time.perf_counter()
+                await go_on.wait()
+                began += time.perf_counter() - paused
+        for topic, key, value, timestamp in shop.closing():
+            producer.send_nowait(topic, value, key=key, timestamp=timestamp).add_done_callback(delivered)
         await producer.flush()
-    return time.perf_counter() - begin, failures
+        watch.produced = sum(shop.truth.sent.values())
+    return failures
 
 
-async def consume(node: NodeProcess) -> tuple[float, Counter[int], Counter[int], bool]:
-    """Reads the topic to its end. Returns the seconds, how often each order came, the turnover by customer in
-    cents, and whether each customer's orders came in the order they were sent.
-    """
-    seen: Counter[int] = Counter()
-    turnover: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    in_order = True
+async def kill_things(node: NodeProcess, spark: SparkProcess, watch: Watch) -> None:
+    """A task of Spark's, by killing the processes that run its Python; then the node."""
+    lost = spark.lost_tasks()
+    watch.marks.append((watch.now(), "task killed"))
+    killed = 0
+    deadline = time.perf_counter() + 30
+    while spark.lost_tasks() == lost:
+        for pid in spark.task_workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        if time.perf_counter() > deadline:
+            raise SystemExit("no task noticed that its process was killed")
+        await asyncio.sleep(0.05)
+    say(f"kill -9 of {killed} Python workers: Spark lost {spark.lost_tasks() - lost} tasks, and repeats them")
+    await asyncio.sleep(2)
+    watch.marks.append((watch.now(), "node killed"))
+    node.kill()
+    say("kill -9 of the node")
+    await asyncio.sleep(1)
+    line = await asyncio.to_thread(node.start)
+    watch.marks.append((watch.now(), "node back"))
+    say(f"the node is back: {line.rpartition(', ')[2]} to start on the same data")
+
+
+async def read_all(node: NodeProcess, topic: str) -> list[dict[str, object]]:
+    """Everything that is committed in a topic, as rows."""
     async with ottla.Admin(node.bootstrap_servers) as admin:
-        ends = await admin.offsets.end(TOPIC)
-    begin = time.perf_counter()
-    async with ottla.Consumer(node.bootstrap_servers, auto_offset_reset="earliest") as consumer:
-        consumer.assign([(TOPIC, partition) for partition in ends])
-        left = sum(ends.values())
-        while left > 0:
-            table = await consumer.poll_arrow(timeout_ms=5_000)
-            if table.num_rows == 0:
-                raise SystemExit(f"nothing came for 5 s with {left:,} records left to read")
-            left -= table.num_rows
-            for value in table.column("value").to_pylist():
-                order = json.loads(value)
-                number, customer = order["number"], order["customer"]
-                seen[number] += 1
-                turnover[customer] += order["cents"]
-                in_order &= last.get(customer, -1) < number
-                last[customer] = number
-    return time.perf_counter() - begin, seen, turnover, in_order
+        ends = await admin.offsets.end(topic)
+    rows: list[dict[str, object]] = []
+    settings = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+    async with ottla.Consumer(node.bootstrap_servers, **settings) as consumer:
+        partitions = [TopicPartition(topic, partition) for partition in ends]
+        consumer.assign(partitions)
+        while True:
+            table = await consumer.poll_arrow(timeout_ms=2_000, columns=("value", "headers"))
+            rows += table.to_pylist()
+            if all([await consumer.position(each) >= ends[each.partition] for each in partitions]):
+                return rows
+            if not table.num_rows:
+                raise SystemExit(f"{topic}: nothing came for 2 s before its end")
 
 
-def size_of(directory: str) -> int:
-    return sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(directory) for f in files)
+async def count(node: NodeProcess, shop: Shop, table: Path) -> Outcome:
+    """Compares everything that the pipeline wrote with what the generator knows."""
+    import pyarrow.dataset as ds
+
+    truth = shop.truth
+    outcome = Outcome()
+    for topic in TOPICS:
+        rows = await read_all(node, f"shop.clean.{topic}")
+        outcome.compare(
+            f"shop.clean.{topic}", truth.good[topic], Counter(json.loads(row["value"])["id"] for row in rows)
+        )
+    dead = await read_all(node, DEAD_LETTERS)
+    reasons: Counter[str] = Counter()
+    letters: Counter[tuple[str, bytes]] = Counter()
+    for row in dead:
+        headers = {header["key"]: header["value"].decode() for header in row["headers"]}
+        reasons[headers["reason"]] += 1
+        letters[headers["topic"], row["value"]] += 1
+    outcome.compare(DEAD_LETTERS, truth.bad, letters)
+    outcome.check("reasons of dead letters", dict(truth.reasons), dict(reasons))
+    windows = [json.loads(row["value"]) for row in await read_all(node, REVENUE)]
+    found = Counter((each["window"], each["category"]) for each in windows)
+    outcome.compare(REVENUE, set(truth.revenue), found)
+    totals = {(each["window"], each["category"]): [each["orders"], each["cents"]] for each in windows}
+    outcome.check("orders and cents of every window", dict(truth.revenue), totals)
+    outcome.windows = sorted((key[0], key[1], cents) for key, (_, cents) in totals.items())
+    files = files_of(table)
+    ids = ds.dataset(files, format="parquet").to_table(columns=["id"]).column("id").to_pylist()
+    outcome.compare("Parquet table of orders", truth.good["orders"], Counter(ids))
+    return outcome
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+def files_of(table: Path) -> list[str]:
+    """The files that belong to the table, by Spark's own log: what a killed task has left does not count."""
+    logs = [path for path in (table / "_spark_metadata").iterdir() if path.name.split(".")[0].isdecimal()]
+    compacted = [int(path.name.split(".")[0]) for path in logs if path.name.endswith(".compact")]
+    newest = max(compacted, default=-1)
+    found: list[str] = []
+    for path in logs:
+        if int(path.name.split(".")[0]) > newest or path.name == f"{newest}.compact":
+            entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+            found += [entry["path"].removeprefix("file://") for entry in entries]
+    return found
 
 
-async def main(data_dir: str) -> int:
-    node = NodeProcess(data_dir)
-    say(node.start())
+async def main(work: Path) -> int:
+    node = NodeProcess(work / "node")
+    say(node.start().partition(", data")[0])
+    spark: SparkProcess | None = None
+    watch = Watch()
+    # The day has passed: brokers do not take records from a future that is too far away.
+    shop = Shop(EVENTS, int(time.time() * 1000) - SHOP_DAY - 6 * HOUR)
     try:
         async with ottla.Admin(node.bootstrap_servers) as admin:
-            await admin.topics.create(TOPIC, partitions=PARTITIONS)
-        sent_in, failures = await produce(node)
-        read_in, seen, turnover, in_order = await consume(node)
+            for topic in (*TOPICS, *CLEAN, DEAD_LETTERS, REVENUE):
+                await admin.topics.create(topic, partitions=PARTITIONS)
+        spark = SparkProcess(node, work)
+        background = [
+            asyncio.create_task(each)
+            for each in (spark.follow(), watch.sample(), watch.tail(node.bootstrap_servers))
+        ]
+        follow = background[0]
+        await until(lambda: len(spark.started) == 3, 180, "Spark did not start", spark)
+        say("Spark runs three queries: clean, revenue, table")
+        half, go_on = asyncio.Event(), asyncio.Event()
+        began = time.perf_counter()
+        sending = asyncio.create_task(produce(node, shop, watch, half, go_on))
+        say(f"sending {EVENTS:,} events of a day in the shop, {EVENTS_PER_SECOND:,} a second")
+        await asyncio.wait(
+            [sending, noon := asyncio.create_task(half.wait())], return_when=asyncio.FIRST_COMPLETED
+        )
+        noon.cancel()
+        await until(lambda: watch.seen > EVENTS // 20, 180, "the pipeline has written nothing", spark)
+        say(f"half-way: {EVENTS // 2:,} sent, {watch.seen:,} cleaned and committed")
+        go_on.set()
+        await kill_things(node, spark, watch)
+        failures = await sending
+        say(f"all {watch.produced:,} events are sent; the pipeline finishes")
+        spark.finish()
+        await asyncio.wait_for(follow, 240)
+        took = time.perf_counter() - began
+        status = await asyncio.to_thread(spark.process.wait, 60)
+        say(f"the pipeline is through, {sum(spark.batches.values())} batches; now counting")
+        for task in background[1:]:
+            task.cancel()
+        outcome = await count(node, shop, work / "table")
+        outcome.check("failed sends", [], failures)
+        outcome.check("exit status of the pipeline", 0, status)
     finally:
-        status = node.stop()
-    lost = ORDERS - len(seen)
-    doubled = sum(1 for count in seen.values() if count > 1)
-    records = sum(seen.values())
+        if spark is not None:
+            spark.stop()
+        node.stop()
+    measured = Measured(took, watch.produced, watch.samples, watch.latencies, watch.marks, spark.restarts)
+    return conclude(shop, outcome, measured)
+
+
+async def until(condition, seconds: float, problem: str, spark: SparkProcess) -> None:
+    deadline = time.perf_counter() + seconds
+    while not condition():
+        if spark.process.poll() is not None or time.perf_counter() > deadline:
+            log = spark.log.read_text(errors="replace")[-4000:]
+            raise SystemExit(f"{problem} within {seconds:.0f} s; the end of its log:\n{log}")
+        await asyncio.sleep(0.1)
+
+
+def conclude(shop: Shop, outcome: Outcome, measured: Measured) -> int:
     say("")
-    say(f"sent      {ORDERS:,} orders in {sent_in:.1f} s, {ORDERS / sent_in:,.0f} a second, kill included")
-    say(f"read      {records:,} records in {read_in:.1f} s, {records / read_in:,.0f} a second")
-    say(f"failed    {len(failures)}")
-    say(f"lost      {lost}")
-    say(f"doubled   {doubled}")
-    say(f"in order  {'yes' if in_order else 'no'}, for each customer")
-    best = ", ".join(f"{who} ({cents / 100:,.2f})" for who, cents in turnover.most_common(3))
-    say(f"best customers: {best}")
-    say(f"on disk   {size_of(data_dir) / 1e6:.1f} MB in Kafka's own file format")
-    good = not failures and not lost and not doubled and in_order and status == 0
-    say("OK: every order exactly once" if good else f"FAILED (first failures: {failures[:3]}, exit {status})")
-    return 0 if good else 1
+    for line in [
+        *outcome.lines(),
+        *measured.lines(),
+        f"{shop.truth.late:,} events were late, and in time for their windows",
+    ]:
+        print(f"          {line}")
+    OUTPUT.mkdir(exist_ok=True)
+    page = OUTPUT / "report.html"
+    write_report(page, outcome, measured)
+    verdict = "OK: nothing was lost or doubled" if outcome.is_right else "FAILED: see above"
+    say(f"{verdict}; charts in {page}")
+    return 0 if outcome.is_right else 1
 
 
 if __name__ == "__main__":
-    directory = tempfile.mkdtemp(prefix="ottla-demo-")
+    directory = Path(tempfile.mkdtemp(prefix="ottla-demo-"))
     try:
-        sys.exit(asyncio.run(main(directory)))
+        status = asyncio.run(main(directory))
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        if os.environ.get("DEMO_KEEP"):
+            say(f"kept: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    sys.exit(status)

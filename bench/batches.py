@@ -1,8 +1,8 @@
 """Batches that are ready beforehand, sent to many partitions over one connection: the broker's cost alone.
 
 A client spreads records over partitions, so with more of them its batches get smaller and everybody's work
-grows. Here every request carries the same number of equal batches, whatever the number of partitions; what
-changes is only how many logs they go to.
+grows. Here every request carries one batch of the same size, whatever the number of partitions; what changes
+is only how many logs they go to.
 """
 
 import socket
@@ -23,8 +23,7 @@ from ottla.records.batch import Record
 from ottla.records.builder import build_batch
 
 VERSION = 9
-BATCHES_A_REQUEST = 8
-RECORDS_A_BATCH = 100
+RECORDS_A_BATCH = 400
 IN_FLIGHT = 5
 
 
@@ -34,22 +33,18 @@ def batch() -> bytes:
 
 
 def sending(broker: Broker, topic: str, partitions: int, requests: int) -> Load:
-    """Requests of `BATCHES_A_REQUEST` batches, to the partitions in turn."""
+    """Requests of one batch each, to the partitions in turn."""
     records = batch()
 
     def request(number: int) -> bytes:
-        first = number * BATCHES_A_REQUEST
-        wanted = [(first + n) % partitions for n in range(BATCHES_A_REQUEST)]
-        data = [PartitionProduceData(index=each, records=records) for each in dict.fromkeys(wanted)]
-        # With fewer partitions than batches, a partition gets its batches in one piece.
-        if len(data) < BATCHES_A_REQUEST:
-            data[0].records = records * (BATCHES_A_REQUEST - len(data) + 1)
+        data = [PartitionProduceData(index=number % partitions, records=records)]
         body = ProduceRequest(
             acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=data)]
         )
         return b"".join(request_parts(VERSION, number, "bench", body))
 
-    frames = [request(number) for number in range(requests)]
+    # The same requests go round: as many as it takes to reach every partition.
+    frames = [request(number) for number in range(min(requests, max(partitions, 100)))]
 
     def run() -> float:
         host, _, port = broker.bootstrap.rpartition(":")
@@ -57,11 +52,11 @@ def sending(broker: Broker, topic: str, partitions: int, requests: int) -> Load:
             begin = time.perf_counter()
             for number in range(requests + IN_FLIGHT):
                 if number < requests:
-                    connection.sendall(frames[number])
+                    connection.sendall(frames[number % len(frames)])
                 if number >= IN_FLIGHT:
                     (size,) = struct.unpack(">i", answers.read(4))
                     _check(answers.read(size))
-            return requests * BATCHES_A_REQUEST * RECORDS_A_BATCH / (time.perf_counter() - begin)
+            return requests * RECORDS_A_BATCH / (time.perf_counter() - begin)
 
     return run
 

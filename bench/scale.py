@@ -13,7 +13,7 @@ COUNTS = (1, 100, 1_000, 10_000)
 
 def warmed(broker: Broker, topic: str, partitions: int, requests: int) -> loads.Load:
     """Every partition has been written to before anything is measured."""
-    batches.sending(broker, topic, partitions, -(-partitions // batches.BATCHES_A_REQUEST))()
+    batches.sending(broker, topic, partitions, partitions)()
     return batches.sending(broker, topic, partitions, requests)
 
 
@@ -27,8 +27,8 @@ def of(pair: Pair, partitions: int, costs: dict[str, list[tuple[float, float]]])
     topic = f"scale-{partitions}"
     shown = f"{partitions:,} partition{'s' if partitions > 1 else ''}"
     pair.each(lambda broker: loads.create(broker, topic, partitions))
-    requests = scaled(5_000, 1_500)
-    amount = requests * batches.BATCHES_A_REQUEST * batches.RECORDS_A_BATCH
+    requests = scaled(10_000, 3_000)
+    amount = requests * batches.RECORDS_A_BATCH
     found = list(
         pair.rows(
             f"produce to {shown}",

@@ -544,3 +544,36 @@ async def test_a_flush_in_the_pool_and_appends_go_side_by_side(tmp_path: Path) -
         await manager.shutdown()
     finally:
         pool.close()
+
+
+async def test_many_logs_are_deleted_with_one_sync_and_one_write_of_each_checkpoint() -> None:
+    node = Node(A, B)
+    manager = await node.start()
+    partitions = [TopicPartition("orders", number) for number in range(20)]
+    for each in partitions:
+        log = node.log("orders", each.partition)
+        node.fill(log, 1)
+        log.flush()
+    await manager.checkpoint_recovery_points()
+    before = len(node.sim_disk.trace.entries())
+    assert manager.delete_logs([*partitions, TopicPartition("bills", 0)]) == {}
+    synced = [each for each in node.sim_disk.trace.entries()[before:] if each.op in ("sync", "sync_dir")]
+    # Of each directory: the names, and a file and a name for the recovery points.
+    assert len(synced) == 6
+    assert manager.logs() == []
+    manager = await node.crash()
+    assert manager.logs() == []
+
+
+async def test_a_log_that_cannot_be_deleted_does_not_keep_the_others() -> None:
+    node = Node()
+    manager = await node.start()
+    partitions = [TopicPartition("orders", number) for number in range(3)]
+    for each in partitions:
+        node.log("orders", each.partition)
+    node.sim_disk.fail(errno.ENOSPC, ops=["rename"], prefix=f"{A}/orders-1")
+    errors = manager.delete_logs(partitions)
+    assert list(errors) == [partitions[1]]
+    assert [log.topic_partition for log in manager.logs()] == [partitions[1]]
+    assert manager.delete_logs(partitions) == {}
+    assert manager.logs() == []

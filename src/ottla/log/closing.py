@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import posixpath
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from ottla.log import checkpoints
+from ottla.log.checkpointing import DirectoryOffsets
 from ottla.log.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.log import Log
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.pool import Pool
@@ -26,19 +24,6 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Logs that one call in the pool closes."""
-
-Offsets = Mapping[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """What the checkpoints of a directory say when all its logs are closed."""
-
-    recovery_points: Offsets
-    log_starts: Offsets
-    high_watermarks: Offsets
-    sound: bool
-    """False if the directory has a log that was refused: then it is not to be taken for clean."""
 
 
 async def close_logs(directory: LogDirectory, logs: Sequence[Log], pool: Pool) -> bool:
@@ -81,16 +66,16 @@ def _close(logs: Iterable[Log]) -> bool:
     return sound
 
 
-def seal(directory: LogDirectory, words: LastWords, broker_epoch: int) -> None:
+def seal(offsets: DirectoryOffsets, broker_epoch: int) -> None:
     """Write the last checkpoints, and that the shutdown was clean."""
+    directory = offsets.directory
     try:
-        directory.write_recovery_points(words.recovery_points)
-        directory.write_log_starts(words.log_starts)
-        path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
-        checkpoints.write_offsets(directory.disk, path, words.high_watermarks)
-        if words.sound:
-            checkpoints.write_clean_shutdown(directory.disk, directory.path, broker_epoch)
-        else:
+        directory.write_recovery_points(offsets.recovery_points())
+        directory.write_log_starts(offsets.log_starts())
+        offsets.write_high_watermarks(offsets.high_watermarks())
+        if offsets.refused:
             _log.warning("%s has a damaged log and will be recovered at the next start", directory.path)
+        else:
+            checkpoints.write_clean_shutdown(directory.disk, directory.path, broker_epoch)
     except OSError as error:
         _log.error("%s", directory.io_error("closing the directory", error).message)

@@ -401,8 +401,10 @@ class Log:
 
     # The end
 
-    def rename_dir(self, name: str) -> None:
-        """Rename the directory: to delete the partition, or to make a future log the current one."""
+    def rename_dir(self, name: str, *, sync: bool = True) -> None:
+        """Rename the directory: to delete the partition, or to make a future log the current one. Without
+        `sync` the caller is to make that durable.
+        """
         core = self._core
         core.check_usable()
         path = posixpath.join(self.directory.path, name)
@@ -410,8 +412,9 @@ class Log:
             core.disk.rename(self.dir, path)
         core.local.renamed(path)
         core.producers.moved_to(path)
-        with core.guard("renaming"):
-            core.disk.sync_dir(self.directory.path)
+        if sync:
+            with core.guard("renaming"):
+                core.disk.sync_dir(self.directory.path)
 
     def close(self) -> None:
         """Make everything durable, with a producer snapshot at the end, and close the files. A log that was

@@ -15,17 +15,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import posixpath
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from ottla.log import checkpoints
-from ottla.log.closing import LastWords, close_logs, seal
+from ottla.log.checkpointing import DirectoryOffsets
+from ottla.log.closing import close_logs, seal
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
 from ottla.log.files import (
-    CLUSTER_METADATA_TOPIC,
     DirKind,
     TopicPartition,
     dir_name,
@@ -326,24 +324,54 @@ class LogManager:
                 counts[log.directory.path] += 1
         return sorted(self.live_directories, key=lambda directory: counts[directory.path])
 
-    def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
-        """Take the log out of service at once and remove its directory after `file.delete.delay.ms`."""
-        logs = self._future_logs if future else self._logs
-        log = logs.get(partition)
-        if log is not None:
-            log.rename_dir(moved_dir_name(partition, DirKind.DELETE, self._random.uuid()))
-            del logs[partition]
-            self._drop(log)
+    def delete_logs(
+        self, partitions: Iterable[TopicPartition], *, future: bool = False
+    ) -> dict[TopicPartition, KafkaError]:
+        """Take logs out of service at once, and remove their directories after `file.delete.delay.ms`; those
+        that could not be deleted for good, and why.
+        """
+        gone, errors = self._take_out(partitions, self._future_logs if future else self._logs, DirKind.DELETE)
+        for log in gone:
             self._remove_later(log.directory, log.dir, log.config.file_delete_delay_ms)
+        return errors
+
+    def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
+        for error in self.delete_logs([partition], future=future).values():
+            raise error
 
     def set_stray(self, partition: TopicPartition) -> None:
         """Take the log out of service, but keep its directory: the metadata does not know it."""
-        log = self._logs.get(partition)
-        if log is not None:
-            log.rename_dir(moved_dir_name(partition, DirKind.STRAY, self._random.uuid()))
-            del self._logs[partition]
-            self._drop(log)
-            self._strays.append(log.dir)
+        gone, errors = self._take_out([partition], self._logs, DirKind.STRAY)
+        self._strays.extend(log.dir for log in gone)
+        for error in errors.values():
+            raise error
+
+    def _take_out(
+        self, partitions: Iterable[TopicPartition], logs: dict[TopicPartition, Log], kind: DirKind
+    ) -> tuple[list[Log], dict[TopicPartition, KafkaError]]:
+        """Let go of logs and rename their directories, with one sync of names and one write of each
+        checkpoint for all of them; those that are gone, and what went wrong.
+        """
+        errors: dict[TopicPartition, KafkaError] = {}
+        gone: dict[LogDirectory, list[Log]] = {}
+        for log in [logs[partition] for partition in partitions if partition in logs]:
+            partition = log.topic_partition
+            try:
+                log.rename_dir(moved_dir_name(partition, kind, self._random.uuid()), sync=False)
+            except KafkaError as error:
+                errors[partition] = error
+                continue
+            del logs[partition]
+            log.release()
+            gone.setdefault(log.directory, []).append(log)
+        for directory, moved in gone.items():
+            try:
+                self._disk.sync_dir(directory.path)
+                directory.forget(log.topic_partition for log in moved)
+            except OSError as error:
+                failure = directory.io_error("forgetting logs that are gone", error)
+                errors |= {log.topic_partition: failure for log in moved}
+        return [log for moved in gone.values() for log in moved], errors
 
     def promote_future_log(self, partition: TopicPartition) -> Log:
         """Let the future log, which has caught up, take the place of the current one."""
@@ -434,67 +462,20 @@ class LogManager:
     async def checkpoint_recovery_points(self) -> None:
         """Write the recovery points of all logs, so that the next recovery is short."""
         for directory in self.live_directories:
-            await self._checkpoint(directory, directory.recovery_points, self._recovery_points(directory))
+            await self._offsets(directory).checkpoint_recovery_points(self._pool)
 
     async def checkpoint_log_starts(self) -> None:
         """Write the log starts that do not follow from the file names."""
         for directory in self.live_directories:
-            await self._checkpoint(directory, directory.log_starts, self._log_starts(directory))
+            await self._offsets(directory).checkpoint_log_starts(self._pool)
 
     async def checkpoint_high_watermarks(self) -> None:
         for directory in self.live_directories:
-            offsets = {log.topic_partition: log.high_watermark for log in self.logs_in(directory)}
-            path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
-            work = self._pool.run(checkpoints.write_offsets, self._disk, path, offsets)
-            await self._guarded(directory, work)
+            await self._offsets(directory).checkpoint_high_watermarks(self._pool)
 
-    def _recovery_points(self, directory: LogDirectory) -> dict[TopicPartition, int]:
-        kept = self._kept(directory, directory.recovery_points.offsets)
-        return kept | {log.topic_partition: log.recovery_point for log in self.logs_in(directory)}
-
-    def _log_starts(self, directory: LogDirectory) -> dict[TopicPartition, int]:
-        kept = self._kept(directory, directory.log_starts.offsets)
-        return kept | {
-            log.topic_partition: log.log_start_offset
-            for log in self.logs_in(directory)
-            if log.log_start_offset > log.segments[0].base_offset or not log.names_synced
-        }
-
-    def _kept(
-        self, directory: LogDirectory, offsets: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """What a checkpoint says of logs that are not ours to judge: refused ones, and the metadata log."""
-        return {
-            partition: offset
-            for partition, offset in offsets.items()
-            if partition.topic == CLUSTER_METADATA_TOPIC
-            or (partition in self._failed and self._failed[partition][0] is directory)
-        }
-
-    async def _checkpoint(
-        self,
-        directory: LogDirectory,
-        checkpoint: checkpoints.OffsetCheckpoint,
-        offsets: Mapping[TopicPartition, int],
-    ) -> None:
-        staged = checkpoint.stage(offsets)
-        if staged is None or not await self._guarded(directory, self._pool.run(staged.write)):
-            return
-        try:
-            installed = checkpoint.install(staged)
-        except OSError as error:
-            _log.error("%s", directory.io_error("installing a checkpoint", error).message)
-            return
-        if installed and await self._guarded(directory, self._pool.run(staged.settle)):
-            checkpoint.settled(staged)
-
-    async def _guarded(self, directory: LogDirectory, work: Awaitable[object]) -> bool:
-        try:
-            await work
-        except OSError as error:
-            _log.error("%s", directory.io_error("writing a checkpoint", error).message)
-            return False
-        return True
+    def _offsets(self, directory: LogDirectory) -> DirectoryOffsets:
+        refused = {partition for partition, (where, _) in self._failed.items() if where is directory}
+        return DirectoryOffsets(directory, self.logs_in(directory), refused)
 
     async def delete_expired(self, now_ms: int) -> int:
         """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
@@ -574,15 +555,9 @@ class LogManager:
             self._unlock()
 
     async def _close(self, directory: LogDirectory, broker_epoch: int) -> None:
-        logs = self.logs_in(directory)
-        if await close_logs(directory, logs, self._pool) and directory.is_online:
-            words = LastWords(
-                self._recovery_points(directory),
-                self._log_starts(directory),
-                {log.topic_partition: log.high_watermark for log in logs},
-                sound=not any(failed is directory for failed, _ in self._failed.values()),
-            )
-            await self._pool.run(seal, directory, words, broker_epoch)
+        offsets = self._offsets(directory)
+        if await close_logs(directory, offsets.logs, self._pool) and directory.is_online:
+            await self._pool.run(seal, offsets, broker_epoch)
 
     def _unlock(self) -> None:
         while self._locks:

@@ -9,7 +9,7 @@ replicas, and it is online exactly if its log can be used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -143,8 +143,7 @@ class ReplicaManager:
         changes = ReplicaChanges()
         self._image = image
         local = delta.local_changes(self.broker_id)
-        for tp in local.deletes:
-            self._delete(tp, changes)
+        self._delete(local.deletes, changes)
         for tp, replica in {**local.leaders, **local.followers}.items():
             topic_delta = delta.topics[replica.topic_id]
             before = None if topic_delta.before is None else topic_delta.before.partitions.get(tp.partition)
@@ -205,16 +204,15 @@ class ReplicaManager:
         directory = registration.directory(self.broker_id)
         return None if is_reserved_directory(directory) else directory
 
-    def _delete(self, tp: TopicPartition, changes: ReplicaChanges) -> None:
-        partition = self._partitions.pop(tp, None)
-        self._offline.pop(tp, None)
-        if partition is not None:
-            partition.resign()
-        try:
-            self.logs.delete_log(tp)
-        except KafkaError as error:
+    def _delete(self, partitions: Collection[TopicPartition], changes: ReplicaChanges) -> None:
+        for tp in partitions:
+            partition = self._partitions.pop(tp, None)
+            self._offline.pop(tp, None)
+            if partition is not None:
+                partition.resign()
+        for tp, error in self.logs.delete_logs(partitions).items():
             _log.error("%s could not be deleted: %s", tp, error.message)
-        changes.deleted.append(tp)
+        changes.deleted.extend(partitions)
 
     def _follow_configs(self, delta: MetadataDelta) -> None:
         if not delta.changed_configs:

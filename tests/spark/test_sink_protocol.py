@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ottla.client.blocking import Producer
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.driver import LostTransactions
 from ottla.spark.sink.endings import transactional_id
@@ -328,6 +330,51 @@ def test_a_batch_write_that_its_driver_left_half_done_is_completed_by_the_next(
     query.write_batch([["c"], ["d"]], run="w2")
     assert committed() == ["a", "b", "c", "d"]
     assert query.client.call(query.client.decisions.abandoned(2**62)) == []
+
+
+def test_a_decision_topic_that_forgets_is_refused(bootstrap: str, admin: Admin) -> None:
+    admin.topics.create("forgetful", partitions=1, configs={"cleanup.policy": "delete"})
+    query = new_query(bootstrap, admin, decisionTopic="forgetful")
+    with pytest.raises(KafkaError, match=r"has cleanup\.policy=delete: it would forget what was decided"):
+        query.task("r1", 0, 0, ["a"])
+    admin.topics.delete("forgetful")
+
+
+def test_a_decision_topic_that_was_made_anew_is_noticed(bootstrap: str, admin: Admin) -> None:
+    name = f"decisions-{uuid.uuid4().hex[:8]}"
+    compact: dict[str, str | None] = {"cleanup.policy": "compact"}
+    admin.topics.create(name, partitions=1, configs=compact)
+    query = new_query(bootstrap, admin, decisionTopic=name, kafka__max__block__ms="5000")
+    query.batch("r1", 0, [["a"]])
+    admin.topics.delete(name)
+    wait_until(lambda: not [each for each in admin.topics.list() if each.name == name])
+    admin.topics.create(name, partitions=1, configs=compact)
+    with pytest.raises(KafkaError, match="was cut off or deleted"):
+        query.task("r1", 1, 0, ["b"])
+
+
+def test_records_of_others_in_the_decision_topic_are_passed_over(
+    bootstrap: str, query: Query, committed: Committed
+) -> None:
+    query.batch("r1", 0, [["a"]])
+    partition = query.client.call(query.client.decisions.partition(query.scope))
+    with Producer(bootstrap) as producer:
+        for key in (b"no slash", b"another/run", b"\xff/\xff"):
+            producer.send(partition.topic, b"\xff{", key=key, partition=partition.partition)
+        query.batch("r1", 1, [["b"]])
+        assert committed() == ["a", "b"]
+        key = f"{query.scope}/r1".encode()
+        producer.send(partition.topic, b"\xff{", key=key, partition=partition.partition)
+        with pytest.raises(ValueError, match="not a record of the sink's decision log"):
+            query.task("r1", 2, 0, ["c"])
+        producer.send(partition.topic, None, key=key, partition=partition.partition)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_other_queries_are_left_alone(bootstrap: str, admin: Admin) -> None:

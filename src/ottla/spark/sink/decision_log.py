@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable
 
 from ottla.client.admin.caller import Caller
+from ottla.client.admin.configs import ConfigsAdmin, ResourceType
 from ottla.client.admin.topics import TopicsAdmin
 from ottla.client.cluster import Cluster
 from ottla.client.producer import Producer
@@ -89,9 +90,10 @@ class DecisionLog:
         return TopicPartition(self.topic, partition_for(scope.encode(), len(info.partitions)))
 
     async def _create(self) -> None:
-        if await self._exists():
-            return
         caller = Caller(self._cluster, self._timeout_ms)
+        if await self._exists():
+            await self._check_compacted(caller)
+            return
         try:
             await TopicsAdmin(caller).create(self.topic, partitions=PARTITIONS, configs=CONFIGS)
             log.info("created %r, the topic of the sink's decisions", self.topic)
@@ -102,6 +104,22 @@ class DecisionLog:
                     f"cannot create the topic of the sink's decisions ({error.message}); create "
                     f"{self.topic!r} with cleanup.policy=compact, or name another with decisionTopic",
                 ) from None
+
+    async def _check_compacted(self, caller: Caller) -> None:
+        """A topic that deletes by age would forget what was decided, and a batch be written twice."""
+        name = "cleanup.policy"
+        try:
+            configs = await ConfigsAdmin(caller).describe(ResourceType.TOPIC, self.topic, keys=[name])
+        except KafkaError as error:
+            log.info("whether %r is compacted is not known: %s", self.topic, error)
+            return
+        policy = configs[name].value if name in configs else None
+        if policy is not None and policy.strip() != "compact":
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"the topic of the sink's decisions, {self.topic!r}, has {name}={policy}: it would forget "
+                f"what was decided. Set {name}=compact, or name another topic with decisionTopic",
+            )
 
     async def _exists(self) -> bool:
         """Asked so that the broker does not create it by the way, with settings that are no good for it."""

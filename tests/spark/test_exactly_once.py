@@ -10,9 +10,11 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ottla.client.blocking import Admin, Producer
+from ottla.spark.sink.stops import Place
 from tests.support.spark_killing import Kill, Killing, Target, chosen_kills, random_kills
 from tests.support.spark_query import QuerySpec
 from tests.support.spark_sink_lab import committed_values
@@ -77,7 +79,7 @@ def test_a_handful_of_kills_at_chosen_places_lose_and_double_nothing(tmp_path: P
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
-def test_speculative_attempts_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(tmp_path: Path) -> None:
     speculation = {
         "spark.speculation": "true",
         "spark.speculation.interval": "50ms",
@@ -86,15 +88,12 @@ def test_speculative_attempts_lose_and_double_nothing(tmp_path: Path) -> None:
         "spark.speculation.minTaskRuntime": "200ms",
     }
     with Killing(tmp_path, FAST) as killing:
-        spec = prepare(
-            killing.node.bootstrap,
-            tmp_path,
-            conf=speculation,
-            slow_first_attempts=True,
-            master="local[3]",
-        )
-        rows = feed(killing.node.bootstrap, 0, 3)
+        spec = prepare(killing.node.bootstrap, tmp_path, conf=speculation, master="local[3]")
+        rows = feed(killing.node.bootstrap, 0, 4)
+        # The first task that has flushed hangs: only another attempt of it brings the batch to its end.
+        hanging = killing.hang(Place.FLUSHED, spec)
         killing.run_to_the_end(spec)
+        assert not psutil.pid_exists(hanging), "Spark kills the attempt that has lost"
         check(killing.node.bootstrap, rows)
 
 

@@ -180,6 +180,13 @@ class Killing:
         self.done[str(kill)] += happened
         return happened
 
+    def hang(self, place: Place, spec: QuerySpec) -> int:
+        """Makes the next process that comes to the place wait there for ever; which one it was."""
+        (self.stops / place.value).touch()
+        pid = self._await_stop(place, spec)
+        assert pid is not None, f"the query was done before {place.value}"
+        return pid
+
     def _strike(self, target: Target, pid: int | None) -> bool:
         match target:
             case Target.DRIVER:

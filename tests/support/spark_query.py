@@ -24,8 +24,6 @@ class QuerySpec:
     tasks: int
     rows_per_batch: int
     master: str = "local[2,4]"
-    slow_first_attempts: bool = False
-    """Every first attempt of partition 0 takes a while, so that Spark starts a second one beside it."""
     conf: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
 
@@ -47,8 +45,6 @@ def main(spec: QuerySpec) -> None:
         .select("key", "value")
         .repartition(spec.tasks)
     )
-    if spec.slow_first_attempts:
-        rows = rows.mapInArrow(_slow_at_first, rows.schema)
     query = (
         rows.writeStream.format("ottla")
         .option("kafka.bootstrap.servers", spec.bootstrap)
@@ -60,18 +56,6 @@ def main(spec: QuerySpec) -> None:
     )
     query.awaitTermination()
     print(DONE, flush=True)
-
-
-def _slow_at_first(batches):  # type: ignore[no-untyped-def] # Spark's own types for this need pandas
-    import time
-
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    yield from batches
-    if context.partitionId() == 0 and context.attemptNumber() == 0:
-        time.sleep(3)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The first phase, in a task: write the rows in a transaction, flush it, and leave its end to the driver.
 
-A transaction is opened when the first rows are there, not before: a task without rows costs nothing, and one
-whose rows take long to compute holds nobody back meanwhile. Before a task of a streaming query opens one, it
-looks at the decision log. If its batch is decided, it writes nothing. If its run does not own the scope yet,
-it claims it; from then on no driver of an earlier run can decide anything, and what they left open is ended.
+A transaction is opened late: when many rows are there, or all of them. A task without rows costs nothing, and
+one whose few rows take long to compute holds no reader back meanwhile. Before a task of a streaming query
+opens one, it looks at the decision log. If its batch is decided, it writes nothing. If its run does not own
+the scope yet, it claims it; from then on no driver of an earlier run can decide anything, and what those have
+left open is ended.
 
 Transactional ids are not shared between two tasks that can be alive at once: they contain the partition, the
 attempt, and a *lane* that changes with each run, and within a run after each batch in which a task was tried
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ __all__ = ["Fenced", "TaskPlace", "write_at_least_once", "write_prepared"]
 log = logging.getLogger(__name__)
 
 MOST_UNDER_WAY = 64
+HELD_BYTES = 16 * 1024 * 1024
 CLAIMS = 20
 ABORT_SECONDS = 10
 
@@ -87,30 +89,42 @@ def write_prepared(
 ) -> TaskMessage:
     """Writes the rows in a transaction that is left open for the driver to end."""
     client = client_of(options)
-    task: _Task | None = None
+    task = _Task(client, place)
     try:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            if task is None:
-                task = _Task(client, place)
+        for held in _held(batches):
+            if task.is_new:
                 client.call(task.open())
                 stop_at(Place.OPENED)
             if task.decided_at is not None:
                 continue  # what is left is read, so that Spark can use this worker again
-            for topic, data in rows_by_topic(batch, columns, options.topic):
-                client.call(task.rows.add(topic, data))
-        if task is None:
+            for batch in held:
+                for topic, data in rows_by_topic(batch, columns, options.topic):
+                    client.call(task.rows.add(topic, data))
+        if task.is_new:
             return TaskMessage(place.partition)
-        if task.decided_at is None:
-            stop_at(Place.BEFORE_FLUSH)
+        stop_at(Place.BEFORE_FLUSH)
         message = client.call(task.prepare())
         stop_at(Place.FLUSHED)
         return message
     except BaseException:
-        if task is not None:
-            client.call(task.abort())
+        client.call(task.abort())
         raise
+
+
+def _held(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Rows, the first of them held back until there are many or no more will come."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size >= HELD_BYTES:
+            yield held
+            held = []  # what follows goes on its way as it comes
+    if held:
+        yield held
 
 
 class _Rows:
@@ -152,11 +166,13 @@ class _Task:
         self._began = self._seen = -1
         self._former: tuple[str, ...] = ()
         self._claimed = False
+        self.is_new = True
         self.decided_at: int | None = None
 
     async def open(self) -> None:
         """Leaves either a transaction open or `decided_at` set."""
         place = self._place
+        self.is_new = False
         if place.batch is not None:
             await self._take_place(place.batch)
             if self.decided_at is not None:

@@ -577,3 +577,22 @@ async def test_a_log_that_cannot_be_deleted_does_not_keep_the_others() -> None:
     assert [log.topic_partition for log in manager.logs()] == [partitions[1]]
     assert manager.delete_logs(partitions) == {}
     assert manager.logs() == []
+
+
+async def test_files_that_could_not_be_removed_are_removed_the_next_time() -> None:
+    node = Node()
+    manager = await node.start()
+    log = node.log()
+    node.fill(log)
+    log.truncate_to(1)
+    directory = log.directory
+    waiting = directory.deletions
+    assert waiting > 4
+    node.clock.advance_ms(CONFIG.file_delete_delay_ms)
+    node.sim_disk.fail(errno.ENOSPC, ops=["unlink"], skip=2)
+    assert await manager.remove_deleted(node.clock.wall_ms()) == 0
+    assert directory.is_online
+    assert directory.deletions == waiting
+    await manager.remove_deleted(node.clock.wall_ms())
+    assert directory.deletions == 0
+    assert not [name for name in node.disk.list_dir(log.dir) if name.endswith(".deleted")]

@@ -189,15 +189,29 @@ class LogDirectory:
 
     def remove_due(self, now_ms: int) -> int:
         """Unlink what is due; how many files went."""
-        removed = 0
+        due = self.take_due(now_ms)
+        try:
+            return self.remove(due)
+        except OSError:
+            self.delete_later(due, 0)
+            raise
+
+    def take_due(self, now_ms: int) -> list[str]:
+        """What is due, for the caller to remove."""
+        due = []
         while self._deletions and self._deletions[0][0] <= now_ms:
-            path = self._deletions[0][2]
+            due.append(heapq.heappop(self._deletions)[2])
+        return due
+
+    def remove(self, paths: Iterable[str]) -> int:
+        """Unlink files, in any thread, for the large ones take their time; how many were there."""
+        removed = 0
+        for path in paths:
             try:
                 self.disk.unlink(path)
                 removed += 1
             except FileNotFoundError:
                 _log.debug("%s had gone already", path)
-            heapq.heappop(self._deletions)
         return removed
 
     @property

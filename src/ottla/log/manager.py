@@ -519,9 +519,11 @@ class LogManager:
         """Remove the files and partitions whose delay is over; how many went."""
         removed = 0
         for directory in self.live_directories:
+            due = directory.take_due(now_ms)
             try:
-                removed += directory.remove_due(now_ms)
+                removed += await self._pool.run(directory.remove, due) if due else 0
             except OSError as error:
+                directory.delete_later(due, 0)
                 _log.error("%s", directory.io_error("removing files", error).message)
         while self._removals and self._removals[0][0] <= now_ms:
             _, _, directory, path = heapq.heappop(self._removals)

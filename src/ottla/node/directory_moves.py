@@ -84,6 +84,7 @@ class DirectoryMoves:
 
     async def _move(self, partition: Partition, future: Log) -> None:
         logs = self._node.logs
+        flushed = False
         while True:
             current = partition.log
             if future.log_end_offset < current.log_start_offset:
@@ -91,7 +92,12 @@ class DirectoryMoves:
             if future.log_end_offset > current.log_end_offset:
                 future.truncate_to(current.log_end_offset)
             if future.log_end_offset == current.log_end_offset:
-                break
+                if flushed:
+                    break
+                # Off the event loop; for what comes meanwhile the promotion does it.
+                await logs.flush(future)
+                flushed = True
+                continue
             self._copy_step(current, future)
             await asyncio.sleep(0)
         future.increment_log_start_offset(

@@ -40,7 +40,7 @@ def our_logs(tmp_path_factory: pytest.TempPathFactory, java_driver: JavaDriver) 
     """
     directory = tmp_path_factory.mktemp("our-logs")
     with ApacheKafka(directory / "node", properties=NODE_PROPERTIES) as kafka:
-        create_topics(kafka, java_driver)
+        create_topics(kafka)
     clean, crashed, recovered = (directory / name for name in ("clean", "crashed", "recovered"))
     shutil.copytree(kafka.data_dir, clean)
 

@@ -38,8 +38,8 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_a_node_that_ends_while_starting_shows_its_log(tmp_path: Path) -> None:
-    with ApacheKafka(tmp_path) as kafka:
-        pass
+    kafka = ApacheKafka(tmp_path)
+    kafka.data_dir.mkdir()
     (kafka.data_dir / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
     with pytest.raises(ApacheKafkaError, match="Stored node id 7"):
         kafka.start()

@@ -28,12 +28,13 @@ from ottla.runtime.random import SeededRandom
 from tests.support import kafka_corpus, our_logs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.dump_log import check_directory
+from tests.support.effort import THOROUGH
 from tests.support.java_driver import ConsumedRecord, JavaDriver, Message
 from tests.support.our_logs import OurProducer, log_manager, log_of, visible_records
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-SEEDS = tuple(range(16))
+SEEDS = tuple(range(16 if THOROUGH else 8))
 ROUNDS = 4
 STEPS = 25
 NAMES = tuple(f"life-{seed}" for seed in SEEDS)
@@ -161,7 +162,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, java_driver: JavaDriver) -> 
             topics = {name: _settings(seed, dirty_ratio) for seed, name in zip(SEEDS, NAMES)}
             patched.setattr(module, "TOPICS", topics)
         with ApacheKafka(home / "node", properties=kafka_corpus.NODE_PROPERTIES) as kafka:
-            kafka_corpus.create_topics(kafka, java_driver)
+            kafka_corpus.create_topics(kafka)
         clean, crashed, outcomes = asyncio.run(_live(kafka.data_dir, home))
         yield Lives(clean, crashed, kafka.cluster_id, outcomes)
 

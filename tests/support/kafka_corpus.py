@@ -18,8 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import Consumed, JavaDriver, JavaProducer, Message
+from tests.support.wire import WireClient
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 BASE_TIMESTAMP = 1_700_000_000_000
@@ -92,7 +99,7 @@ def write_corpus(directory: Path, driver: JavaDriver) -> KafkaCorpus:
 
 def write_topics(kafka: Broker, driver: JavaDriver) -> None:
     """Makes and fills every topic of `TOPICS`."""
-    create_topics(kafka, driver)
+    create_topics(kafka)
     write_more(kafka, driver)
     _write_segments(kafka, driver, "segments")
     _write_segments(kafka, driver, "deleted-front")
@@ -120,21 +127,21 @@ def varied_messages(topic: str, count: int, *, first: int = 0) -> Iterator[Messa
         )
 
 
-def create_topics(kafka: Broker, driver: JavaDriver) -> None:
+def create_topics(kafka: Broker) -> None:
     """Makes every topic of `TOPICS`, with one partition each."""
-    for topic, configs in TOPICS.items():
-        settings = [
-            argument for name, value in configs.items() for argument in ("--config", f"{name}={value}")
-        ]
-        driver.tool(
-            "org.apache.kafka.tools.TopicCommand",
-            "--bootstrap-server",
-            kafka.bootstrap,
-            "--create",
-            "--topic",
-            topic,
-            *settings,
+    topics = [
+        CreatableTopic(
+            name=topic,
+            num_partitions=1,
+            replication_factor=1,
+            configs=[CreatableTopicConfig(name=name, value=value) for name, value in configs.items()],
         )
+        for topic, configs in TOPICS.items()
+    ]
+    with WireClient(kafka.bootstrap) as client:
+        request = CreateTopicsRequest(topics=topics, timeout_ms=30_000)
+        made = client.get(request, 7, CreateTopicsResponse)
+    assert all(each.error_code == 0 for each in made.topics), made
 
 
 def _write_plain(kafka: Broker, driver: JavaDriver) -> None:

@@ -107,7 +107,7 @@ class ConfigView:
         config = self._config
         results = []
         for name, key in BROKER.items():
-            if key.internal or (name in DYNAMIC_ONLY and not config.is_set(name)):
+            if (key.internal or name in DYNAMIC_ONLY) and not config.is_set(name):
                 continue
             if self._asked(name):
                 results.append(self._broker_entry(name, key, config[name], lambda _: True))

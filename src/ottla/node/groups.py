@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
 from ottla.coordinator.group.requests import GroupRequest
@@ -11,9 +11,13 @@ from ottla.coordinator.group.service import answer
 from ottla.node.authorization import Operation, Resource
 from ottla.node.config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
+from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
 
 if TYPE_CHECKING:
     from ottla.node.context import RequestContext
+
+CommittedTopic = TypeVar("CommittedTopic", OffsetCommitRequestTopic, TxnOffsetCommitRequestTopic)
 
 
 def group_config(config: NodeConfig) -> GroupConfig:
@@ -65,3 +69,26 @@ def check_group(context: RequestContext, group_id: str, operation: Operation = O
 def check_group_id(group_id: str) -> None:
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
+
+
+def existing(context: RequestContext, topic: CommittedTopic) -> tuple[CommittedTopic, CommittedTopic]:
+    """The part of a topic that exists, and the part that does not; the topic itself does."""
+    partitions = context.node.image.topics.by_name[topic.name].partitions
+    if all(each.partition_index in partitions for each in topic.partitions):
+        return topic, topic.replace(partitions=[])
+    return (
+        topic.replace(partitions=[each for each in topic.partitions if each.partition_index in partitions]),
+        topic.replace(
+            partitions=[each for each in topic.partitions if each.partition_index not in partitions]
+        ),
+    )
+
+
+def merge(topics: list[Any], refused: list[Any]) -> None:
+    """Add refused partitions of an answer to their topics, or their topics where nothing else is of them."""
+    answered = {topic.name: topic for topic in topics}
+    for topic in refused:
+        if topic.name and topic.name in answered:
+            answered[topic.name].partitions += topic.partitions
+        else:
+            topics.append(topic)

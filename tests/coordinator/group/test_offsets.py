@@ -385,7 +385,8 @@ class TestLooking:
         lab.leave(two)
         described = lab.submit(DescribeClassic(GROUP)).ok()
         assert (described.group_state, described.protocol_data) == ("PreparingRebalance", "")
-        assert described.members[0].member_assignment == b""
+        assert described.members[0].member_metadata == b""
+        assert described.members[0].member_assignment == f"of {one}".encode()
         lab.beat("a", 0, group="modern")
         assert lab.submit(DescribeClassic("modern")).error is ErrorCode.GROUP_ID_NOT_FOUND
 
@@ -405,3 +406,9 @@ class TestLooking:
         assert member.assignment.topic_partitions == []
         assert member.target_assignment.topic_partitions[0].topic_name == "logs"
         assert member.member_type == 1
+        # What a member is asked to give up it has until it says that it has not.
+        lab.beat("a", 2)
+        described = lab.submit(DescribeConsumer(GROUP)).ok()
+        member = next(member for member in described.members if member.member_id == "a")
+        held, target = (each.topic_partitions[0] for each in (member.assignment, member.target_assignment))
+        assert set(target.partitions) < set(held.partitions)

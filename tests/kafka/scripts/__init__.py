@@ -23,6 +23,7 @@ for _family in (
     "cluster",
     "groups",
     "transactions",
+    "membership",
     "repeats",
     "random_walk",
 ):

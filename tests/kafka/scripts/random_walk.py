@@ -54,8 +54,9 @@ from tests.kafka.scripts.kit import (
     new_producer,
 )
 from tests.support.differential import Script, Session
+from tests.support.effort import THOROUGH
 
-SEEDS = range(12)
+SEEDS = range(12 if THOROUGH else 4)
 STEPS = 120
 NAMES = ("a", "b", "c")
 

@@ -21,6 +21,11 @@ from ottla.protocol.messages.end_txn import EndTxnRequest
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.list_transactions import ListTransactionsRequest
+from ottla.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -363,6 +368,16 @@ def _code(answer: TxnOffsetCommitResponse) -> int:
     return answer.topics[0].partitions[0].error_code
 
 
+def _offsets(session: Session, label: str, name: str) -> None:
+    """What the group has committed, for those who mind open transactions and for those who do not."""
+    topics = [OffsetFetchRequestTopics(name=name, partition_indexes=[0, 1])]
+    for stable in (False, True):
+        for wanted in (topics, None):
+            group = OffsetFetchRequestGroup(group_id=name, topics=wanted)
+            request = OffsetFetchRequest(groups=[group], require_stable=stable)
+            session.ask(f"{label}, {'all' if wanted is None else 'some'}, stable {stable}", request, 9)
+
+
 @script
 def transactions_with_offsets(session: Session) -> None:
     """AddOffsetsToTxn and TxnOffsetCommit."""
@@ -412,9 +427,13 @@ def transactions_with_offsets(session: Session) -> None:
         session.ask(
             "offsets with old epoch", commit(name, Producer(producer.id, producer.epoch - 1)), version
         )
+    _offsets(session, "while it is open", name)
     session.ask("commit", _end(name, producer, commit=True), 4)
     _settle(session, name)
+    _offsets(session, "after the commit", name)
     session.ask("offsets, added by themselves", commit(name), 5)
     _describe(session, "open", name)
+    _offsets(session, "in the next transaction", name)
     session.ask("abort", _end(name, producer, commit=False), 5)
     _settle(session, name)
+    _offsets(session, "after the abort", name)

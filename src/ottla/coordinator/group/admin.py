@@ -65,7 +65,8 @@ class GroupAdmin:
                     client_id=member.client_id,
                     client_host=member.client_host,
                     member_metadata=member.metadata(group.protocol) if is_stable else b"",
-                    member_assignment=member.assignment if is_stable else b"",
+                    # In a rebalance: what it had before.
+                    member_assignment=member.assignment,
                 )
                 for member in group.members.values()
             ],
@@ -97,7 +98,7 @@ class GroupAdmin:
             client_host=member.client_host,
             subscribed_topic_names=sorted(member.topics),
             subscribed_topic_regex=member.regex,
-            assignment=self._assignment(partitions_of(member.assigned)),
+            assignment=self._assignment(_held(member)),
             target_assignment=self._assignment(group.target.get(member.member_id, {})),
             member_type=_CLASSIC_MEMBER if member.is_classic else _CONSUMER_MEMBER,
         )
@@ -183,3 +184,11 @@ class GroupAdmin:
         if value.expire_timestamp != -1:
             return wall_ms >= value.expire_timestamp
         return wall_ms - since_ms >= self._state.settings.node.offsets_retention_ms
+
+
+def _held(member: ConsumerMember) -> Partitions:
+    """What a member has, with what it has yet to give up."""
+    held = partitions_of(member.assigned)
+    for topic_id, partitions in member.revoking.items():
+        held[topic_id] = held.get(topic_id, frozenset()) | frozenset(partitions)
+    return held

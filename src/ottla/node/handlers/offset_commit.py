@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
-from ottla.node.groups import check_group, submit
+from ottla.node.groups import check_group, existing, merge, submit
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -35,10 +35,14 @@ def handle(
     accepted: list[OffsetCommitRequestTopic] = []
     for topic in request.topics:
         code = _check(context, topic)
-        if code is ErrorCode.NONE:
-            accepted.append(topic)
-        else:
+        if code is not ErrorCode.NONE:
             refused.append(_refusal(topic, code))
+            continue
+        known, unknown = existing(context, topic)
+        if known.partitions:
+            accepted.append(known)
+        if unknown.partitions:
+            refused.append(_refusal(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     if not accepted:
         return OffsetCommitResponse(topics=refused)
     request.topics = accepted
@@ -73,5 +77,5 @@ def _refusal(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitRe
 
 
 def _with(response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic]) -> OffsetCommitResponse:
-    response.topics += refused
+    merge(response.topics, refused)
     return response

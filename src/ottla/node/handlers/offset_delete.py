@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 from ottla.node.authorization import Operation, Resource
 from ottla.node.context import RequestContext
-from ottla.node.groups import check_group, check_group_id, submit
+from ottla.node.groups import check_group, check_group_id, merge, submit
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -51,12 +51,7 @@ def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestT
 
 
 def _with(response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]) -> OffsetDeleteResponse:
-    answered = {topic.name: topic for topic in response.topics}
-    for topic in refused:
-        if topic.name in answered:
-            answered[topic.name].partitions += topic.partitions
-        else:
-            response.topics.append(topic)
+    merge(response.topics, refused)
     return response
 
 

@@ -17,7 +17,7 @@ from ottla.log.producer_state_entry import VerificationGuard
 from ottla.node.authorization import Operation, Resource
 from ottla.node.auto_topics import CONSUMER_OFFSETS
 from ottla.node.context import RequestContext
-from ottla.node.groups import check_group, check_group_id, request_of
+from ottla.node.groups import check_group, check_group_id, existing, merge, request_of
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -43,7 +43,11 @@ def handle(
         elif topic.name not in context.node.image.topics.by_name:
             refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         else:
-            accepted.append(topic)
+            known, unknown = existing(context, topic)
+            if known.partitions:
+                accepted.append(known)
+            if unknown.partitions:
+                refused.append(_refusal(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     if not accepted:
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
@@ -74,7 +78,7 @@ def _commit(
     guard: VerificationGuard,
 ) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
     def complete(response: TxnOffsetCommitResponse) -> TxnOffsetCommitResponse:
-        response.topics += refused
+        merge(response.topics, refused)
         return response
 
     ticket = context.node.groups.submit(request.group_id, request_of(context, request), guard=guard)

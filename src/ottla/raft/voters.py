@@ -119,6 +119,19 @@ class VoterSet:
             return False
         return NO_DIRECTORY in (key.directory_id, voter.key.directory_id) or voter.key == key
 
+    def with_voter(self, voter: Voter) -> VoterSet:
+        """The set with one more voter."""
+        if voter.key.id in self.voters:
+            raise ValueError(f"{voter.key.id} is a voter of this quorum already ({self.ids})")
+        return VoterSet({**self.voters, voter.key.id: voter})
+
+    def without(self, key: ReplicaKey) -> VoterSet:
+        """The set without one of its voters, which must be known by its directory too."""
+        voter = self.voters.get(key.id)
+        if voter is None or voter.key != key:
+            raise ValueError(f"{key.id} is not a voter of this quorum ({self.ids}) with that directory")
+        return VoterSet({id: voter for id, voter in self.voters.items() if id != key.id})
+
     def updated(self, voter: Voter) -> VoterSet:
         """The set in which one of the voters has other endpoints or versions."""
         if not self.is_voter(voter.key):

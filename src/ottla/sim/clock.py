@@ -1,8 +1,10 @@
-"""A clock that stands still until it is told to move."""
+"""Clocks of simulated machines: one that stands still until it is told to move, one that follows a loop."""
 
 from __future__ import annotations
 
-__all__ = ["SimClock"]
+from collections.abc import Callable
+
+__all__ = ["LoopClock", "SimClock"]
 
 
 class SimClock:
@@ -33,3 +35,27 @@ class SimClock:
 
     def set_wall_ms(self, wall_ms: int) -> None:
         self._wall_ns = wall_ms * 1_000_000
+
+
+class LoopClock:
+    """The clock of one process on a loop with virtual time: it may run fast or slow, and its wall clock may
+    jump. The monotonic reading never goes back.
+    """
+
+    __slots__ = ("_now_ns", "_wall_offset_ns", "rate")
+
+    def __init__(
+        self, now_ns: Callable[[], int], *, wall_ms: int = 1_700_000_000_000, rate: float = 1.0
+    ) -> None:
+        self._now_ns = now_ns
+        self._wall_offset_ns = wall_ms * 1_000_000
+        self.rate = rate
+
+    def wall_ms(self) -> int:
+        return (self._wall_offset_ns + self._now_ns()) // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return int(self._now_ns() * self.rate)
+
+    def jump_ms(self, ms: int) -> None:
+        self._wall_offset_ns += ms * 1_000_000

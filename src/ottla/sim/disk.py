@@ -86,6 +86,20 @@ class SimDisk:
         self._down = False
         self._volumes.recount(self._tree)
 
+    def kill(self) -> None:
+        """End this life as `kill -9` does: handles and locks are gone, but the machine goes on, and what was
+        not synced is neither lost nor durable yet.
+        """
+        self.life += 1
+        self._locked.clear()
+        self._crash_at = None
+        self._down = False
+
+    @property
+    def is_down(self) -> bool:
+        """True from `SimCrash` until `crash` is called."""
+        return self._down
+
     def after_crash(self, seed: int | str) -> SimDisk:
         """A disk as a crash right now might leave it. This one goes on as if nothing had happened."""
         other = SimDisk(

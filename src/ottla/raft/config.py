@@ -1,0 +1,36 @@
+"""The settings whose names begin with ``controller.quorum``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumConfig:
+    election_timeout_ms: int = 1000
+    election_backoff_max_ms: int = 1000
+    fetch_timeout_ms: int = 2000
+    request_timeout_ms: int = 2000
+    retry_backoff_ms: int = 20
+    fetch_max_bytes: int = 1024 * 1024
+    fetch_snapshot_max_bytes: int = 1024 * 1024
+    fetch_max_wait_ms: int = 500
+    auto_join: bool = False
+    # Whether this node may become a voter at all; brokers only observe.
+    can_be_voter: bool = True
+
+    @property
+    def check_quorum_timeout_ms(self) -> int:
+        """How long a leader goes without fetches of a majority before it resigns: more than a follower waits
+        before it gives up a leader, so that a leader does not leave first.
+        """
+        return self.fetch_timeout_ms * 3 // 2
+
+    @property
+    def begin_epoch_interval_ms(self) -> int:
+        """How often a leader reminds a voter that does not fetch."""
+        return max(self.fetch_timeout_ms // 2, 1)
+
+    @property
+    def update_voter_interval_ms(self) -> int:
+        return self.fetch_timeout_ms * 3

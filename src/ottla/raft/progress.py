@@ -1,0 +1,164 @@
+"""A leader's books: how far each replica is, what is committed, and whether a majority still follows.
+
+A replica tells by its fetch how far it has the log on disk; the leader knows its own. The high watermark is
+the offset that a majority of the voters has reached, once that lies behind the first record of the
+leader's own epoch: only such a record cannot be replaced by a later leader, and with it everything before.
+Invariant: the high watermark never goes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ottla.raft.voters import ReplicaKey, VoterSet
+
+# An observer that has not fetched for so long is forgotten.
+OBSERVER_SESSION_MS: Final = 300_000
+# A replica that had caught up this recently may become a voter.
+CAUGHT_UP_MS: Final = 3_600_000
+_MAX_OBSERVERS: Final = 10_000
+
+
+@dataclass(slots=True)
+class ReplicaProgress:
+    key: ReplicaKey
+    end_offset: int = -1  # the log is on its disk below this; -1 before its first fetch
+    last_fetch_ms: int = -1
+    caught_up_ms: int = -1  # when it last had all that the leader had
+    last_fetch_end: int = -1  # where the leader's log ended at its last fetch
+    acknowledged: bool = False  # it knows who leads this epoch
+
+
+class Progress:
+    def __init__(
+        self, local: ReplicaKey, voters: VoterSet, *, epoch_start: int, now_ms: int, quorum_timeout_ms: int
+    ) -> None:
+        self._local: Final = local
+        self._epoch_start: Final = epoch_start
+        self._quorum_timeout_ms: Final = quorum_timeout_ms
+        self._voters = voters
+        self._replicas: dict[ReplicaKey, ReplicaProgress] = {}
+        self._fetched: set[ReplicaKey] = set()  # voters that fetched since the last majority
+        self.quorum_deadline_ms = now_ms + quorum_timeout_ms
+        self.high_watermark: int | None = None
+        self._local_progress().acknowledged = True
+        self.set_voters(voters)
+
+    def _local_progress(self) -> ReplicaProgress:
+        return self._replicas.setdefault(self._local, ReplicaProgress(self._local))
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """Other voters are in force; what is known of a replica stays."""
+        self._voters = voters
+        for voter in voters.voters.values():
+            if self._find(voter.key) is None:
+                self._replicas[voter.key] = ReplicaProgress(voter.key)
+
+    def _find(self, key: ReplicaKey) -> ReplicaProgress | None:
+        """The books of a replica; a static voter is known by its id alone."""
+        found = self._replicas.get(key)
+        if found is None:
+            voter = self._voters.voters.get(key.id)
+            if voter is not None and self._voters.is_voter(key):
+                found = self._replicas.get(voter.key)
+        if found is None and key.id == self._local.id and self._voters.is_voter(self._local):
+            found = self._replicas.get(self._local)
+        return found
+
+    def _voter_progress(self) -> list[ReplicaProgress]:
+        found = (self._find(voter.key) for voter in self._voters.voters.values())
+        return [progress for progress in found if progress is not None]
+
+    # News
+
+    def local_flushed(self, end_offset: int, now_ms: int) -> bool:
+        """The leader's own log is on disk below ``end_offset``; whether the high watermark moved."""
+        own = self._local_progress()
+        own.end_offset = max(own.end_offset, end_offset)
+        own.last_fetch_ms = own.caught_up_ms = now_ms
+        return self.advance()
+
+    def fetched(self, key: ReplicaKey, end_offset: int, log_end: int, now_ms: int) -> bool:
+        """A replica fetches from ``end_offset`` on; whether the high watermark moved."""
+        progress = self._find(key)
+        if progress is None:
+            if len(self._replicas) >= _MAX_OBSERVERS:
+                return False
+            progress = self._replicas[key] = ReplicaProgress(key)
+        if end_offset >= log_end:
+            progress.caught_up_ms = max(progress.caught_up_ms, now_ms)
+        elif progress.last_fetch_end >= 0 and end_offset >= progress.last_fetch_end:
+            progress.caught_up_ms = max(progress.caught_up_ms, progress.last_fetch_ms)
+        progress.last_fetch_ms, progress.last_fetch_end = now_ms, log_end
+        progress.end_offset = max(progress.end_offset, end_offset)
+        progress.acknowledged = True
+        self.heard_from(key, now_ms)
+        return self.advance()
+
+    def heard_from(self, key: ReplicaKey, now_ms: int) -> None:
+        """A voter fetches: with a majority of them the leader may go on for another while."""
+        if not self._voters.is_voter(key) or key.id == self._local.id:
+            return
+        self._fetched.add(self._voters.voters[key.id].key)
+        followed_by = len(self._fetched) + (1 if self._voters.is_voter(self._local) else 0)
+        if followed_by >= self._voters.majority:
+            self._fetched.clear()
+            self.quorum_deadline_ms = now_ms + self._quorum_timeout_ms
+
+    def advance(self) -> bool:
+        """Move the high watermark as far as a majority allows; whether it moved."""
+        ends = sorted((progress.end_offset for progress in self._voter_progress()), reverse=True)
+        agreed = ends[self._voters.majority - 1]
+        if agreed <= self._epoch_start or (self.high_watermark is not None and agreed <= self.high_watermark):
+            return False
+        self.high_watermark = agreed
+        return True
+
+    # Questions
+
+    def quorum_lost(self, now_ms: int) -> bool:
+        """Whether a majority has not fetched for too long: there may be another leader."""
+        if self._voters.majority == 1 and self._voters.is_voter(self._local):
+            return False
+        return now_ms >= self.quorum_deadline_ms
+
+    def to_remind(self, now_ms: int, interval_ms: int) -> list[ReplicaKey]:
+        """Voters that do not know the leader, or do not fetch."""
+        return [
+            progress.key
+            for progress in self._voter_progress()
+            if progress.key.id != self._local.id
+            and (not progress.acknowledged or now_ms - progress.last_fetch_ms >= interval_ms)
+        ]
+
+    def acknowledge(self, id: int) -> None:
+        for progress in self._voter_progress():
+            if progress.key.id == id:
+                progress.acknowledged = True
+
+    def is_caught_up(self, key: ReplicaKey, now_ms: int) -> bool:
+        progress = self._replicas.get(key)
+        return (
+            progress is not None
+            and progress.caught_up_ms >= 0
+            and now_ms - progress.last_fetch_ms < CAUGHT_UP_MS
+            and now_ms - progress.caught_up_ms < CAUGHT_UP_MS
+        )
+
+    def successors(self) -> tuple[ReplicaKey, ...]:
+        """The other voters, the one that is furthest first."""
+        others = [progress for progress in self._voter_progress() if progress.key.id != self._local.id]
+        others.sort(key=lambda progress: (-progress.end_offset, progress.key.id))
+        return tuple(progress.key for progress in others)
+
+    def voters(self) -> list[ReplicaProgress]:
+        return self._voter_progress()
+
+    def observers(self, now_ms: int) -> list[ReplicaProgress]:
+        """The replicas that are no voters; those that fell silent are forgotten."""
+        voting = {progress.key for progress in self._voter_progress()}
+        for key in [key for key in self._replicas if key not in voting and key != self._local]:
+            if now_ms - self._replicas[key].last_fetch_ms >= OBSERVER_SESSION_MS:
+                del self._replicas[key]
+        return [progress for key, progress in self._replicas.items() if key not in voting]

@@ -1,0 +1,226 @@
+"""The one who does harm: picks a fault, does it, and takes it back after a while. Counts what it did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ottla.sim.world import Machine, World
+
+__all__ = ["FAULTS", "Nemesis", "NemesisConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class NemesisConfig:
+    """How often something happens, on average, and for how long it lasts at most."""
+
+    interval_s: float = 1.0
+    longest_s: float = 6.0
+    # Machines that may be down at the same time; None: any number.
+    max_down: int | None = None
+    weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
+
+
+FAULTS: Mapping[str, int] = {
+    "kill a process": 4,
+    "kill it after some steps": 4,
+    "power loss": 4,
+    "power loss inside a write": 4,
+    "kill all": 1,
+    "pause a process": 3,
+    "cut one link": 3,
+    "cut one direction": 3,
+    "isolate a machine": 3,
+    "split the network": 3,
+    "slow link": 2,
+    "slow disk": 2,
+    "sever connections": 3,
+    "clock jump": 2,
+}
+
+
+class Nemesis:
+    def __init__(self, world: World, config: NemesisConfig, targets: Callable[[], Sequence[Machine]]) -> None:
+        self._world = world
+        self._config = config
+        self._targets = targets
+        self._random = world.random
+        self._deeds: Mapping[str, Callable[[Machine], None]] = {
+            "kill a process": lambda machine: self._kill(machine, power_loss=False),
+            "kill it after some steps": self._kill_later,
+            "power loss": lambda machine: self._kill(machine, power_loss=True),
+            "power loss inside a write": self._crash_disk,
+            "kill all": lambda _: self._kill_all(),
+            "pause a process": self._pause,
+            "cut one link": lambda machine: self._cut(machine, self._other(machine), both=True),
+            "cut one direction": lambda machine: self._cut(machine, self._other(machine), both=False),
+            "isolate a machine": self._isolate,
+            "split the network": lambda _: self._split(),
+            "slow link": self._slow_link,
+            "slow disk": self._slow_disk,
+            "sever connections": lambda _: self._sever(),
+            "clock jump": self._clock_jump,
+        }
+
+    async def run(self, duration_s: float) -> None:
+        """Do harm for so long."""
+        loop = self._world.loop
+        end = loop.time() + duration_s
+        names = [name for name, weight in self._config.weights.items() for _ in range(weight)]
+        while True:
+            await asyncio.sleep(self._random.expovariate(1.0 / self._config.interval_s))
+            if loop.time() >= end:
+                return
+            targets = self._targets()
+            if targets:
+                name = self._random.choice(names)
+                self._deeds[name](self._random.choice(targets))
+
+    def stop(self) -> None:
+        """Take everything back: all links whole, all machines up and awake."""
+        world = self._world
+        world.trace.add("nemesis", "stops: everything is whole again")
+        world.fabric.heal()
+        for machine in world.machines.values():
+            machine.resume()
+            if machine.pool is not None:
+                machine.pool.slowness_ms = 3.0
+            if not machine.is_up:
+                machine.boot()
+
+    # Deeds
+
+    def _did(self, what: str, detail: str = "") -> None:
+        self._world.coverage[what] += 1
+        self._world.trace.add("nemesis", f"{what} {detail}".rstrip())
+
+    def _later(self, undo: Callable[[], None]) -> None:
+        self._world.loop.call_later(
+            self._random.random() * self._config.longest_s, undo, context=self._world.loop.world.context
+        )
+
+    def _may_go_down(self) -> bool:
+        limit = self._config.max_down
+        down = sum(not machine.is_up for machine in self._world.machines.values())
+        return limit is None or down < limit
+
+    def _reboot_later(self, machine: Machine) -> None:
+        self._later(lambda: None if machine.is_up else machine.boot())
+
+    def _kill(self, machine: Machine, *, power_loss: bool) -> None:
+        if machine.is_up and self._may_go_down():
+            self._did("power loss" if power_loss else "kill a process", machine.name)
+            machine.kill(power_loss=power_loss)
+            self._reboot_later(machine)
+
+    def _kill_later(self, machine: Machine) -> None:
+        """At whatever it will be doing then."""
+        process = machine.process
+        if process is None or not self._may_go_down():
+            return
+        last = process.steps + self._random.randrange(1, 200)
+        power_loss = self._random.random() < 0.5
+        before = process.after_step
+
+        def after_step() -> None:
+            if before is not None:
+                before()
+            if process.steps >= last and machine.process is process:
+                self._did("kill it after some steps", machine.name)
+                machine.kill(power_loss=power_loss)
+                self._reboot_later(machine)
+
+        process.after_step = after_step
+
+    def _crash_disk(self, machine: Machine) -> None:
+        if machine.is_up and self._may_go_down():
+            machine.disk.crash_after(self._random.randrange(0, 12))
+            self._world.trace.add("nemesis", f"power loss inside a write, soon: {machine.name}")
+            self._reboot_later(machine)
+
+    def _kill_all(self) -> None:
+        if self._config.max_down is not None:
+            return
+        self._did("kill all")
+        power_loss = self._random.random() < 0.5
+        for machine in self._targets():
+            if machine.is_up:
+                machine.kill(power_loss=power_loss)
+                self._reboot_later(machine)
+
+    def _pause(self, machine: Machine) -> None:
+        if machine.process is not None and not machine.process.paused:
+            self._did("pause a process", machine.name)
+            machine.pause()
+            self._later(machine.resume)
+
+    def _other(self, machine: Machine) -> Machine:
+        others = [each for each in self._targets() if each is not machine]
+        return self._random.choice(others) if others else machine
+
+    def _cut(self, one: Machine, other: Machine, *, both: bool) -> None:
+        if one is other:
+            return
+        self._did("cut one link" if both else "cut one direction", f"{one.name} {other.name}")
+        self._cut_pairs([(one.name, other.name)] + ([(other.name, one.name)] if both else []))
+
+    def _cut_pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
+        fabric = self._world.fabric
+        for pair in pairs:
+            fabric.cut(*pair)
+
+        def undo() -> None:
+            for pair in pairs:
+                fabric.mend(*pair)
+
+        self._later(undo)
+
+    def _isolate(self, machine: Machine) -> None:
+        others = [each.name for each in self._world.machines.values() if each is not machine]
+        self._did("isolate a machine", machine.name)
+        self._cut_pairs([pair for name in others for pair in ((name, machine.name), (machine.name, name))])
+
+    def _split(self) -> None:
+        names = [machine.name for machine in self._targets()]
+        self._random.shuffle(names)
+        at = self._random.randrange(0, len(names) + 1)
+        left, right = names[:at], names[at:]
+        if left and right:
+            self._did("split the network", f"{' '.join(left)} | {' '.join(right)}")
+            self._cut_pairs([pair for a in left for b in right for pair in ((a, b), (b, a))])
+
+    def _slow_link(self, machine: Machine) -> None:
+        other = self._other(machine)
+        if other is machine:
+            return
+        delay_ms = self._random.choice((50.0, 300.0, 1500.0))
+        self._did("slow link", f"{machine.name} {other.name} {delay_ms:.0f} ms")
+        fabric, pair = self._world.fabric, (machine.name, other.name)
+        fabric.slow(*pair, delay_ms)
+        self._later(lambda: fabric.mend(*pair))
+
+    def _slow_disk(self, machine: Machine) -> None:
+        pool = machine.pool
+        if pool is None:
+            return
+        pool.slowness_ms = self._random.choice((50.0, 400.0, 2500.0))
+        self._did("slow disk", f"{machine.name} {pool.slowness_ms:.0f} ms")
+
+        def undo() -> None:
+            pool.slowness_ms = 3.0
+
+        self._later(undo)
+
+    def _sever(self) -> None:
+        connections = self._world.fabric.connections()
+        if connections:
+            chosen = self._random.sample(connections, self._random.randrange(1, len(connections) + 1))
+            self._did("sever connections", f"{len(chosen)} of {len(connections)}")
+            for connection in chosen:
+                self._world.fabric.sever(connection)
+
+    def _clock_jump(self, machine: Machine) -> None:
+        jump_ms = self._random.choice((-3_600_000, -5_000, 5_000, 86_400_000))
+        self._did("clock jump", f"{machine.name} {jump_ms} ms")
+        machine.clock.jump_ms(jump_ms)

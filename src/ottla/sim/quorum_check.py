@@ -1,0 +1,115 @@
+"""The promises of a quorum, checked while it lives.
+
+- At most one leader an epoch, and everybody who names the leader of an epoch names the same.
+- What is committed once is never lost or changed: every replica's log is the same below any high watermark.
+- A new leader has everything that was committed before, and with it every append that was acknowledged.
+- What is applied is a prefix of one history, also through snapshots.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ottla.raft.disk_log import DiskLog
+from ottla.records.batch import iter_batches, read_records
+from ottla.sim.world import World
+
+__all__ = ["QuorumChecker"]
+
+
+class _Batch(NamedTuple):
+    next_offset: int
+    epoch: int
+    crc: int
+
+
+class QuorumChecker:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._leaders: dict[int, int] = {}  # epoch -> leader
+        self._committed: dict[int, _Batch] = {}  # base offset -> batch
+        self.committed_end = 0
+        self._values: list[bytes] = []  # the history of values, in order
+        self._seen_values: set[bytes] = set()
+        self.acknowledged: dict[bytes, int] = {}  # value -> the offset below which it is
+        self.elections = 0
+
+    # Leaders
+
+    def leader_named(self, epoch: int, leader: int, by: int) -> None:
+        known = self._leaders.setdefault(epoch, leader)
+        if known != leader:
+            self._world.violated(
+                f"node {by} names {leader} as the leader of epoch {epoch}, which had the leader {known}"
+            )
+
+    def elected(self, node: int, epoch: int, log: DiskLog) -> None:
+        """A node became leader: it must have all that was ever committed."""
+        self.elections += 1
+        self.leader_named(epoch, node, node)
+        if log.end.offset < self.committed_end:
+            self._world.violated(
+                f"node {node} leads epoch {epoch} with a log that ends at {log.end.offset}, but everything "
+                f"below {self.committed_end} is committed"
+            )
+            return
+        self._compare(node, log, log.start_offset, self.committed_end, "leads with")
+
+    # Commits
+
+    def committed(self, node: int, log: DiskLog, start: int, high_watermark: int) -> None:
+        """A node says that everything below is committed; ``start`` is where it said so last."""
+        self._compare(node, log, max(start, log.start_offset), high_watermark, "commits")
+
+    def _compare(self, node: int, log: DiskLog, start: int, end: int, what: str) -> None:
+        for data in log.batches(start):
+            for position, header in iter_batches(data):
+                if header.base_offset >= end:
+                    return
+                batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
+                known = self._committed.get(header.base_offset)
+                if known is not None and known != batch:
+                    self._world.violated(
+                        f"node {node} {what} {batch} at {header.base_offset}, where {known} was committed"
+                    )
+                    return
+                if known is None and header.base_offset != self.committed_end:
+                    self._world.violated(
+                        f"node {node} {what} a batch at {header.base_offset} that begins where none did; "
+                        f"everything below {self.committed_end} is committed"
+                    )
+                    return
+                if known is None and header.next_offset <= end:
+                    self._committed[header.base_offset] = batch
+                    self.committed_end = header.next_offset
+                    if not header.is_control:
+                        self._add_values([record.value or b"" for record in read_records(data, position)])
+
+    def _add_values(self, values: list[bytes]) -> None:
+        self._values += values
+        self._seen_values.update(values)
+
+    def acknowledge(self, value: bytes, end_offset: int) -> None:
+        if value not in self._seen_values:
+            self._world.violated(f"{value!r} is acknowledged at {end_offset} and was not committed")
+        self.acknowledged[value] = end_offset
+
+    # States
+
+    def applied(self, node: int, at: int, values: list[bytes]) -> None:
+        """A node applied values from the ``at``-th of its history on."""
+        if values != self._values[at : at + len(values)]:
+            self._world.violated(f"node {node} applied another history from its {at}th value on")
+
+    @property
+    def values(self) -> int:
+        return len(self._values)
+
+    def finished(self, node: int, values: list[bytes]) -> None:
+        """At the end, when everybody had the time to catch up."""
+        if len(values) != len(self._values):
+            self._world.violated(f"node {node} applied {len(values)} of {len(self._values)} values")
+        self.applied(node, 0, values)
+        missing = [value for value in self.acknowledged if value not in self._seen_values]
+        if missing:
+            self._world.violated(f"acknowledged and lost: {missing[:5]}")

@@ -1,0 +1,291 @@
+"""A member of a simulated quorum: a replica of the log, its listener, and a small state machine on top.
+
+What it applies is a list of values; a snapshot is that list. It serves the quorum's requests by the same
+connections as a node does, and takes values from the workload where it leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+
+from ottla.node.connection import Connection, Exchange, Parts, ProtocolViolation
+from ottla.node.limits import Complaints, Limits, RequestMemory
+from ottla.protocol.api import API_VERSIONS
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.headers import read_request_header, response_parts
+from ottla.protocol.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsResponse,
+    SupportedFeatureKey,
+)
+from ottla.protocol.schema import Response
+from ottla.raft import wire
+from ottla.raft.client import RaftClient, read_election
+from ottla.raft.config import QuorumConfig
+from ottla.raft.disk_log import METADATA_PARTITION_DIR, DiskLog, DiskLogConfig
+from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, SnapshotId, encode_snapshot
+from ottla.raft.states import Role
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.records.batch import iter_batches, read_records
+from ottla.records.builder import build_batch
+from ottla.runtime.disk import write_file
+from ottla.runtime.runtime import Runtime
+from ottla.sim.quorum_check import QuorumChecker
+from ottla.sim.world import Machine, World
+
+__all__ = ["CLUSTER_ID", "DIR", "PORT", "Member", "address_of", "directory_of", "format_member"]
+
+CLUSTER_ID = "simulated-cluster-id00"
+DIR = "/data"
+PORT = 9093
+LISTENER = "CONTROLLER"
+
+
+def address_of(id: int) -> Address:
+    return Address(f"node{id}", PORT)
+
+
+def directory_of(id: int) -> bytes:
+    return f"directory-of-{id:03}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    quorum: QuorumConfig
+    static_voters: VoterSet | None
+    bootstrap: tuple[Address, ...]
+    snapshot_every: int  # values
+    log: DiskLogConfig
+
+
+def format_member(machine: Machine, voters: VoterSet | None) -> None:
+    """Prepare the directory of a member; with dynamic voters the first snapshot says who they are."""
+    disk = machine.disk
+    partition = posixpath.join(DIR, METADATA_PARTITION_DIR)
+    disk.make_dirs(partition)
+    if voters is not None:
+        now_ms = machine.clock.wall_ms()
+        batches = encode_snapshot(
+            (), epoch=0, timestamp=now_ms, last_contained_log_timestamp=now_ms, kraft_version=1, voters=voters
+        )
+        write_file(disk, posixpath.join(partition, BOOTSTRAP_SNAPSHOT.file_name), b"".join(batches))
+    disk.sync_all()
+
+
+class Member:
+    """Its ``main`` is what its machine runs in each life."""
+
+    def __init__(self, world: World, checker: QuorumChecker, id: int, config: MemberConfig) -> None:
+        self._world = world
+        self._checker = checker
+        self.id = id
+        self.config = config
+        self.machine = world.machine(address_of(id).host, self.main)
+        self.client: RaftClient | None = None
+        self._life = 0  # the one in which the client was made
+        self._runtime: Runtime
+        self.values: list[bytes] = []
+        self._applied = 0  # the offset below which everything is applied
+        self._led_epoch = -1
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._snapshot_values = 0
+        self._writing_snapshot = False
+
+    @property
+    def local(self) -> Voter:
+        return Voter(ReplicaKey(self.id, directory_of(self.id)), {LISTENER: address_of(self.id)})
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it serves, in the life that its machine has now."""
+        return self.machine.is_up and self.client is not None and self._life == self.machine.lives
+
+    async def main(self, runtime: Runtime) -> None:
+        self.client = None
+        self._runtime = runtime
+        self._waiters = []
+        self._writing_snapshot = False
+        self._led_epoch = -1
+        log = await runtime.pool.run(
+            DiskLog.open, runtime.disk, runtime.clock, runtime.random, DIR, self.config.log
+        )
+        membership, snapshot = await runtime.pool.run(log.load, self.config.static_voters)
+        election = await runtime.pool.run(read_election, runtime.disk, log.dir)
+        self.values = [] if snapshot is None else list(snapshot.content.values)
+        self._applied = 0 if snapshot is None else snapshot.id.offset
+        self._snapshot_values = len(self.values)
+        self._checker.applied(self.id, 0, self.values)
+        client = RaftClient(
+            runtime,
+            log,
+            membership,
+            self.local,
+            self,
+            cluster_id=CLUSTER_ID,
+            election=election,
+            config=self.config.quorum,
+            bootstrap=self.config.bootstrap,
+        )
+        limits, memory, receive = Limits(), RequestMemory(), memoryview(bytearray(65536))
+        service = _Service(client)
+        await runtime.network.listen(
+            lambda: Connection(
+                service, limits, memory, receive, lambda _: True, lambda _: None, Complaints()
+            ),
+            "",
+            PORT,
+        )
+        self.client = client
+        self._life = self.machine.lives
+        client.start()
+
+    # What the quorum tells
+
+    def committed(self, high_watermark: int) -> None:
+        client = self.client
+        assert client is not None
+        self._checker.committed(self.id, client.log, self._applied, high_watermark)
+        start = len(self.values)
+        for data in client.log.batches(self._applied, high_watermark):
+            for position, header in iter_batches(data):
+                if not header.is_control:
+                    self.values += [record.value or b"" for record in read_records(data, position)]
+        self._applied = high_watermark
+        self._checker.applied(self.id, start, self.values[start:])
+        done = [each for each in self._waiters if each[0] <= high_watermark]
+        self._waiters = [each for each in self._waiters if each[0] > high_watermark]
+        for _, future in done:
+            if not future.done():
+                future.set_result(None)
+        if (
+            len(self.values) - self._snapshot_values >= self.config.snapshot_every
+            and not self._writing_snapshot
+        ):
+            self._writing_snapshot = True
+            asyncio.get_running_loop().create_task(self._write_snapshot(client), name="snapshot")
+
+    def snapshot_loaded(self, id: SnapshotId) -> None:
+        client = self.client
+        assert client is not None
+        self.values = list(client.log.snapshots.read(id).values)
+        self._snapshot_values = len(self.values)
+        self._applied = id.offset
+        self._world.coverage["snapshot fetched"] += 1
+        self._checker.applied(self.id, 0, self.values)
+
+    def leader_changed(self, leader_id: int | None, epoch: int) -> None:
+        client = self.client
+        assert client is not None
+        if leader_id is not None:
+            self._checker.leader_named(epoch, leader_id, self.id)
+        if leader_id == self.id and client.raft.core.is_leader and client.raft.core.epoch == epoch:
+            self._led_epoch = epoch
+            self._checker.elected(self.id, epoch, client.log)
+        elif leader_id != self.id:
+            waiters, self._waiters = self._waiters, []
+            for _, future in waiters:
+                if not future.done():
+                    future.set_exception(KafkaError(ErrorCode.NOT_CONTROLLER, "no longer the leader"))
+
+    def failed(self, error: BaseException) -> None:
+        self._world.failed(f"node {self.id}", error)
+
+    # Snapshots
+
+    async def _write_snapshot(self, client: RaftClient) -> None:
+        log = client.log
+        values, offset = list(self.values), self._applied
+        epoch = log.end_for_epoch(2**31 - 1).epoch
+        for data in log.batches(max(offset - 1, log.start_offset), offset):
+            for _, header in iter_batches(data):
+                epoch = header.leader_epoch
+        id = SnapshotId(offset, epoch)
+        version, voters = client.raft.core.membership.at(offset)
+        now_ms = self._runtime.clock.wall_ms()
+        batches = list(
+            encode_snapshot(
+                values,
+                epoch=epoch,
+                timestamp=now_ms,
+                last_contained_log_timestamp=now_ms,
+                kraft_version=version,
+                voters=voters,
+            )
+        )
+        try:
+            if offset > log.start_offset and id not in log.snapshots.ids:
+                await self._runtime.pool.run(log.snapshots.write, id, batches)
+                newest = log.snapshots.newest
+                if newest is None or newest < id:
+                    log.snapshot_written(id)
+                    client.raft.core.membership.forget_before(log.start_offset)
+                    self._snapshot_values = len(values)
+                    self._world.coverage["snapshot written"] += 1
+        finally:
+            self._writing_snapshot = False
+
+    # The workload
+
+    @property
+    def is_leader(self) -> bool:
+        return self.is_up and self.client is not None and self.client.raft.core.role is Role.LEADER
+
+    async def submit(self, values: Sequence[bytes]) -> None:
+        """Append values and acknowledge them once they are committed; runs in the member's own process."""
+        client = self.client
+        assert client is not None
+        core = client.raft.core
+        batch = build_batch(
+            [(self._runtime.clock.wall_ms(), None, value) for value in values],
+            base_offset=client.log.end.offset,
+            leader_epoch=core.epoch,
+        )
+        try:
+            end = client.append(batch)
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append((end, future))
+            await future
+        except KafkaError:
+            return  # nobody knows whether it will be there
+        for value in values:
+            self._checker.acknowledge(value, end)
+
+
+class _Service:
+    """The controller's listener, as far as a quorum needs one."""
+
+    def __init__(self, client: RaftClient) -> None:
+        self._client = client
+
+    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+        return self._answer(bytes(frame))
+
+    async def _answer(self, frame: bytes) -> Parts:
+        head = read_request_header(frame)
+        if head.api.key == API_VERSIONS:
+            return response_parts(head.api, head.version, head.correlation_id, self._versions())
+        request, _ = head.api.request_class.decode_from(frame, head.position, head.version)
+        try:
+            response: Response = await self._client.handle(request)
+        except KafkaError as error:
+            raise ProtocolViolation(str(error)) from error
+        return response_parts(head.api, head.version, head.correlation_id, response)
+
+    def _versions(self) -> ApiVersionsResponse:
+        local = self._client.raft.core.local
+        return ApiVersionsResponse(
+            api_keys=[
+                ApiVersion(api_key=key, min_version=0 if key != 1 else 4, max_version=newest)
+                for key, newest in {**wire.VERSIONS, API_VERSIONS: 4}.items()
+            ],
+            supported_features=[
+                SupportedFeatureKey(
+                    name=wire.KRAFT_VERSION,
+                    min_version=local.min_kraft_version,
+                    max_version=local.max_kraft_version,
+                )
+            ],
+        )

@@ -1,0 +1,161 @@
+"""Machines on a simulated network, from one seed: boot, kill, pause, and what they leave behind.
+
+A machine keeps its disk and its clock through all the lives of its process. Everything that a process gets
+to see of the world is the :class:`~ottla.runtime.runtime.Runtime` that it is booted with, so the code that
+runs here is the code that runs in production.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from ottla.runtime.random import SeededRandom
+from ottla.runtime.runtime import Runtime
+from ottla.sim.clock import LoopClock
+from ottla.sim.disk import SimDisk
+from ottla.sim.loop import Process, SimLoop
+from ottla.sim.network import Fabric, SimNetwork
+from ottla.sim.pool import SimPool
+from ottla.sim.trace import Trace, TraceHandler
+
+__all__ = ["Machine", "Main", "World"]
+
+T = TypeVar("T")
+Main = Callable[[Runtime], Coroutine[Any, Any, None]]
+
+
+class Machine:
+    def __init__(self, world: World, name: str, main: Main) -> None:
+        self._world = world
+        self.name = name
+        self.main = main
+        rate = 1.0 + (world.random.random() - 0.5) * 0.04
+        wall_ms = 1_700_000_000_000 + world.random.randrange(-3_600_000, 3_600_000)
+        self.clock = LoopClock(lambda: world.loop.now_ns, wall_ms=wall_ms, rate=rate)
+        self.disk = SimDisk(f"{world.seed}/{name}", clock=self.clock, trace_limit=1)
+        self.process: Process | None = None
+        self.pool: SimPool | None = None
+        self.lives = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and not self.process.dead
+
+    def boot(self) -> None:
+        assert not self.is_up, f"{self.name} runs already"
+        self.lives += 1
+        world, seed = self._world, f"{self._world.seed}/{self.name}/{self.lives}"
+        process = self.process = Process(self.name)
+        process.after_step = self._after_step
+        world.loop.add(process)
+        world.fabric.bring_up(world.fabric.host(self.name), process)
+        self.pool = SimPool(seed)
+        runtime = Runtime(
+            self.clock,
+            SeededRandom(seed),
+            self.disk,
+            self.pool,
+            SimNetwork(world.fabric, self.name, process),
+        )
+        world.trace.add(self.name, f"boots, life {self.lives}")
+        world.loop.spawn(process, self._live(runtime), f"main of {self.name}")
+
+    async def _live(self, runtime: Runtime) -> None:
+        try:
+            await self.main(runtime)
+        except Exception as error:
+            self._world.failed(self.name, error)
+
+    def _after_step(self) -> None:
+        if self.disk.is_down:
+            self._world.coverage["power lost inside a write"] += 1
+            self.kill(power_loss=True)
+
+    def kill(self, *, power_loss: bool) -> None:
+        """End its process here and now; with ``power_loss`` what was not synced may be lost with it."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        world = self._world
+        world.trace.add(self.name, "loses power" if power_loss else "is killed")
+        world.fabric.take_down(world.fabric.host(self.name), silently=power_loss)
+        # Before its coroutines are closed: what they do on their way out reaches no file.
+        if power_loss:
+            self.disk.crash()
+        else:
+            self.disk.kill()
+        world.loop.kill(process)
+
+    def pause(self) -> None:
+        if self.process is not None:
+            self._world.trace.add(self.name, "is paused")
+            self.process.paused = True
+
+    def resume(self) -> None:
+        if self.process is not None and self.process.paused:
+            self._world.trace.add(self.name, "goes on")
+            self.process.paused = False
+
+
+class World:
+    def __init__(self, seed: int | str, *, max_steps: int = 20_000_000) -> None:
+        self.seed = seed
+        self.loop = SimLoop(seed, max_steps=max_steps)  # type: ignore[abstract]  # no sockets, no signals
+        self.fabric = Fabric(self.loop, seed)
+        self.random = random.Random(f"{seed}/world")
+        self.trace = Trace(self.loop.time)
+        self.machines: dict[str, Machine] = {}
+        # How often each kind of fault was done.
+        self.coverage: Counter[str] = Counter()
+        # What went wrong: the first one is the cause.
+        self.violations: list[str] = []
+
+    def machine(self, name: str, main: Main) -> Machine:
+        """A new machine; it is not booted yet."""
+        machine = self.machines[name] = Machine(self, name, main)
+        self.fabric.host(name)
+        return machine
+
+    def violated(self, text: str) -> None:
+        """A promise was broken: the run ends here."""
+        self.trace.add("checker", f"VIOLATION: {text}")
+        self.violations.append(text)
+        self.loop.stop()
+
+    def failed(self, who: str, error: BaseException) -> None:
+        """A process failed in a way that no fault explains."""
+        self.violated(f"{who} failed: {''.join(traceback.format_exception(error))}")
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run to the end of ``main`` or to the first violation."""
+        handler = TraceHandler(self.trace)
+        logger = logging.getLogger("ottla")
+        level, propagate = logger.level, logger.propagate
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        try:
+            task = self.loop.create_task(main, name="world")
+            task.add_done_callback(lambda _: self.loop.stop())
+            self.loop.run_forever()
+            if task.done() and not task.cancelled() and task.exception() is not None and not self.violations:
+                raise task.exception()  # type: ignore[misc]
+            self._look_for_errors()
+        finally:
+            for machine in self.machines.values():
+                machine.kill(power_loss=True)
+            self.loop.close()
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+    def _look_for_errors(self) -> None:
+        for who, context in self.loop.errors:
+            error = context.get("exception")
+            told = "".join(traceback.format_exception(error)) if error is not None else ""
+            self.violations.append(f"{who}: {context.get('message')}\n{told}")

@@ -212,8 +212,10 @@ def test_a_value_that_is_too_large_is_refused_and_nothing_is_written(
 ) -> None:
     topic = new_topic()
     df = spark.range(0, 10, 1, 2).selectExpr("repeat('x', if(id = 7, 3000000, 10)) AS value")
-    with pytest.raises(Exception, match=r"MESSAGE_TOO_LARGE|larger than"):
+    with pytest.raises(Exception, match=r"value of 3000000 bytes is larger than kafka\.max\.request\.size"):
         write(df, topic=topic)
+    with pytest.raises(Exception, match=r"larger than max\.message\.bytes.*Raise it for the topic"):
+        write(df, topic=topic, kafka__max_request_size="5000000")
     assert records_of(node, topic) == []
 
 

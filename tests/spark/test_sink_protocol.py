@@ -6,11 +6,10 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
-from ottla.client.blocking import Producer
+from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.driver import LostTransactions
 from ottla.spark.sink.endings import transactional_id
@@ -19,9 +18,6 @@ from ottla.spark.sink.messages import Prepared, TaskMessage
 from ottla.spark.sink.task import Fenced
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_lab import Query, committed_values
-
-if TYPE_CHECKING:
-    from ottla.client.blocking import Admin
 
 
 @pytest.fixture(
@@ -39,8 +35,6 @@ def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def admin(bootstrap: str) -> Iterator[Admin]:
-    from ottla.client.blocking import Admin
-
     with Admin(bootstrap) as client:
         yield client
 
@@ -375,6 +369,30 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_topic_that_does_not_exist_is_named_and_nothing_stays_open() -> None:
+    with LocalNode({"auto.create.topics.enable": False}) as node:
+        query = Query(node.bootstrap_servers, "nowhere", name="q", kafka__max__block__ms="1000")
+        with pytest.raises(KafkaError, match="topic 'nowhere'"):
+            query.task("r1", 0, 0, ["a"])
+        assert query.open_transactions() == []
+        query.client.close()
+
+
+def test_transactions_of_a_job_that_never_returns_end_by_themselves() -> None:
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100}
+    with LocalNode(settings) as node:
+        with Admin(node.bootstrap_servers) as client:
+            client.topics.create("out", partitions=2)
+        query = Query(node.bootstrap_servers, "out", name="q", kafka__transaction__timeout__ms="500")
+        message = query.task("r1", 0, 0, ["a"])
+        wait_until(lambda: query.open_transactions() == [])
+        with pytest.raises(KafkaError, match="nothing of it was: .* has been ended or taken over"):
+            query.commit([message], 0)
+        query.batch("r2", 0, [["a"]])
+        assert committed_values(node.bootstrap_servers, "out", 2) == {b"a": 1}
+        query.client.close()
 
 
 def test_other_queries_are_left_alone(bootstrap: str, admin: Admin) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["check_schema", "columns_to_write", "rows_by_topic"]
+__all__ = ["check_schema", "columns_to_write", "largest_field", "rows_by_topic"]
 
 _RECORD_COLUMNS = ("key", "value", "headers", "partition", "timestamp")
 _TEXT_OR_BYTES = ("string", "binary")
@@ -53,6 +53,14 @@ def check_schema(schema: StructType, topic: str | None) -> None:
 def columns_to_write(schema: StructType) -> tuple[str, ...]:
     names = {field.name for field in schema.fields}
     return tuple(name for name in _RECORD_COLUMNS if name in names)
+
+
+def largest_field(records: pa.RecordBatch) -> int:
+    """The size in bytes of the largest key or value."""
+    import pyarrow.compute as pc
+
+    names = [name for name in ("key", "value") if name in records.schema.names]
+    return max((pc.max(pc.binary_length(records.column(name))).as_py() or 0 for name in names), default=0)
 
 
 def rows_by_topic(

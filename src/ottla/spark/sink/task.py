@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ottla.client.producer import Producer, QueuedRows, SentBatch
+from ottla.client.producer import Producer, QueuedRows
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.spark.sink.columns import rows_by_topic
+from ottla.spark.sink.columns import largest_field, rows_by_topic
 from ottla.spark.sink.endings import transactional_id
 from ottla.spark.sink.ledger import Transaction
 from ottla.spark.sink.messages import Prepared, TaskMessage
@@ -137,15 +137,34 @@ class _Rows:
         self.count = 0
 
     async def add(self, topic: str, data: pa.RecordBatch) -> None:
+        self._check_size(topic, data)
         while len(self._under_way) >= MOST_UNDER_WAY:
-            self._delivered(await self._under_way.popleft().delivered())
+            await self._settle()
         self._under_way.append(await self._producer.queue_arrow(topic, data))
 
     async def finish(self) -> None:
         while self._under_way:
-            self._delivered(await self._under_way.popleft().delivered())
+            await self._settle()
 
-    def _delivered(self, sent: list[SentBatch]) -> None:
+    def _check_size(self, topic: str, data: pa.RecordBatch) -> None:
+        limit = self._producer.config.max_request_size
+        size = largest_field(data)
+        if size > limit:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"topic {topic!r}: a key or value of {size} bytes is larger than "
+                f"kafka.max.request.size={limit}; raise that, and max.message.bytes of the topic",
+            )
+
+    async def _settle(self) -> None:
+        try:
+            sent = await self._under_way.popleft().delivered()
+        except KafkaError as error:
+            if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+                raise
+            raise KafkaError(
+                error.code, f"{error.message} Raise it for the topic, or write smaller values."
+            ) from None
         for topic, partition, offset, rows in sent:
             first, last = self._wrote.get((topic, partition), (offset, -1))
             self._wrote[topic, partition] = min(first, offset), max(last, offset + rows - 1)

@@ -388,7 +388,7 @@ def test_transactions_of_a_job_that_never_returns_end_by_themselves() -> None:
         query = Query(node.bootstrap_servers, "out", name="q", kafka__transaction__timeout__ms="500")
         message = query.task("r1", 0, 0, ["a"])
         wait_until(lambda: query.open_transactions() == [])
-        with pytest.raises(KafkaError, match="nothing of it was: .* has been ended or taken over"):
+        with pytest.raises(KafkaError, match=r"nothing of it was: .* has been ended or taken over"):
             query.commit([message], 0)
         query.batch("r2", 0, [["a"]])
         assert committed_values(node.bootstrap_servers, "out", 2) == {b"a": 1}

@@ -21,7 +21,12 @@ class Broker(NamedTuple):
 
 @pytest.fixture(scope="session")
 def ottla_for_clients() -> Iterator[LocalNode]:
-    with LocalNode({"num.partitions": 3}) as node:
+    settings = {
+        "num.partitions": 3,
+        "group.consumer.min.heartbeat.interval.ms": 200,
+        "group.consumer.heartbeat.interval.ms": 200,
+    }
+    with LocalNode(settings) as node:
         yield node
 
 

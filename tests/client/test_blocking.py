@@ -71,3 +71,13 @@ def test_a_forked_child_is_told_instead_of_hanging(ottla_for_clients: ottla.Loca
         with os.fdopen(reader, "rb") as pipe:
             assert b"does not survive a fork" in pipe.read()
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("kind", ["Producer", "Consumer"])
+def test_the_facade_has_all_that_the_client_has(kind: str) -> None:
+    """But for what only makes sense on a loop."""
+    only_there = {"Producer": {"ready", "queue_arrow", "transactions"}, "Consumer": set()}[kind]
+    public = {name for name in vars(getattr(ottla, kind)) if not name.startswith("_")}
+    inside = {"owned", "take_over", "commit_owned", "wake"}  # the hands that a group membership works with
+    missing = public - set(dir(getattr(ottla.blocking, kind))) - only_there - inside
+    assert not missing

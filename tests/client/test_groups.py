@@ -245,7 +245,8 @@ async def test_a_new_subscription_brings_its_own_listener(
     servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
 ) -> None:
     first, second = Journal(), Journal()
-    async with Consumer(servers, group_id=fresh_name, **one_protocol) as consumer:
+    settings = {**one_protocol, "allow_auto_create_topics": False}
+    async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
         consumer.subscribe([topic], listener=first)
 
         async def turn() -> None:
@@ -288,6 +289,20 @@ async def test_an_assigned_consumer_commits_in_its_groups_name(
         async with Consumer(servers, group_id=fresh_name, auto_offset_reset="earliest") as consumer:
             consumer.assign([(topic, 0)])
             assert len(await consumer.poll(timeout_ms=500 if not expected else 5000)) == expected
+
+
+async def test_commits_beside_the_work_are_made_in_the_order_of_the_calls(
+    servers: str, topic: str, fresh_name: str
+) -> None:
+    partition = TopicPartition(topic, 0)
+    async with Consumer(servers, group_id=fresh_name, enable_auto_commit=False) as consumer:
+        consumer.assign([partition])
+        tasks = [consumer.commit_nowait({partition: n}) for n in range(20)]
+        assert await tasks[5] == {partition: CommittedOffset(5)}
+        # Closing waits for the others.
+    async with Consumer(servers, group_id=fresh_name) as consumer:
+        assert await consumer.committed([partition]) == {partition: CommittedOffset(19)}
+    assert all(task.done() and not task.cancelled() for task in tasks)
 
 
 async def test_automatic_commits_stay_behind_what_is_being_worked_on(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ottla.client.consumer import Consumer, ConsumerRecord
+from ottla.client.consumer import Consumer, ConsumerRecord, TopicPartition
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
@@ -23,13 +23,16 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
-from ottla.protocol.messages.produce import (
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceResponse,
+from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
+from tests.support.fake_brokers import (
+    TOPIC,
+    FakeCluster,
+    FakePartition,
+    batch,
+    fetched,
+    offsets_fetched,
+    produced,
 )
-from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition, batch, fetched, offsets_fetched
 
 QUICK = {
     "retry_backoff_ms": 5,
@@ -257,24 +260,10 @@ class TestProducing:
         """Broker `by` refuses with a code, the others take everything at offset 42."""
 
         def answer(node_id: int, request: ProduceRequest) -> ProduceResponse:
-            responses = []
-            for topic in request.topic_data:
-                results = [
-                    PartitionProduceResponse(
-                        index=p.index,
-                        error_code=code if node_id == by else 0,
-                        base_offset=-1 if node_id == by else 42,
-                    )
-                    for p in topic.partition_data
-                ]
-                responses.append(
-                    TopicProduceResponse(
-                        name=topic.name, topic_id=topic.topic_id, partition_responses=results
-                    )
-                )
-                if node_id == by:
-                    cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 1
-            return ProduceResponse(responses=responses)
+            if node_id != by:
+                return produced(request)
+            cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 1
+            return produced(request, code=code)
 
         cluster.on(ProduceRequest, answer)
 
@@ -300,6 +289,30 @@ class TestProducing:
             with pytest.raises(KafkaError, match="t-0") as failure:
                 await producer.send(TOPIC, b"x", partition=0)
         assert failure.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_a_fetch_that_waits_for_news_holds_nothing_up(cluster: FakeCluster) -> None:
+    """A broker answers a connection's requests one after the other."""
+    cluster.on(FetchRequest, lambda _, request: fetched(request, lambda p: PartitionData(partition_index=0)))
+    cluster.on(
+        OffsetCommitRequest,
+        lambda _, request: OffsetCommitResponse(
+            topics=[
+                OffsetCommitResponseTopic(
+                    topic_id=topic.topic_id, partitions=[OffsetCommitResponsePartition(partition_index=0)]
+                )
+                for topic in request.topics
+            ]
+        ),
+    )
+    settings = {**QUICK, "fetch_max_wait_ms": 20_000, "group_id": "g", "enable_auto_commit": False}
+    async with Consumer(cluster.servers, **settings) as c, asyncio.timeout(10):
+        c.assign([PART])
+        c.seek(PART, 0)
+        while not cluster.asked(FetchRequest):
+            await c.poll(timeout_ms=20)
+        await c.commit({PART: 5})
+        assert await c.end_offsets([TopicPartition(*PART)]) == {PART: 0}
 
 
 async def test_commits_follow_the_coordinator(cluster: FakeCluster) -> None:

@@ -60,6 +60,8 @@ SINGLE_NODE = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "2",
     "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    "group.consumer.heartbeat.interval.ms": "200",
     "num.network.threads": "2",
     "num.io.threads": "4",
     # Records of tests carry fixed, old timestamps; no retention takes them away in the middle of a test.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from ottla.protocol.api import API, Listener
-from ottla.protocol.headers import read_request_header, response_parts
+from ottla.protocol.headers import RequestFrame, read_request_header, response_parts
 from ottla.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -41,6 +41,12 @@ from ottla.protocol.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+)
+from ottla.protocol.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
 )
 from ottla.protocol.schema import Request, Response
 from ottla.records.builder import build_batch
@@ -76,7 +82,7 @@ class FakeCluster:
 
     def __post_init__(self) -> None:
         self.seen: list[tuple[int, Request]] = []
-        self._answers: dict[type[Request], Callable[[int, Any], Response]] = {
+        self._answers: dict[type[Request], Callable[[int, Any], Response | Awaitable[Response]]] = {
             ApiVersionsRequest: self._api_versions,
             MetadataRequest: self._metadata,
             ListOffsetsRequest: self._list_offsets,
@@ -113,15 +119,18 @@ class FakeCluster:
     def servers(self) -> str:
         return f"127.0.0.1:{self.ports[1]}"
 
-    def on(self, request: type[R], answer: Callable[[int, R], Response]) -> None:
-        """What brokers say to a request, by the broker's number and the request."""
+    def on(self, request: type[R], answer: Callable[[int, R], Response | Awaitable[Response]]) -> None:
+        """What brokers say to a request, by the broker's number and the request; now or later."""
         self._answers[request] = answer
 
     def asked(self, request: type[R]) -> list[tuple[int, R]]:
         return [(node_id, each) for node_id, each in self.seen if isinstance(each, request)]
 
     async def _serve(self, node_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reads ahead, as a socket's buffer would, and answers one request after the other."""
         self._writers.setdefault(node_id, set()).add(writer)
+        waiting: asyncio.Queue[tuple[RequestFrame, Request]] = asyncio.Queue()
+        answering = asyncio.create_task(self._answer(node_id, waiting, writer))
         try:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
@@ -129,20 +138,26 @@ class FakeCluster:
                 head = read_request_header(frame)
                 request, _ = head.api.request_class.decode_from(frame, head.position, head.version)
                 self.seen.append((node_id, request))
-                answer = self._answers[type(request)](node_id, request)
-                if isinstance(answer, FetchResponse) and not any(
-                    data.records or data.error_code or data.preferred_read_replica >= 0
-                    for topic in answer.responses
-                    for data in topic.partitions
-                ):
-                    assert isinstance(request, FetchRequest)
-                    await asyncio.sleep(request.max_wait_ms / 1000)
-                writer.writelines(response_parts(head.api, head.version, head.correlation_id, answer))
-                await writer.drain()
+                waiting.put_nowait((head, request))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
             writer.close()
+
+    async def _answer(
+        self, node_id: int, waiting: asyncio.Queue[tuple[RequestFrame, Request]], writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            head, request = await waiting.get()
+            answer = self._answers[type(request)](node_id, request)
+            if not isinstance(answer, Response):
+                answer = await answer
+            if isinstance(request, FetchRequest) and isinstance(answer, FetchResponse) and _is_empty(answer):
+                await asyncio.sleep(request.max_wait_ms / 1000)
+            writer.writelines(response_parts(head.api, head.version, head.correlation_id, answer))
+            await writer.drain()
 
     # What every client asks.
 
@@ -194,6 +209,21 @@ class FakeCluster:
         )
 
 
+async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Waits for something deep inside a client, which nobody tells of."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+
+
+def _is_empty(answer: FetchResponse) -> bool:
+    return not any(
+        data.records or data.error_code or data.preferred_read_replica >= 0
+        for topic in answer.responses
+        for data in topic.partitions
+    )
+
+
 def fetched(request: FetchRequest, answer: Callable[[FetchPartition], PartitionData]) -> FetchResponse:
     """The answer to a fetch, from one for each partition. Sessions are not offered."""
     return FetchResponse(
@@ -202,6 +232,25 @@ def fetched(request: FetchRequest, answer: Callable[[FetchPartition], PartitionD
                 topic=topic.topic, topic_id=topic.topic_id, partitions=[answer(p) for p in topic.partitions]
             )
             for topic in request.topics
+        ]
+    )
+
+
+def produced(request: ProduceRequest, *, code: int = 0, offset: int = 42) -> ProduceResponse:
+    """The answer to a produce request, the same for each partition."""
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    PartitionProduceResponse(
+                        index=p.index, error_code=code, base_offset=-1 if code else offset
+                    )
+                    for p in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
         ]
     )
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from ottla.client import consumer as consumers
 from ottla.client import producer as producers
 from ottla.client.admin import Admin as AsyncAdmin
+from ottla.client.admin.offsets import FoundOffset
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.producer.batch import Delivery, RecordMetadata
 from ottla.client.view import TopicPartition
@@ -275,6 +276,11 @@ class Consumer(_Client, Generic[K, V]):
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self._call(self._consumer.end_offsets(partitions))
 
+    def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, FoundOffset | None]:
+        return self._call(self._consumer.offsets_for_times(times_ms))
+
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         return self._call(self._consumer.partitions_for(topic))
 
@@ -326,6 +332,10 @@ class Consumer(_Client, Generic[K, V]):
         self, offsets: Mapping[Partition, CommittedOffset | int] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
         return self._call(self._consumer.commit(offsets))
+
+    def commit_nowait(self, offsets: Mapping[Partition, CommittedOffset | int] | None = None) -> None:
+        """Begins a commit; closing waits for it, and the log tells if it failed."""
+        self._do(self._consumer.commit_nowait, offsets)
 
     def group_member(self) -> producers.GroupMember:
         return self._do(self._consumer.group_member)

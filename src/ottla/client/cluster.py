@@ -1,7 +1,8 @@
 """The cluster as a client sees it: a connection for each broker, current metadata, and who answers what.
 
-`Cluster` is shared by everything that one client does. It keeps at most one connection to a broker and at
-most one metadata request under way; whoever needs either meanwhile waits for the same one. A broker that
+`Cluster` is shared by everything that one client does. It keeps at most one connection to a broker, and
+further ones only for what a broker may sit on for long (`Lane`), as it answers each connection in order. At
+most one metadata request is under way; whoever needs either meanwhile waits for the same one. A broker that
 cannot be reached is left alone for a growing while, so that a dead address costs little. When no known
 broker answers, the bootstrap servers are asked again: the cluster may have moved.
 """
@@ -12,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
 from ottla.client.backoff import Backoff
@@ -26,7 +27,7 @@ from ottla.protocol.schema import Request, Response
 from ottla.runtime.network import Address, SocketOptions
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "parse_addresses"]
+__all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "Lane", "parse_addresses"]
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -34,6 +35,16 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9092
+
+
+class Lane(Enum):
+    """What shares a connection: everything, but for requests that wait at the broker for something to happen.
+    Behind them a commit or a look at metadata would wait too.
+    """
+
+    COMMON = "common"
+    FETCH = "fetch"
+    GROUP = "group"
 
 
 class CoordinatorType(IntEnum):
@@ -116,7 +127,7 @@ class Cluster:
         self.config = config
         self.view = ClusterView()
         self._bootstrap = parse_addresses(config.bootstrap_servers)
-        self._nodes: dict[Address, _Node] = {}
+        self._nodes: dict[tuple[Address, Lane], _Node] = {}
         self._topics: set[str] = set()
         self._all_topics = False
         self._refresh: asyncio.Task[ClusterView] | None = None
@@ -158,7 +169,7 @@ class Cluster:
 
     # Connections.
 
-    async def connection(self, node_id: int) -> Connection:
+    async def connection(self, node_id: int, lane: Lane = Lane.COMMON) -> Connection:
         """The connection to a broker of the current view, made if there is none."""
         broker = self.view.brokers.get(node_id)
         if broker is None:
@@ -166,25 +177,27 @@ class Cluster:
                 ErrorCode.BROKER_NOT_AVAILABLE,
                 f"broker {node_id} is not in the cluster's metadata (known: {sorted(self.view.brokers)})",
             )
-        return await self._connect(Address(broker.host, broker.port))
+        return await self._connect(Address(broker.host, broker.port), lane)
 
-    def open_connection(self, node_id: int) -> Connection | None:
+    def open_connection(self, node_id: int, lane: Lane = Lane.COMMON) -> Connection | None:
         """The connection to a broker if there is one right now."""
         broker = self.view.brokers.get(node_id)
-        node = self._nodes.get(Address(broker.host, broker.port)) if broker is not None else None
+        if broker is None:
+            return None
+        node = self._nodes.get((Address(broker.host, broker.port), lane))
         if node is None or node.connection is None or not node.connection.is_open:
             return None
         return node.connection
 
-    async def _connect(self, address: Address) -> Connection:
+    async def _connect(self, address: Address, lane: Lane = Lane.COMMON) -> Connection:
         if self._closed:
             raise RuntimeError("this client is closed")
-        node = self._nodes.get(address)
+        node = self._nodes.get((address, lane))
         if node is None:
             backoff = Backoff(
                 self.runtime.random, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
             )
-            node = self._nodes[address] = _Node(backoff)
+            node = self._nodes[address, lane] = _Node(backoff)
         if node.connection is not None and node.connection.is_open:
             return node.connection
         if node.attempt is None:
@@ -344,13 +357,13 @@ class Cluster:
 
     # Coordinators.
 
-    async def coordinator(self, kind: CoordinatorType, key: str) -> Connection:
+    async def coordinator(self, kind: CoordinatorType, key: str, lane: Lane = Lane.COMMON) -> Connection:
         """The connection to a group's or transactional id's coordinator; `forget_coordinator` asks anew."""
         broker = self._coordinators.get((kind, key))
         if broker is None:
             broker = self._coordinators[kind, key] = await self._find_coordinator(kind, key)
         try:
-            return await self._connect(Address(broker.host, broker.port))
+            return await self._connect(Address(broker.host, broker.port), lane)
         except ConnectionFailed:
             self.forget_coordinator(kind, key)
             raise

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ottla.client.cluster import Cluster, CoordinatorType
+from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.connection import Connection
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
@@ -28,7 +28,7 @@ class Coordinator:
     caller's business.
     """
 
-    __slots__ = ("_cluster", "_key", "_kind", "request_timeout_ms", "timeout_ms")
+    __slots__ = ("_cluster", "_key", "_kind", "_lane", "request_timeout_ms", "timeout_ms")
 
     def __init__(
         self,
@@ -38,15 +38,17 @@ class Coordinator:
         *,
         timeout_ms: int,
         request_timeout_ms: int | None = None,
+        lane: Lane = Lane.COMMON,
     ) -> None:
         self._cluster = cluster
         self._kind = kind
         self._key = key
+        self._lane = lane
         self.timeout_ms = timeout_ms
         self.request_timeout_ms = request_timeout_ms or cluster.config.request_timeout_ms
 
     async def connection(self) -> Connection:
-        return await self._cluster.coordinator(self._kind, self._key)
+        return await self._cluster.coordinator(self._kind, self._key, self._lane)
 
     def forget(self) -> None:
         self._cluster.forget_coordinator(self._kind, self._key)

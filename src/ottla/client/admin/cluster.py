@@ -19,6 +19,7 @@ from ottla.protocol.messages.describe_quorum import (
     DescribeQuorumResponse,
     ReplicaState,
 )
+from ottla.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
@@ -133,3 +134,9 @@ class ClusterAdmin:
         raise_error(answer, "features")
         for result in answer.results:
             raise_error(result, f"feature {result.feature!r}")
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        """Forgets a broker that will not come back; BROKER_ID_NOT_REGISTERED if there is none of this id."""
+        request = UnregisterBrokerRequest(broker_id=broker_id)
+        answer = await self._caller.controller(request, UnregisterBrokerResponse, lambda r: [r.error_code])
+        raise_error(answer, f"broker {broker_id}")

@@ -1,4 +1,4 @@
-"""Groups: list and describe them, read, move and delete their offsets, delete them."""
+"""Groups: list and describe them, read, move and delete their offsets, remove members, delete them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_groups
 from ottla.protocol.messages import describe_groups as classic_groups
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from ottla.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -213,6 +214,42 @@ class GroupsAdmin:
             for topic in answer.topics
             for entry in topic.partitions
             for partition in [TopicPartition(topic.name, entry.partition_index)]
+        }
+
+    async def remove_members(
+        self,
+        group_id: str,
+        member_ids: Iterable[str] = (),
+        *,
+        instance_ids: Iterable[str] = (),
+        reason: str = "removed by an admin client",
+    ) -> dict[str, KafkaError | None]:
+        """Makes members leave, named by member id or, for static ones, by instance id; all if none is named.
+        What came of each, by the name that was given. A member that still runs joins again.
+        """
+        leaving = [MemberIdentity(member_id=name, reason=reason) for name in member_ids]
+        leaving += [
+            MemberIdentity(member_id="", group_instance_id=name, reason=reason) for name in instance_ids
+        ]
+        if not leaving:
+            leaving = [
+                MemberIdentity(member_id=m.member_id, group_instance_id=m.instance_id, reason=reason)
+                for m in (await self.describe(group_id)).members
+            ]
+        if not leaving:
+            return {}
+        answer = await self._coordinator(group_id).call(
+            LeaveGroupRequest(group_id=group_id, members=leaving),
+            LeaveGroupResponse,
+            lambda answer: [answer.error_code],
+        )
+        _check(group_id, answer.error_code, None)
+        return {
+            asked.member_id or asked.group_instance_id or "": _error(
+                result.error_code,
+                f"group {group_id!r}: member {asked.member_id or asked.group_instance_id!r}",
+            )
+            for asked, result in zip(leaving, answer.members, strict=True)
         }
 
     async def delete(self, *group_ids: str) -> None:

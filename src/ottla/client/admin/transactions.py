@@ -18,6 +18,7 @@ from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
 )
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from ottla.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -96,13 +97,7 @@ class TransactionsAdmin:
 
     async def describe(self, transactional_id: str) -> TransactionInfo:
         """One transactional id as its coordinator knows it; TRANSACTIONAL_ID_NOT_FOUND if it does not."""
-        coordinator = Coordinator(
-            self._caller.cluster,
-            CoordinatorType.TRANSACTION,
-            transactional_id,
-            timeout_ms=self._caller.timeout_ms,
-        )
-        answer = await coordinator.call(
+        answer = await self._coordinator(transactional_id).call(
             DescribeTransactionsRequest(transactional_ids=[transactional_id]),
             DescribeTransactionsResponse,
             lambda answer: [entry.error_code for entry in answer.transaction_states],
@@ -119,6 +114,29 @@ class TransactionsAdmin:
             entry.transaction_timeout_ms,
             entry.transaction_start_time_ms if entry.transaction_start_time_ms >= 0 else None,
             tuple(TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions),
+        )
+
+    async def fence(self, transactional_id: str) -> tuple[int, int]:
+        """Shuts out whoever uses this transactional id and aborts what it has open; the producer id and epoch
+        that it would have next.
+        """
+        answer = await self._coordinator(transactional_id).call(
+            InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1),
+            InitProducerIdResponse,
+            lambda answer: [answer.error_code],
+            also_later=[ErrorCode.CONCURRENT_TRANSACTIONS],
+        )
+        if answer.error_code:
+            code = ErrorCode.of(answer.error_code)
+            raise KafkaError(code, f"transactional id {transactional_id!r}: {code.text}")
+        return answer.producer_id, answer.producer_epoch
+
+    def _coordinator(self, transactional_id: str) -> Coordinator:
+        return Coordinator(
+            self._caller.cluster,
+            CoordinatorType.TRANSACTION,
+            transactional_id,
+            timeout_ms=self._caller.timeout_ms,
         )
 
     async def find_hanging(

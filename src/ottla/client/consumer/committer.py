@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from ottla.client.consumer.config import ConsumerConfig
 from ottla.client.consumer.membership import Membership
@@ -20,7 +21,10 @@ __all__ = ["Committer"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 STALE_RETRIES = 5
+MAX_BESIDE = 1_000
 _NOT_OURS = frozenset(
     {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH}
 )
@@ -41,6 +45,7 @@ class Committer:
         self._next_at: float | None = None
         self._under_way: asyncio.Task[None] | None = None
         self._last: dict[TopicPartition, CommittedOffset] = {}
+        self._beside: list[asyncio.Task[Any]] = []
         self.membership: Membership | None = None
 
     @property
@@ -73,6 +78,32 @@ class Committer:
                     "member, which reads from the last commit",
                 )
             raise error
+
+    def in_turn(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Begins a commit that nobody waits for, after those that began before it."""
+        if len(self._beside) >= MAX_BESIDE:
+            raise RuntimeError(f"{MAX_BESIDE} commits wait for their turn already; await one of them")
+        before = self._beside[-1:]
+
+        async def turn() -> T:
+            if before:
+                await asyncio.wait(before)
+            return await commit()
+
+        task = asyncio.get_running_loop().create_task(turn())
+        self._beside.append(task)
+        task.add_done_callback(self._committed_beside)
+        return task
+
+    def _committed_beside(self, task: asyncio.Task[Any]) -> None:
+        self._beside.remove(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("commit: %s", error)
+
+    async def finish_beside(self) -> None:
+        """Waits for the commits that nobody waits for."""
+        if self._beside:
+            await asyncio.wait(list(self._beside))
 
     # By themselves.
 
@@ -116,6 +147,7 @@ class Committer:
             log.warning("automatic commit: %s", error)
 
     async def close(self) -> None:
-        if self._under_way is not None:
-            self._under_way.cancel()
-            await asyncio.gather(self._under_way, return_exceptions=True)
+        tasks = [*self._beside, *([self._under_way] if self._under_way is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,10 +12,11 @@ import asyncio
 import re
 import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ottla.client.admin.offsets import FoundOffset, OffsetSpec, all_or_raise
-from ottla.client.cluster import Cluster, CoordinatorType
+from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.consumer.classic import ClassicMembership
 from ottla.client.consumer.committer import Committer
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
@@ -89,6 +90,7 @@ class Consumer(Generic[K, V]):
                 CoordinatorType.GROUP,
                 self.config.group_id,
                 timeout_ms=self.config.default_api_timeout_ms,
+                lane=Lane.GROUP,
             )
             offsets = GroupOffsets(self._cluster, self.config.group_id, self._coordinator)
             self._committer = Committer(self.config, offsets, self.positions)
@@ -150,6 +152,7 @@ class Consumer(Generic[K, V]):
         self._closed = True
         try:
             if self._committer is not None and self._tasks:
+                await self._committer.finish_beside()
                 await self._committer.commit_last()
             if self._membership is not None:
                 await self._membership.leave()
@@ -424,18 +427,37 @@ class Consumer(Generic[K, V]):
         """Commits these offsets, or the positions: everything that was handed out. Gives what was committed;
         KafkaError names a partition that was refused.
         """
+        return await self._commit(self._to_commit(offsets))
+
+    def _to_commit(
+        self, offsets: Mapping[Partition, CommittedOffset | int] | None
+    ) -> dict[TopicPartition, CommittedOffset]:
         if offsets is None:
-            wanted = self.positions()
-        else:
-            wanted = {
-                TopicPartition(*partition): CommittedOffset(offset) if isinstance(offset, int) else offset
-                for partition, offset in offsets.items()
-            }
+            return self.positions()
+        return {
+            TopicPartition(*partition): CommittedOffset(offset) if isinstance(offset, int) else offset
+            for partition, offset in offsets.items()
+        }
+
+    async def _commit(
+        self, wanted: dict[TopicPartition, CommittedOffset]
+    ) -> dict[TopicPartition, CommittedOffset]:
         if wanted:
             await self._commits().commit(wanted)
             for interceptor in self._interceptors:
                 interceptor.on_commit(wanted)
         return wanted
+
+    def commit_nowait(
+        self, offsets: Mapping[Partition, CommittedOffset | int] | None = None
+    ) -> asyncio.Task[dict[TopicPartition, CommittedOffset]]:
+        """As `commit`, beside whatever comes next. One such commit is made after the other, in the order of
+        the calls, with the positions of the moment of the call; closing waits for them. Await what is
+        returned, or give it a callback, to learn what came of it; a failure is logged in any case.
+        """
+        self._check_open()
+        wanted = self._to_commit(offsets)
+        return self._commits().in_turn(partial(self._commit, wanted))
 
     def group_member(self) -> GroupMember:
         """In whose name a transaction commits this consumer's offsets."""

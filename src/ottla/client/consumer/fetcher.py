@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ottla.client.cluster import Cluster
+from ottla.client.cluster import Cluster, Lane
 from ottla.client.connection import Connection
 from ottla.client.consumer.chunk import Chunk
 from ottla.client.consumer.config import ConsumerConfig, Reset
@@ -205,7 +205,7 @@ class Fetcher:
             )
             for state, info in wanting
         }
-        connection = self._cluster.open_connection(node_id)
+        connection = self._cluster.open_connection(node_id, Lane.FETCH)
         answer: asyncio.Future[FetchResponse] | None = None
         if connection is not None and connection.is_writable:
             try:
@@ -245,7 +245,7 @@ class Fetcher:
         """Sees one request through, from the connection, where there is none yet, to what came of it."""
         try:
             if answer is None:
-                connection = await self._cluster.connection(node_id)
+                connection = await self._cluster.connection(node_id, Lane.FETCH)
                 await connection.drained()
                 answer = self._send(connection, node_id, wanted, room)
             response = await answer

@@ -32,6 +32,7 @@ from ottla.coordinator.group.consumer_members import (
     member_tombstones,
     owned_partitions,
     replace_member,
+    says_nothing_new,
 )
 from ottla.coordinator.group.migration import Migration
 from ottla.coordinator.group.reconcile import reconcile
@@ -108,23 +109,12 @@ class ConsumerCoordinator:
         """
         body: ConsumerGroupHeartbeatRequest = request.body
         group = self._state.groups.get(body.group_id)
-        member = group.members.get(body.member_id) if isinstance(group, ConsumerGroup) else None
-        if not isinstance(group, ConsumerGroup) or not isinstance(member, ConsumerMember):
+        if not isinstance(group, ConsumerGroup) or group.regexes:
             return False
+        member = group.members.get(body.member_id)
         return (
-            body.member_epoch == member.epoch
-            and body.member_epoch != JOIN_EPOCH
-            and body.subscribed_topic_names is None
-            and body.subscribed_topic_regex is None
-            and body.instance_id is None
-            and body.rack_id is None
-            and body.rebalance_timeout_ms == -1
-            and body.server_assignor is None
-            and member.classic is None
-            and member.client_id == request.client_id
-            and member.client_host == request.client_host
-            and not member.regex
-            and not group.regexes
+            member is not None
+            and says_nothing_new(member, request)
             and member.is_reconciled_to(group.target_epoch)
             and group.seen_topics is self._state.image.topics
             and (

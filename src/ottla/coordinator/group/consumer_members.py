@@ -48,6 +48,25 @@ def check_request(request: GroupRequest, assignors: tuple[str, ...]) -> None:
         )
 
 
+def says_nothing_new(member: ConsumerMember, request: GroupRequest) -> bool:
+    """Whether a heartbeat leaves the member as it is; what it owns is for the coordinator to judge."""
+    body: ConsumerGroupHeartbeatRequest = request.body
+    return (
+        body.member_epoch == member.epoch
+        and body.member_epoch != JOIN_EPOCH
+        and body.subscribed_topic_names is None
+        and body.subscribed_topic_regex is None
+        and body.instance_id is None
+        and body.rack_id is None
+        and body.rebalance_timeout_ms == -1
+        and body.server_assignor is None
+        and member.classic is None
+        and not member.regex
+        and member.client_id == request.client_id
+        and member.client_host == request.client_host
+    )
+
+
 def check_static(
     known: ConsumerMember | None, group_id: str, member_id: str, instance_id: str
 ) -> ConsumerMember:

@@ -241,12 +241,16 @@ class IoGuard:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, OSError):
-            action = f"{self._action} ({self._what})"
-            if self._fatal:
-                self._directory.fail(f"{action} failed with {error}")
-            elif isinstance(error, FileNotFoundError) and not self._directory.disk.is_dir(self._what):
-                # Renamed under a reader in another thread, which is no fault of the disk.
-                raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR, f"{action}: the log has been deleted or moved meanwhile"
-                ) from error
-            raise self._directory.io_error(action, error) from error
+            raise self.failure(error) from error
+
+    def failure(self, error: OSError) -> KafkaError:
+        """What to raise for an error, which the directory is told of."""
+        action = f"{self._action} ({self._what})"
+        if self._fatal:
+            self._directory.fail(f"{action} failed with {error}")
+        elif isinstance(error, FileNotFoundError) and not self._directory.disk.is_dir(self._what):
+            # Renamed under a reader in another thread, which is no fault of the disk.
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{action}: the log has been deleted or moved meanwhile"
+            )
+        return self._directory.io_error(action, error)

@@ -8,7 +8,7 @@ its open file until the reader is done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ottla.log import lookup
 from ottla.log.log_core import LogCore
@@ -18,8 +18,7 @@ from ottla.log.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
-@dataclass(frozen=True, slots=True)
-class FetchData:
+class FetchData(NamedTuple):
     records: bytes
     """Batches; the first may begin below the offset asked for, the last may be cut by the size limit."""
     offset: int
@@ -42,7 +41,7 @@ def read(
             f"{core.partition} has no offset {offset}, only {core.log_start_offset} to {end}",
         )
     if offset < upper:
-        with core.guard("reading"):
+        try:
             for segment in local.segments_from(offset):
                 if segment.base_offset >= upper:
                     break
@@ -52,6 +51,8 @@ def read(
                     size = max(max_bytes, found.size) if min_one_batch else max_bytes
                     data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
                     return FetchData(data, offset, segment.base_offset, found.position)
+        except OSError as error:
+            raise core.guard("reading").failure(error) from error
         # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
         core.verify_end()
     return FetchData(b"", offset, local.active.base_offset, -1)

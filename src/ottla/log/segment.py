@@ -285,7 +285,9 @@ class LogSegment:
             return self._find(offset)
 
     def _find(self, offset: int) -> BatchPosition | None:
-        return find_batch(self._log.get(), self.size, self.offset_index.lookup(offset), offset)
+        indexes = self._indexes if self._indexes is not None else self._open_indexes()
+        size = self._size if self._size >= 0 else self.size
+        return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset)
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the file; short only if the segment ends before."""

@@ -20,6 +20,8 @@ from ottla.runtime.disk import File
 _STEP = Struct(">qi11xi")
 _MIN_LENGTH = HEADER_SIZE - LOG_OVERHEAD
 _WALK_BYTES = 16 * 1024
+# What a search reads at first: about the distance between two entries of an index.
+_FIND_BYTES = 5 * 1024
 _SCAN_BYTES = 1024 * 1024
 
 
@@ -58,8 +60,9 @@ def find_batch(file: File, size: int, indexed: OffsetPosition, offset: int) -> B
     position = indexed.position
     check = position > 0
     unpack = _STEP.unpack_from
+    wanted = _FIND_BYTES
     while position < size:
-        chunk = file.pread(min(_WALK_BYTES, size - position), position)
+        chunk = file.pread(min(wanted, size - position), position)
         at = 0
         while len(chunk) - at >= _STEP.size:
             base_offset, length, delta = unpack(chunk, at)
@@ -78,6 +81,8 @@ def find_batch(file: File, size: int, indexed: OffsetPosition, offset: int) -> B
         if at == 0:
             raise _too_short(file, position, len(chunk))
         position += at
+        # Behind a large batch most likely lies the one that is sought, and its header is enough.
+        wanted = HEADER_SIZE if wanted == _FIND_BYTES and at > wanted else _WALK_BYTES
     return None
 
 

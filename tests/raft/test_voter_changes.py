@@ -173,3 +173,15 @@ def known(replica: Replica, id: int) -> int:
     found = replica.core.membership.voters
     assert found is not None
     return found.voters[id].max_kraft_version
+
+
+def test_a_leader_that_removed_itself_and_crashed_can_still_be_elected() -> None:
+    """Only it has the record of its removal, so only its log is long enough; it leads until that is done."""
+    lab, leader = ready(1, 2)
+    other = next(replica for replica in lab.replicas.values() if replica is not leader)
+    lab.isolate(leader.id)
+    leader.ask(RemoveVoter(key(leader.id)))
+    leader.start()
+    lab.heal()
+    lab.until(lambda: voters(other) == (other.id,) and other.role is Role.LEADER)
+    lab.until(lambda: leader.core.leader_id == other.id)

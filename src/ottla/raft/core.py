@@ -92,14 +92,15 @@ class Core:
         It may have lost records of its epoch that others have, and must not write others in their place.
         """
         epoch, log_epoch = election.epoch, self.log.end.epoch
-        deadline = self.now.ms + self.election_timeout_ms() if self.is_voter else NEVER_MS
+        soon = self.now.ms + self.election_timeout_ms()
+        deadline = soon if self.may_vote else NEVER_MS
         if epoch < log_epoch:
             return Unattached(log_epoch, deadline)
         if election.leader_id == self.local.key.id:
-            return Resigned(epoch, deadline, self.local.key.id, election.voted)
+            return Resigned(epoch, soon, self.local.key.id, election.voted)
         voters = self.membership.voters
         mine = election.voted is not None and election.voted.id == self.local.key.id
-        if mine and self.is_voter and voters is not None and log_epoch < epoch:
+        if mine and self.may_vote and voters is not None and log_epoch < epoch:
             return Candidate(epoch, deadline, Tally(voters, self.local.key), self.local.key)
         if election.leader_id is not None:
             endpoints = self.endpoints_of(election.leader_id)
@@ -135,6 +136,11 @@ class Core:
     @property
     def is_voter(self) -> bool:
         return self.membership.is_voter(self.local.key)
+
+    @property
+    def may_vote(self) -> bool:
+        """Whether it may stand for election."""
+        return self.membership.may_vote(self.local.key, self.log.high_watermark)
 
     @property
     def high_watermark(self) -> int | None:
@@ -225,7 +231,7 @@ class Core:
 
     def become_unattached(self, epoch: int, leader_id: int | None = None) -> None:
         state = self.state
-        if not self.is_voter:
+        if not self.may_vote:
             deadline = NEVER_MS
         elif isinstance(state, Unattached | Candidate | Resigned | Prospective) and not _lost(state):
             deadline = min(state.deadline_ms, self.now.ms + 2 * self.config.election_timeout_ms)

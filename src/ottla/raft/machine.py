@@ -256,7 +256,7 @@ class Raft:
 
     def _unattached(self, state: Unattached) -> None:
         core = self.core
-        if core.is_voter and not core.stopping:
+        if core.may_vote and not core.stopping:
             if state.deadline_ms == NEVER_MS:
                 state.deadline_ms = core.now.ms + core.election_timeout_ms()
             if core.now.ms >= state.deadline_ms:
@@ -266,9 +266,9 @@ class Raft:
 
     def _prospective(self, state: Prospective) -> None:
         core = self.core
-        if state.tally.won and core.is_voter:
+        if state.tally.won and core.may_vote:
             core.become_candidate()
-        elif state.tally.lost or core.now.ms >= state.deadline_ms or not core.is_voter or core.stopping:
+        elif state.tally.lost or core.now.ms >= state.deadline_ms or not core.may_vote or core.stopping:
             if state.leader_id is not None and state.leader_endpoints:
                 core.become_follower(state.epoch, state.leader_id, state.leader_endpoints)
             else:
@@ -278,7 +278,7 @@ class Raft:
 
     def _candidate(self, state: Candidate) -> None:
         core = self.core
-        if state.tally.won and core.is_voter:
+        if state.tally.won and core.may_vote:
             core.become_leader()
         elif core.now.ms >= state.deadline_ms and not core.stopping:
             core.become_prospective()
@@ -294,7 +294,7 @@ class Raft:
     def _follower(self, state: Follower) -> None:
         core = self.core
         expired = core.now.ms >= state.deadline_ms
-        if expired and core.is_voter and not core.stopping:
+        if expired and core.may_vote and not core.stopping:
             core.become_prospective()
         elif expired or core.peers.is_resting(state.leader_id, core.now.ms):
             replication.fetch_from_anyone(core, state.leader_id)

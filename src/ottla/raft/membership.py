@@ -65,6 +65,18 @@ class Membership:
         voters = self.voters
         return voters is not None and voters.is_voter(key)
 
+    def may_vote(self, key: ReplicaKey, high_watermark: int) -> bool:
+        """Whether it is a voter of the newest set, or of one that is still in force as far as is known: that
+        the newest one is committed may not have happened yet. A voter that wrote its own removal and nobody
+        else has it must still be able to lead, or nobody can.
+        """
+        if self.is_voter(key):
+            return True
+        if self.entry is None or self.entry.offset < high_watermark:
+            return False
+        committed = max(bisect_left(self._entries, high_watermark, key=_offset) - 1, 0)
+        return any(entry.voters.is_voter(key) for entry in self._entries[committed:])
+
     def is_only_voter(self, key: ReplicaKey) -> bool:
         voters = self.voters
         return voters is not None and len(voters.voters) == 1 and voters.is_voter(key)

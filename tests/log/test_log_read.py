@@ -188,3 +188,14 @@ def test_reads_and_lookups_on_the_real_disk(tmp_path: Path) -> None:
     for offset in range(200):
         assert next(iter_batches(lab.log.read(offset, 1).records))[1].base_offset == offset
     lab.close()
+
+
+@pytest.mark.parametrize("sizes", [[7000, 7000, 7000], [7000, 10, 10, 10], [10, 7000, 10, 20_000, 10]])
+def test_batches_are_found_behind_large_ones(sizes: list[int]) -> None:
+    lab = LogLab(LogConfig(index_interval_bytes=1 << 30))
+    for size in sizes * 4:
+        lab.put(b"x" * size, b"y")
+    batches = all_batches(lab.log)
+    for offset in range(lab.log.log_end_offset):
+        (expected,) = [data for header, data in batches if header.base_offset <= offset <= header.last_offset]
+        assert lab.log.read(offset, 1).records == expected

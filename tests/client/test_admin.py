@@ -32,10 +32,14 @@ class TestTopics:
         assert fresh_name in [topic.name for topic in await admin.topics.list()]
         assert len((await admin.topics.describe(fresh_name)).partitions) == 2
         await admin.topics.add_partitions(fresh_name, 5)
-        assert len((await admin.topics.describe(fresh_name)).partitions) == 5
+        async with asyncio.timeout(10):  # what the controller has done, brokers tell a moment later
+            while len((await admin.topics.describe(fresh_name)).partitions) != 5:
+                pass
         await admin.topics.delete(fresh_name)
         with pytest.raises(KafkaError, match=fresh_name) as missing:
-            await admin.topics.describe(fresh_name)
+            async with asyncio.timeout(10):
+                while await admin.topics.describe(fresh_name):
+                    pass
         assert missing.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def test_many_at_once_tell_each_its_own_result(

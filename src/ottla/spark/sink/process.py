@@ -50,7 +50,7 @@ def client_of(options: SinkOptions) -> Client:
         for old in [each for each in _clients if each[0] != key[0]]:
             del _clients[old]  # of the process that this one was forked from: not ours to close
         while len(_clients) >= MOST_CLIENTS:
-            _clients.pop(next(iter(_clients))).close()
+            next(iter(_clients.values())).close()
         client = _clients[key] = Client(options)
     return client
 
@@ -86,6 +86,7 @@ class Client:
             await self.decisions.close()
             await self.cluster.close()
 
+        _clients.pop((os.getpid(), self.options), None)
         self.call(shut())
         self._thread.stop()
         self._runtime.close()

@@ -1,0 +1,181 @@
+"""Random lives of a query whose drivers die, sleep and wake up too late, several of them at once.
+
+Each run of the query is a thread with connections of its own. Wherever the sink talks to the brokers it may
+die or fall asleep for a while; meanwhile another run is started, as by an operator who thinks it dead.
+What Spark does around the sink is played: its checkpoint, the repetition of a batch, the abort after a failed
+commit. At the end every row must be there once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ottla.client.blocking import Admin
+from ottla.protocol.errors import KafkaError
+from ottla.spark.sink.decision_log import DecisionLog
+from ottla.spark.sink.endings import Endings
+from ottla.spark.sink.messages import TaskMessage
+from ottla.spark.sink.process import Client
+from ottla.spark.sink.task import _Task
+from ottla.testing.local_node import LocalNode
+from tests.support.spark_sink_lab import Query, committed_values
+
+BATCHES = 25
+ROWS = 6
+SEEDS = int(os.environ.get("SPARK_RACES", "2"))
+
+
+class Died(BaseException):
+    """Instead of SIGKILL: nothing is cleaned up, nobody is told."""
+
+
+class Chaos:
+    """Decides, from a seed, who dies where and who sleeps how long."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._lock = threading.Lock()
+        self.is_over = False
+        self.deaths = 0
+
+    async def strike(self) -> None:
+        with self._lock:
+            fate = 1.0 if self.is_over else self._dice.random()
+            nap = self._dice.uniform(0.0, 0.12)
+        if fate < 0.02:
+            self.deaths += 1
+            raise Died
+        if fate < 0.12:
+            await asyncio.sleep(nap)
+
+    def around(
+        self, call: Callable[..., Awaitable[Any]], *, afterwards: bool = True
+    ) -> Callable[..., Awaitable[Any]]:
+        async def struck(*args: Any, **keywords: Any) -> Any:
+            await self.strike()
+            result = await call(*args, **keywords)
+            if afterwards:
+                await self.strike()
+            return result
+
+        return struck
+
+    def integer(self, least: int, most: int) -> int:
+        with self._lock:
+            return self._dice.randint(least, most)
+
+
+class Spark:
+    """What survives a driver: the checkpoint. And who is started when."""
+
+    def __init__(self, bootstrap: str, chaos: Chaos) -> None:
+        self._bootstrap = bootstrap
+        self._chaos = chaos
+        self._done = -1
+        self._runs = 0
+        self.failures: list[BaseException] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self._done >= BATCHES - 1
+
+    def new_run(self) -> threading.Thread:
+        self._runs += 1
+        thread = threading.Thread(target=self._life, args=(f"run{self._runs}",))
+        thread.start()
+        return thread
+
+    @property
+    def runs(self) -> int:
+        return self._runs
+
+    def _life(self, run: str) -> None:
+        query = Query(self._bootstrap, "out", name="q", kafka__client__id=run, kafka__max__block__ms="15000")
+        try:
+            while not self.is_done:
+                batch = self._done + 1
+                self._batch(query, run, batch)
+                self._done = max(self._done, batch)
+        except (Died, KafkaError):
+            pass  # whoever looks after the query starts it again
+        except BaseException as error:
+            self.failures.append(error)
+        finally:
+            query.client.close()
+
+    def _batch(self, query: Query, run: str, batch: int) -> None:
+        tasks: list[list[str]] = [[] for _ in range(self._chaos.integer(1, 4))]
+        for row in range(ROWS):
+            tasks[self._chaos.integer(0, len(tasks) - 1)].append(f"{batch}-{row}")
+        messages: list[TaskMessage | None] = [None] * len(tasks)
+        for partition, rows in enumerate(tasks):
+            for attempt in range(2):
+                try:
+                    messages[partition] = query.task(run, batch, partition, rows, attempt=attempt)
+                    break
+                except Died:
+                    if attempt:
+                        raise  # the whole driver; before, it was a worker
+        try:
+            query.commit(messages, batch)
+        except KafkaError:
+            query.abort(messages, batch)
+            raise
+
+
+@pytest.fixture
+def bootstrap() -> Iterator[str]:
+    with LocalNode() as node:
+        with Admin(node.bootstrap_servers) as admin:
+            admin.topics.create("out", partitions=2)
+        yield node.bootstrap_servers
+
+
+async def leave_open(task: _Task) -> None:
+    """What is left of a task that was killed."""
+    if task._producer is not None:
+        await task._producer.close(timeout_ms=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whoever_sleeps_or_dies_every_row_is_there_once(
+    bootstrap: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chaos = Chaos(seed)
+    for owner, name in (
+        (DecisionLog, "append"),
+        (DecisionLog, "read"),
+        (Endings, "end"),
+        (Endings, "open_ones"),
+        (_Task, "prepare"),
+    ):
+        monkeypatch.setattr(owner, name, chaos.around(getattr(owner, name)))
+    opening = chaos.around(Client.transactional_producer, afterwards=False)
+    monkeypatch.setattr(Client, "transactional_producer", opening)
+    monkeypatch.setattr(_Task, "abort", leave_open)
+    spark = Spark(bootstrap, chaos)
+    alive: list[threading.Thread] = []
+    while not spark.is_done:
+        alive = [thread for thread in alive if thread.is_alive()]
+        if not alive or (len(alive) < 3 and chaos.integer(0, 9) == 0):
+            alive.append(spark.new_run())
+        chaos.is_over = spark.runs > 60
+        alive[0].join(0.15)
+    for thread in alive:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert spark.failures == []
+    chaos.is_over = True
+    found = committed_values(bootstrap, "out", 2)
+    expected = {f"{batch}-{row}".encode(): 1 for batch in range(BATCHES) for row in range(ROWS)}
+    assert found == expected
+    assert spark.runs > 2
+    print(f"{spark.runs} runs, {chaos.deaths} deaths")

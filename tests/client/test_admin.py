@@ -26,6 +26,12 @@ async def fill(servers: str, topic: str, count: int) -> None:
         await producer.flush()
 
 
+async def describe_for_ever(admin: Admin, topic: str) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            await admin.topics.describe(topic)
+
+
 class TestTopics:
     async def test_come_and_go(self, admin: Admin, fresh_name: str) -> None:
         await admin.topics.create(fresh_name, partitions=2, configs={"retention.ms": "12345"})
@@ -37,9 +43,7 @@ class TestTopics:
                 pass
         await admin.topics.delete(fresh_name)
         with pytest.raises(KafkaError, match=fresh_name) as missing:
-            async with asyncio.timeout(10):
-                while await admin.topics.describe(fresh_name):
-                    pass
+            await describe_for_ever(admin, fresh_name)
         assert missing.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def test_many_at_once_tell_each_its_own_result(

@@ -16,7 +16,7 @@ from ottla.records.batch import BatchHeader
 
 
 class SegmentIndexes:
-    __slots__ = ("_since_entry", "greatest", "offsets", "times")
+    __slots__ = ("_since_entry", "are_full", "flush_due", "greatest", "offsets", "times")
 
     def __init__(self, offsets: OffsetIndex, times: TimeIndex, since_entry: int) -> None:
         self.offsets = offsets
@@ -25,6 +25,13 @@ class SegmentIndexes:
         self.greatest: TimestampOffset = times.last_entry
         # Bytes since the batch that got the last entry.
         self._since_entry = since_entry
+        # True if one of them takes no more entries, and if enough wait to be written; every append asks.
+        self.are_full = self.flush_due = False
+        self._entries_changed()
+
+    def _entries_changed(self) -> None:
+        self.are_full = self.offsets.is_full or self.times.is_full
+        self.flush_due = self.offsets.flush_due or self.times.flush_due
 
     @classmethod
     def create(
@@ -68,14 +75,6 @@ class SegmentIndexes:
             if header.max_timestamp > newest:
                 raise CorruptIndex(f"{self.times.path} does not know the timestamp {header.max_timestamp}")
 
-    @property
-    def are_full(self) -> bool:
-        return self.offsets.is_full or self.times.is_full
-
-    @property
-    def flush_due(self) -> bool:
-        return self.offsets.flush_due or self.times.flush_due
-
     def add(self, position: int, batch: BatchHeader, interval: int) -> None:
         """Take note of the next batch, which lies at `position`."""
         if batch.max_timestamp > self.greatest.timestamp:
@@ -84,6 +83,7 @@ class SegmentIndexes:
             if not self.are_full:
                 self.offsets.append(batch.last_offset, position)
                 self.times.maybe_append(*self.greatest)
+                self._entries_changed()
             self._since_entry = 0
         self._since_entry += batch.size
 
@@ -91,6 +91,7 @@ class SegmentIndexes:
         """Remove the entries at or above `offset`; `restore_greatest` is to follow."""
         self.offsets.truncate_to(offset)
         self.times.truncate_to(offset)
+        self._entries_changed()
 
     def restore_greatest(self, headers: Iterable[tuple[int, BatchHeader]]) -> None:
         """Find the greatest timestamp anew, with the batches from `unindexed_position` on."""
@@ -116,14 +117,17 @@ class SegmentIndexes:
         self.times.maybe_append(*self.greatest)
         self.offsets.trim()
         self.times.trim()
+        self._entries_changed()
 
     def add_last(self) -> None:
         self.times.maybe_append(*self.greatest)
+        self._entries_changed()
 
     def flush(self) -> None:
         """Write what waits in memory."""
         self.offsets.flush()
         self.times.flush()
+        self._entries_changed()
 
     def sync(self) -> None:
         self.offsets.sync()

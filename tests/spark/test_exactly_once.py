@@ -100,7 +100,7 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(t
 @pytest.mark.timeout(0)
 @pytest.mark.skipif(KILLS == 0, reason="runs by `make test-faults`, or with SPARK_KILLS=60")
 @pytest.mark.parametrize("two_phase", [False, True], ids=["ordinary", "two-phase"])
-@pytest.mark.parametrize("master", ["local[2,4]", "local-cluster[2,1,700]"], ids=["local", "cluster"])
+@pytest.mark.parametrize("master", ["local[2,4]", "local-cluster[2,1,1024]"], ids=["local", "cluster"])
 def test_many_kills_lose_and_double_nothing(tmp_path: Path, master: str, two_phase: bool) -> None:
     settings = {**FAST, "transaction.two.phase.commit.enable": str(two_phase).lower()}
     targets = [Target.DRIVER, Target.NODE, Target.WORKER]

@@ -79,9 +79,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
         yield cluster
@@ -106,7 +106,8 @@ def test_the_same_pipeline_runs_on_a_cluster(
     large = values(pipeline.bootstrap, "clustered.large-orders", 50)
     assert sorted(record["number"] for record in large) == list(range(50, 100))
     # Tasks ran in executors of both workers, and not in the driver.
-    assert all(any((tmp_path / f"work-{number}").glob("app-*/*/stderr")) for number in (1, 2))
+    for number in (1, 2):
+        assert any((cluster.directory / f"work-{number}").glob("app-*/*/stderr"))
 
 
 def test_a_plain_program_takes_its_package_along(

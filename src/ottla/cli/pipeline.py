@@ -7,7 +7,8 @@ configuration says where its topics are, and is what `-b` and `--embedded` set.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -173,6 +174,7 @@ def _start(
     embedded = embedded or (bootstrap is None and found.bootstrap_servers is None)
     configuration = dict(found.configuration)
     with ExitStack() as stack:
+        stack.enter_context(_terminable())
         if embedded:
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
             note(f"node: {bootstrap}, data in {state / 'node'}")
@@ -201,6 +203,21 @@ def _start(
         except RunFailed as failure:
             more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
             raise CliError(f"{failure}{more}") from None
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Makes SIGTERM end a run as Ctrl-C does: with Spark and the node stopped in good order."""
+    import signal
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _from_environment(bootstrap: str) -> bool:

@@ -16,7 +16,11 @@ What is set, and why:
 from __future__ import annotations
 
 import os
+import struct
+import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -36,6 +40,8 @@ __all__ = ["connect_session", "prepare_environment", "session"]
 CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+START_SECONDS: Final = 120.0
+END_SECONDS: Final = 10.0
 _LINKED: Final = ("bin", "jars", "sbin")
 _QUIET: Final = {
     "spark.ui.enabled": "false",
@@ -49,10 +55,12 @@ _LOCAL: Final = {
 
 
 class NoSpark(Exception):
-    """PySpark is not installed."""
+    """Spark is not installed, or does not start."""
 
-    def __init__(self) -> None:
-        super().__init__("PySpark is not installed; `pip install 'ottla[spark]'` brings it")
+    def __init__(
+        self, text: str = "PySpark is not installed; `pip install 'ottla[spark]'` brings it"
+    ) -> None:
+        super().__init__(text)
 
 
 def prepare_environment(environment: MutableMapping[str, str] | None = None) -> Java:
@@ -108,13 +116,6 @@ def connect_session(
     _check_installed()
     prepare_environment()
     os.environ.setdefault("SPARK_CONNECT_AUTHENTICATE_TOKEN", os.urandom(24).hex())
-    with warnings.catch_warnings():  # of the versions of other packages: nothing for our users
-        warnings.simplefilter("ignore", FutureWarning)
-        from pyspark import SparkConf, SparkContext
-        from pyspark.java_gateway import launch_gateway
-        from pyspark.sql import SparkSession
-        from pyspark.sql.connect.session import SparkSession as RemoteSession
-
     settings = {
         **settings_for(master),
         "spark.app.name": name,
@@ -126,26 +127,81 @@ def connect_session(
         "spark.connect.grpc.binding.port": "0",
         **(conf or {}),
     }
-    spark_conf = SparkConf(loadDefaults=False)
-    spark_conf.setAll(list(settings.items()))
-    output = {} if log is None else {"stdout": log, "stderr": log}
-    gateway = launch_gateway(spark_conf, popen_kwargs=output)  # type: ignore[no-untyped-call]
-    try:
+    with _jvm(settings, log) as gateway:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.sql import SparkSession
+        from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+        spark_conf = SparkConf(loadDefaults=False)
+        spark_conf.setAll(list(settings.items()))
         context = SparkContext(gateway=gateway, conf=spark_conf)
-        SparkSession(context)  # Spark Connect looks for the session that it stands on
-        service = getattr(context._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
-        port = getattr(service, "MODULE$").localPort()
-        with _remote_mode():
-            remote = RemoteSession.builder.remote(f"sc://localhost:{port}").create()
-            try:
-                yield remote, context
-            finally:
-                remote.stop()
-        context.stop()
+        try:
+            SparkSession(context)  # Spark Connect looks for the session that it stands on
+            service = getattr(context._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+            port = getattr(service, "MODULE$").localPort()
+            with _remote_mode():
+                remote = RemoteSession.builder.remote(f"sc://localhost:{port}").create()
+                try:
+                    yield remote, context
+                finally:
+                    remote.stop()
+        finally:
+            context.stop()
+
+
+@contextmanager
+def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
+    """A JVM with Spark in it, and the gateway to it, as PySpark's own `launch_gateway` would make them.
+
+    That one waits for the JVM; here the time is used to import what will be needed next, which takes as long.
+    """
+    with tempfile.TemporaryDirectory(prefix="ottla-spark-") as directory:
+        told = Path(directory) / "gateway"
+        environment = {**os.environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}
+        command = [os.path.join(os.environ["SPARK_HOME"], "bin", "spark-submit")]
+        command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        # In a session of its own: Ctrl-C is for us. It ends when its standard input does.
+        process = subprocess.Popen(
+            [*command, "pyspark-shell"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            with warnings.catch_warnings():  # of the versions of other packages: nothing for our users
+                warnings.simplefilter("ignore", FutureWarning)
+                import pyspark.pipelines.cli  # noqa: F401
+            yield _gateway(*_address(process, told))
+        finally:
+            _end(process)
+
+
+def _address(process: subprocess.Popen[bytes], told: Path) -> tuple[int, str]:
+    """The port and the secret that the JVM writes down when it is ready."""
+    deadline = time.monotonic() + START_SECONDS
+    while not told.exists():
+        if process.poll() is not None:
+            raise NoSpark(f"Java ended with status {process.returncode} before Spark was there; see its log")
+        if time.monotonic() > deadline:
+            raise NoSpark(f"Spark was not there within {START_SECONDS:.0f} s; see its log")
+        time.sleep(0.02)
+    data = told.read_bytes()
+    port, size = struct.unpack_from(">ii", data)
+    return port, data[8 : 8 + size].decode()
+
+
+def _gateway(port: int, secret: str) -> Any:
+    from pyspark.java_gateway import launch_gateway
+
+    there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(there)
+    try:
+        return launch_gateway()  # type: ignore[no-untyped-call]
     finally:
-        gateway.shutdown()
-        _end(gateway.proc)
-        SparkContext._gateway = SparkContext._jvm = None
+        for name in there:
+            del os.environ[name]
 
 
 @contextmanager
@@ -158,14 +214,18 @@ def _remote_mode() -> Iterator[None]:
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
 
 
-def _end(process: Any) -> None:
-    """The JVM ends when its standard input does."""
-    from subprocess import TimeoutExpired
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Lets go of the JVM, and of PySpark's memory of it."""
+    from pyspark import SparkContext
 
+    if SparkContext._gateway is not None:
+        SparkContext._gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = None
+    assert process.stdin is not None
     process.stdin.close()
     try:
-        process.wait(10)
-    except TimeoutExpired:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 

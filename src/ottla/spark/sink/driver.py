@@ -200,6 +200,7 @@ async def _clean_up(client: Client, prepared: Sequence[Prepared], *, streaming: 
         if first:
             await client.decisions.forget(scope, prepared[0].former)
         if not streaming:
+            client.endings.forget(each.transaction.id for each in prepared if each.transaction is not None)
             await client.decisions.forget(scope, [run])
         if (first or not streaming) and now - client.last_courtesy > COURTESY_SECONDS:
             client.last_courtesy = now

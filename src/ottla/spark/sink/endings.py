@@ -142,6 +142,11 @@ class Endings:
                 found[entry.key] = entry.node_id
         return found
 
+    def forget(self, ids: Iterable[str]) -> None:
+        """These ids are not used again: a process that lives long need not remember their coordinators."""
+        for name in ids:
+            self._cluster.forget_coordinator(CoordinatorType.TRANSACTION, name)
+
     async def open_ones(self, ids: Sequence[str]) -> dict[str, OpenTransaction]:
         """Those of these ids that have an open transaction, in one request to each coordinator."""
 

@@ -236,6 +236,8 @@ class _Task:
                 self._id, prepared.producer_id, prepared.epoch, self.rows.count, self.rows.wrote
             )
             await self._producer.close()
+            if place.batch is None:
+                self._client.endings.forget([self._id])
         return Prepared(
             place.partition,
             self.rows.count if transaction is not None else 0,

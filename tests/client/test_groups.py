@@ -273,6 +273,80 @@ async def test_a_static_member_gets_its_partitions_back(
             await until(lambda consumer=consumer: len(consumer.assignment()) == 3, turn)
 
 
+async def test_commits_pass_while_the_group_rebalances(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    """Those who keep their partitions through a rebalance keep the right to commit them."""
+    await fill(servers, topic, 3)
+    settings = {**one_protocol, "group_id": fresh_name, "enable_auto_commit": False}
+    async with Consumer(servers, **settings) as first:
+        first.subscribe([topic])
+        commits = 0
+
+        async def turn_first() -> None:
+            nonlocal commits
+            await first.poll(timeout_ms=10)
+            if first.assignment():
+                await first.commit(dict.fromkeys(first.assignment(), 1))
+                commits += 1
+
+        await until(lambda: len(first.assignment()) == 3 and commits > 0, turn_first)
+        before = commits
+        async with Consumer(servers, **settings) as second:
+            second.subscribe([topic])
+
+            async def turn_second() -> None:
+                await second.poll(timeout_ms=10)
+
+            await until(lambda: bool(second.assignment()), turn_first, turn_second)
+        await until(lambda: len(first.assignment()) == 3, turn_first)
+        assert commits > before
+
+
+async def test_listeners_are_called_by_the_task_that_polls(
+    servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
+) -> None:
+    """So what that task has locked is locked for them, and no second task can wait for them in turn."""
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    class Listener(Journal):
+        def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            tasks.append(asyncio.current_task())
+
+        async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+            tasks.append(asyncio.current_task())
+
+    async with Consumer(servers, group_id=fresh_name, **one_protocol) as consumer:
+        consumer.subscribe([topic], listener=Listener())
+        async with asyncio.timeout(30):
+            while len(consumer.assignment()) < 3:
+                await consumer.poll(timeout_ms=50)
+        await consumer.unsubscribe()
+    assert tasks
+    assert set(tasks) == {asyncio.current_task()}
+
+
+async def test_interceptors_see_records_and_commits(servers: str, topic: str, fresh_name: str) -> None:
+    await fill(servers, topic, 9)
+    committed: list[Any] = []
+
+    class OnlyEven:
+        def on_consume(self, records: list[Any]) -> list[Any]:
+            return [record for record in records if int(record.value) % 2 == 0]
+
+        def on_commit(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
+            committed.append(offsets)
+
+    settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "interceptors": [OnlyEven()]}
+    async with Consumer(servers, group_id=fresh_name, **settings) as consumer:
+        consumer.assign([(topic, 0)])
+        assert [record.value for record in await consumer.poll(timeout_ms=5000)] == [b"0", b"6"]
+        await consumer.commit()
+    assert [{p: o.offset for p, o in offsets.items()} for offsets in committed] == [
+        {TopicPartition(topic, 0): 3}
+    ]
+
+
 async def test_commits_need_a_group(servers: str, topic: str) -> None:
     async with Consumer(servers) as consumer:
         with pytest.raises(ValueError, match=r"group\.id"):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from ottla.client.cluster import Cluster
+from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
 from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
 from ottla.client.consumer.config import ConsumerConfig
@@ -92,7 +92,6 @@ class ClassicMembership:
         self,
         cluster: Cluster,
         config: ConsumerConfig,
-        coordinator: Coordinator,
         side: Side,
         hands: Hands,
         on_stalled: OnStalled | None,
@@ -101,7 +100,13 @@ class ClassicMembership:
         self._cluster = cluster
         self._config = config
         self._group_id = config.group_id
-        self._coordinator = coordinator
+        self._coordinator = Coordinator(
+            cluster,
+            CoordinatorType.GROUP,
+            self._group_id,
+            timeout_ms=config.default_api_timeout_ms,
+            lane=Lane.GROUP,
+        )
         self._side = side
         self._hands = hands
         self._listener: RebalanceListener | None = None
@@ -147,7 +152,12 @@ class ClassicMembership:
                 self._rejoin("topics or partitions changed")
 
     async def refresh_member(self) -> bool:
-        return False
+        """A join under way ends in a new generation: who keeps partitions meanwhile may commit in it."""
+        joining = self._joining
+        if joining is None or not self._cooperative:
+            return False
+        await asyncio.wait([joining], timeout=self._config.default_api_timeout_ms / 1000)
+        return joining.done() and not joining.cancelled() and joining.exception() is None
 
     def _heard(self, code: ErrorCode) -> None:
         """What a heartbeat brought, other than success."""

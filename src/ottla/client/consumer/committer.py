@@ -25,6 +25,10 @@ T = TypeVar("T")
 
 STALE_RETRIES = 5
 MAX_BESIDE = 1_000
+# The group has moved on to a newer epoch, and this member perhaps with it.
+_STALE = frozenset(
+    {ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
+)
 _NOT_OURS = frozenset(
     {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH}
 )
@@ -68,7 +72,7 @@ class Committer:
             error = next((error for error in results.values() if error is not None), None)
             if error is None:
                 return
-            stale = error.code is ErrorCode.STALE_MEMBER_EPOCH and self.membership is not None
+            stale = error.code in _STALE and self.membership is not None
             if stale and attempt + 1 < STALE_RETRIES and await self.membership.refresh_member():  # type: ignore[union-attr]
                 continue
             if error.code in _NOT_OURS:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ottla.client.admin.offsets import FoundOffset, OffsetSpec, all_or_raise
-from ottla.client.cluster import Cluster, CoordinatorType, Lane
+from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.client.consumer.classic import ClassicMembership
 from ottla.client.consumer.committer import Committer
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
@@ -82,17 +82,15 @@ class Consumer(Generic[K, V]):
         self._cluster = Cluster(self._runtime, connection_config(self.config))
         self._assignment = Assignment()
         self._refresher = Refresher(self._cluster, self._metadata_changed)
-        self._coordinator: Coordinator | None = None
         self._committer: Committer | None = None
         if self.config.group_id is not None:
-            self._coordinator = Coordinator(
+            coordinator = Coordinator(
                 self._cluster,
                 CoordinatorType.GROUP,
                 self.config.group_id,
                 timeout_ms=self.config.default_api_timeout_ms,
-                lane=Lane.GROUP,
             )
-            offsets = GroupOffsets(self._cluster, self.config.group_id, self._coordinator)
+            offsets = GroupOffsets(self._cluster, self.config.group_id, coordinator)
             self._committer = Committer(self.config, offsets, self.positions)
         self._positions = Positions(
             self._cluster,
@@ -473,7 +471,6 @@ class Consumer(Generic[K, V]):
     # For the membership.
 
     async def _join(self, subscription: Subscription) -> None:
-        assert self._coordinator is not None
         assert self._committer is not None
         assert self.config.group_id is not None
         side = Side(
@@ -487,9 +484,7 @@ class Consumer(Generic[K, V]):
         if self.config.group_protocol == "consumer":
             membership = ModernMembership(self._cluster, self.config, side, self, self._on_stalled)
         else:
-            membership = ClassicMembership(
-                self._cluster, self.config, self._coordinator, side, self, self._on_stalled
-            )
+            membership = ClassicMembership(self._cluster, self.config, side, self, self._on_stalled)
         await membership.start()
         self._membership = self._committer.membership = membership
         membership.subscribe(subscription, self._listener)

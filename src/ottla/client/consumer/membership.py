@@ -127,7 +127,9 @@ class Membership(Protocol):
     def metadata_changed(self) -> None: ...
 
     async def refresh_member(self) -> bool:
-        """After a commit was refused as stale: waits for a newer epoch. False if there is none to expect."""
+        """After a commit was refused as stale: waits for a newer epoch, or generation. False if there is none
+        to expect.
+        """
         ...
 
     async def leave(self) -> None: ...

@@ -282,8 +282,10 @@ class TestFollower:
         follower.partition.become_follower(registration(replicas=(0, 1), leader=1))
         follower.partition.append_as_follower(records, 0, now_ms=0)
         assert follower.log.log_end_offset == 3
-        assert follower.partition.update_high_watermark_as_follower(2) == 2
-        assert follower.partition.update_high_watermark_as_follower(9) == 3
+        follower.partition.followed(2, 0)
+        assert follower.high_watermark == 2
+        follower.partition.followed(9, 1)
+        assert (follower.high_watermark, follower.log.log_start_offset) == (3, 1)
 
     def test_low_watermark_is_that_of_the_slowest_live_replica(self) -> None:
         leader = Leader(replicas=(0, 1, 2))

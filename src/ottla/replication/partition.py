@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from ottla.log.append import AppendInfo
+from ottla.log.append import AppendInfo, UnexpectedAppendOffset
 from ottla.log.files import TopicPartition
 from ottla.log.log import Log
 from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
@@ -263,7 +263,20 @@ class Partition:
         return ErrorCode.NONE
 
     def append_as_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> AppendInfo:
-        return self.log.append_as_follower(data, leader_epoch, now_ms=now_ms)
+        """Append what the leader sent, as it is.
+
+        An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
+        batch comes whole, so the files begin with it, and the log start stays where it is.
+        """
+        log = self.log
+        try:
+            return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
+        except UnexpectedAppendOffset as error:
+            start = log.log_start_offset
+            if not (log.log_end_offset == start and error.first_offset < start <= error.last_offset):
+                raise
+            log.truncate_fully_and_start_at(error.first_offset, start)
+            return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
 
     # Fetching
 
@@ -455,9 +468,16 @@ class Partition:
         log.update_high_watermark(target)
         return True
 
-    def update_high_watermark_as_follower(self, leader_high_watermark: int) -> int:
-        """A follower's high watermark is its leader's, as far as its own log goes."""
-        return self.log.update_high_watermark(leader_high_watermark)
+    def followed(self, leader_high_watermark: int, leader_log_start: int) -> None:
+        """As a follower: what the leader says is committed and has deleted, as far as this log goes."""
+        log = self.log
+        before = log.high_watermark, log.log_start_offset
+        log.update_high_watermark(min(leader_high_watermark, log.log_end_offset))
+        if leader_log_start > log.log_start_offset:
+            start = min(leader_log_start, log.high_watermark)
+            log.increment_log_start_offset(start, "the leader has deleted what is below")
+        if before != (log.high_watermark, log.log_start_offset):
+            self._listener.partition_progressed(self)
 
     # Deleting
 

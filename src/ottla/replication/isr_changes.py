@@ -1,0 +1,131 @@
+"""Takes the in-sync sets that leaders propose to the controller (AlterPartition).
+
+Proposals that come while one request is on its way go together in the next, the newest of a partition
+alone. The answer goes to the partition, which knows whether it still counts; what the controller could not
+look at now is sent again. Invariant: at most one request is under way, so a controller sees the proposals of
+a broker in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ottla.log.files import TopicPartition
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionRequestTopicData,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartitionData,
+    BrokerState,
+)
+from ottla.replication.partition import Partition
+from ottla.replication.types import IsrProposal
+from ottla.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+RETRY_MS: Final = 50
+
+
+class IsrChanges:
+    def __init__(
+        self,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        ask: Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]],
+        clock: Clock,
+    ) -> None:
+        """``ask`` takes a request to the active controller; OSError if it cannot."""
+        self._broker_id: Final = broker_id
+        self._broker_epoch: Final = broker_epoch
+        self._ask: Final = ask
+        self._clock: Final = clock
+        self._waiting: dict[TopicPartition, tuple[Partition, IsrProposal]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def propose(self, partition: Partition, proposal: IsrProposal) -> None:
+        self._waiting[partition.topic_partition] = (partition, proposal)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._send_all(), name="in-sync sets")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                sent, self._waiting = self._waiting, {}
+                again = await self._send(sent)
+                for tp, each in again.items():
+                    self._waiting.setdefault(tp, each)
+                if again:
+                    await asyncio.sleep(RETRY_MS / 1000)
+        finally:
+            self._task = None
+
+    async def _send(
+        self, sent: dict[TopicPartition, tuple[Partition, IsrProposal]]
+    ) -> dict[TopicPartition, tuple[Partition, IsrProposal]]:
+        """Ask for these; what is to be sent again."""
+        current = {tp: each for tp, each in sent.items() if each[0].pending_proposal is each[1]}
+        if not current:
+            return {}
+        try:
+            response = await self._ask(self._request([proposal for _, proposal in current.values()]))
+        except OSError as error:
+            _log.info("the controller could not be asked for in-sync sets: %s", error)
+            return current
+        if response.error_code != ErrorCode.NONE:
+            # Not the controller, or this broker's registration is an older one: the metadata will tell.
+            _log.info("the controller refused in-sync sets: %s", ErrorCode(response.error_code).name)
+            return current
+        answers = {
+            (bytes(topic.topic_id), answer.partition_index): answer
+            for topic in response.topics
+            for answer in topic.partitions
+        }
+        again = {}
+        for tp, (partition, proposal) in current.items():
+            found = answers.get((proposal.topic_id, tp.partition))
+            if found is None or self._answered(partition, proposal, found):
+                again[tp] = (partition, proposal)
+        return again
+
+    def _answered(
+        self, partition: Partition, proposal: IsrProposal, answer: AlterPartitionResponsePartitionData
+    ) -> bool:
+        """Tell the partition; True if the proposal is to be sent again."""
+        if answer.error_code != ErrorCode.NONE:
+            return partition.isr_refused(proposal, ErrorCode(answer.error_code))
+        now = self._clock.wall_ms()
+        partition.isr_altered(proposal, answer.isr, answer.leader_epoch, answer.partition_epoch, now)
+        return False
+
+    def _request(self, proposals: list[IsrProposal]) -> AlterPartitionRequest:
+        topics: dict[bytes, AlterPartitionRequestTopicData] = {}
+        for proposal in proposals:
+            topic = topics.setdefault(
+                proposal.topic_id, AlterPartitionRequestTopicData(topic_id=proposal.topic_id)
+            )
+            topic.partitions.append(
+                AlterPartitionRequestPartitionData(
+                    partition_index=proposal.partition.partition,
+                    leader_epoch=proposal.leader_epoch,
+                    new_isr=list(proposal.isr),
+                    new_isr_with_epochs=[
+                        BrokerState(broker_id=id, broker_epoch=epoch)
+                        for id, epoch in zip(proposal.isr, proposal.broker_epochs, strict=True)
+                    ],
+                    partition_epoch=proposal.partition_epoch,
+                )
+            )
+        return AlterPartitionRequest(
+            broker_id=self._broker_id, broker_epoch=self._broker_epoch(), topics=list(topics.values())
+        )

@@ -1,0 +1,78 @@
+"""A follower's session beside the leader's: what one names, the other knows."""
+
+from __future__ import annotations
+
+import random
+
+from ottla.node.fetch_session import FetchSessionCache
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
+from ottla.replication.fetch_session import FollowersSession, Key
+from ottla.runtime.random import SeededRandom
+from ottla.sim.clock import SimClock
+
+
+class LeadersSide:
+    """The session cache of a node, asked as its Fetch handler asks it."""
+
+    def __init__(self, slots: int = 10) -> None:
+        self.cache = FetchSessionCache(slots, SeededRandom(3), SimClock())
+
+    def answer(self, request: FetchRequest) -> tuple[FetchResponse, dict[Key, int]]:
+        asked = {
+            (bytes(topic.topic_id), each.partition): each
+            for topic in request.topics
+            for each in topic.partitions
+        }
+        forgotten = [
+            (bytes(topic.topic_id), each)
+            for topic in request.forgotten_topics_data
+            for each in topic.partitions
+        ]
+        context = self.cache.begin(
+            request.session_id, request.session_epoch, asked, forgotten, by_id=True, privileged=True
+        )
+        wanted = {key: each.fetch_offset for key, each in context.partitions()}
+        results = {key: PartitionData(partition_index=key[1]) for key in wanted}
+        error, session, _ = context.respond(results)
+        return FetchResponse(error_code=error, session_id=session), wanted
+
+
+def partition(index: int, offset: int) -> FetchPartition:
+    return FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1000)
+
+
+def test_the_leader_always_knows_what_is_wanted() -> None:
+    chance = random.Random(7)
+    leader, session = LeadersSide(), FollowersSession()
+    topics = [bytes([n]) * 16 for n in range(3)]
+    named = 0
+    for _ in range(300):
+        wanted = {
+            (topic, index): partition(index, chance.randrange(3))
+            for topic in topics
+            for index in range(3)
+            if chance.random() < 0.7
+        }
+        if chance.random() < 0.05:
+            leader = LeadersSide()  # restarted
+        request = FetchRequest()
+        session.fill(request, wanted)
+        named += sum(len(topic.partitions) for topic in request.topics)
+        response, known = leader.answer(request)
+        if session.answered(response):
+            assert known == {key: each.fetch_offset for key, each in wanted.items()}
+        else:
+            assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert named < 300 * 9 * 0.7
+
+
+def test_without_a_place_for_a_session_everything_is_named_every_time() -> None:
+    leader, session = LeadersSide(slots=0), FollowersSession()
+    wanted = {(bytes(16), index): partition(index, 5) for index in range(4)}
+    for _ in range(3):
+        request = FetchRequest()
+        session.fill(request, wanted)
+        response, known = leader.answer(request)
+        assert session.answered(response)
+        assert len(known) == 4

@@ -1,0 +1,92 @@
+"""In-sync sets on their way to the controller: together, the newest alone, until they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartitionData,
+    AlterPartitionResponseTopicData,
+)
+from ottla.replication.isr_changes import IsrChanges
+from tests.replication.world import TOPIC_ID, Leader
+
+
+class Controller:
+    """Answers as told, one after the other; in the end it agrees."""
+
+    def __init__(self, *answers: OSError | ErrorCode) -> None:
+        self.answers = list(answers)
+        self.asked: list[AlterPartitionRequest] = []
+
+    async def ask(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        answer = self.answers.pop(0) if self.answers else ErrorCode.NONE
+        if isinstance(answer, OSError):
+            raise answer
+        if answer in (ErrorCode.NOT_CONTROLLER, ErrorCode.STALE_BROKER_EPOCH):
+            return AlterPartitionResponse(error_code=answer)
+        (topic,) = request.topics
+        (partition,) = topic.partitions
+        return AlterPartitionResponse(
+            topics=[
+                AlterPartitionResponseTopicData(
+                    topic_id=TOPIC_ID,
+                    partitions=[
+                        AlterPartitionResponsePartitionData(
+                            error_code=answer,
+                            leader_epoch=partition.leader_epoch,
+                            partition_epoch=partition.partition_epoch + 1,
+                            isr=[state.broker_id for state in partition.new_isr_with_epochs],
+                        )
+                    ],
+                )
+            ]
+        )
+
+
+def lives(leader: Leader, controller: Controller) -> None:
+    async def live() -> None:
+        changes = IsrChanges(0, lambda: 7, controller.ask, leader.clock)
+        changes.propose(leader.partition, leader.proposals[-1])
+        assert changes._task is not None
+        async with asyncio.timeout(10):
+            await changes._task
+
+    asyncio.run(live())
+
+
+def caught_up() -> Leader:
+    leader = Leader(replicas=(0, 1, 2), isr=(0,))
+    leader.follow(1, 0, epoch=41)
+    return leader
+
+
+def test_the_controllers_answer_reaches_the_partition() -> None:
+    leader, controller = caught_up(), Controller()
+    lives(leader, controller)
+    assert leader.partition.isr == {0, 1}
+    (request,) = controller.asked
+    states = request.topics[0].partitions[0].new_isr_with_epochs
+    assert [(state.broker_id, state.broker_epoch) for state in states] == [(0, -1), (1, 41)]
+    assert (request.broker_id, request.broker_epoch) == (0, 7)
+
+
+def test_what_did_not_get_through_is_sent_again() -> None:
+    leader = caught_up()
+    controller = Controller(ConnectionResetError(), ErrorCode.NOT_CONTROLLER, ErrorCode.NETWORK_EXCEPTION)
+    lives(leader, controller)
+    assert len(controller.asked) == 4
+    assert leader.partition.isr == {0, 1}
+
+
+def test_a_refusal_that_says_we_are_behind_waits_for_the_metadata() -> None:
+    leader, controller = caught_up(), Controller(ErrorCode.INVALID_UPDATE_VERSION)
+    lives(leader, controller)
+    assert len(controller.asked) == 1
+    assert leader.partition.isr == {0}
+    assert leader.partition.pending_proposal is not None

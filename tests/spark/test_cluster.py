@@ -16,7 +16,7 @@ from ottla.spark.session import prepare_environment
 from ottla.testing.local_node import LocalNode
 from tests.spark.test_pipelines import Pipeline, order, values
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SECONDS = 120
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,9 @@ import pytest
 from ottla.client.blocking import Consumer, Producer
 from ottla.testing.local_node import LocalNode
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SECONDS = 240
+SECONDS = 400
 
 
 class Pipeline:
@@ -119,8 +120,6 @@ def test_a_flow_that_fails_is_named_and_the_command_fails(
     spec.write_text(spec.read_text() + '  spark.sql.pipelines.maxFlowRetryAttempts: "0"\n')
     ended = pipeline(command, "-b", pipeline.bootstrap)
     assert ended.returncode == 1, ended.stderr
-    import re
-
     assert re.search(f"ottla: {complaint}", ended.stderr), ended.stderr
     assert "Traceback" not in ended.stderr
 

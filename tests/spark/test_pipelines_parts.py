@@ -216,10 +216,13 @@ class TestProgress:
     def test_a_failed_flow_says_why(self) -> None:
         progress = Progress()
         progress.message("Flow large is STARTING.")
-        progress.query_failed("large", "java.lang.X: y\n at z\nKafkaError: the topic is gone")
+        said = "java.lang.X: y\n at z\nTraceback (most recent call last):\na.b.Gone: it is gone\nSQLSTATE: 1"
+        progress.query_failed("large", said)
+        progress.message("Flow large has COMPLETED.")  # Spark says so whenever a query has ended
+        assert progress.flows["large"].state is State.STARTING
         progress.message("Flow 'large' has FAILED more than 0 times and will not be restarted.")
         (flow,) = progress.failed
-        assert (flow.name, flow.error) == ("large", "KafkaError: the topic is gone")
+        assert (flow.name, flow.error) == ("large", "Gone: it is gone")
 
     def test_a_flow_that_cannot_be_resolved_is_told_from_those_behind_it(self) -> None:
         progress = Progress()
@@ -254,10 +257,10 @@ class TestProgress:
             "org.apache.spark.SparkException: Job aborted\n\tat org.apache.X\n"
             "Traceback (most recent call last):\n"
             '  File "x.py", line 3, in read\n'
-            "ottla.protocol.errors.KafkaError: topic orders does not exist\n\n"
-            "\tat org.apache.Y"
+            "ottla.spark.planning.UnknownTopic: UNKNOWN_TOPIC_OR_PARTITION: topic orders does not exist\n\n"
+            "SQLSTATE: 38000\norg.apache.spark.SparkException: and so on\n\tat org.apache.Y"
         )
-        assert readable_error(text) == "KafkaError: topic orders does not exist"
+        assert readable_error(text) == "UNKNOWN_TOPIC_OR_PARTITION: topic orders does not exist"
 
     def test_an_error_without_python_is_its_first_sentences(self) -> None:
         text = "[UNRESOLVED_COLUMN] A column `x` cannot be resolved.\n\tat org.apache.X\n"

@@ -52,6 +52,8 @@ class Flow:
     lag: int | None = None
     error: str | None = None
     attempts: int = 0
+    broken: bool = False
+    """Whether the query of the present attempt has ended with an error."""
 
 
 def short_name(name: str) -> str:
@@ -83,9 +85,13 @@ class Progress:
                     flow.error = _error_in(text) or flow.error
             elif match := _STATE.search(text):
                 flow = self._flow(match["name"])
-                flow.state = State[match["state"]]
+                state = State[match["state"]]
+                if state is State.COMPLETED and flow.broken:
+                    return  # what Spark says of a query that has ended, before it looks how
+                flow.state = state
                 if flow.state is State.STARTING:
                     flow.attempts += 1
+                    flow.broken = False
                 elif flow.state is State.FAILED:
                     flow.error = _error_in(text) or flow.error
 
@@ -107,7 +113,8 @@ class Progress:
     def query_failed(self, name: str, error: str) -> None:
         """A streaming query has ended with an error."""
         with self._lock:
-            self._flow(name).error = readable_error(error)
+            flow = self._flow(name)
+            flow.error, flow.broken = readable_error(error), True
 
     @property
     def failed(self) -> list[Flow]:
@@ -180,9 +187,10 @@ def _error_in(message: str) -> str | None:
     return readable_error(rest) if rest.strip() else None
 
 
-_PYTHON_ERROR: Final = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Failed|Refused|Loss)\w*): (.+)"
-)
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_PYTHON_ERROR: Final = re.compile(r"(?!org\.|java\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
+_WRAPPERS: Final = ("Py4J", "PySpark", "PythonException")
+_CODE: Final = re.compile(r"[A-Z][A-Z_]+: ")
 _NOISE: Final = ("at ", "...", "File ", "Traceback", "During handling", "The above exception", "~", "^")
 
 
@@ -191,10 +199,12 @@ def readable_error(text: str) -> str:
 
     A stack of Java wraps a traceback of Python wraps the one line that matters.
     """
-    lines = [line.strip() for line in text.splitlines()]
-    said = [match for line in lines if (match := _PYTHON_ERROR.match(line))]
-    ours = [match for match in said if not match[1].startswith(("Py4J", "PySpark", "PythonException"))]
+    before, marker, traceback = text.partition(_TRACEBACK)
+    raised = [match for line in traceback.splitlines() if (match := _PYTHON_ERROR.match(line))]
+    ours = [match for match in raised if not match[1].startswith(_WRAPPERS)]
     if ours:
-        return f"{ours[-1][1]}: {ours[-1][2]}"[:_MAX_ERROR]
+        name, said = ours[-1].groups()
+        return (said if _CODE.match(said) else f"{name}: {said}")[:_MAX_ERROR]
+    lines = [line.strip() for line in (before if marker else text).splitlines()]
     kept = [line for line in lines if line and not line.startswith(_NOISE)]
     return " ".join(kept[:3])[:_MAX_ERROR] or text.strip()[:_MAX_ERROR]

@@ -2,8 +2,12 @@
 
 The broker is Apache Kafka where the machine has Java, a node of Ottla in a process of its own otherwise; it
 is the same for all clients of a run. All of them produce with acks=all and idempotence, batches of 64 KiB
-and 5 ms of linger, one record without a key after the other, to a topic with four partitions, and consume it
-whole.
+and 5 ms of linger, one record without a key after the other, to a topic with four partitions, and consume one
+whole, with their own defaults.
+
+Two rows are there to read the others by. "Bytes only" asks for the same topic by the same requests, over a
+bare socket, and throws away what it gets: no client can read faster from this broker. The last row is the
+memory that a consumer takes while two gigabytes pass through it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,26 +30,36 @@ import pyarrow as pa
 from tests.support import kafka_libs
 from tests.support.apache_kafka import SERVER_JVM, ApacheKafka
 
-from bench.harness import Row, compare
+from bench.harness import Row, compare, quick
 from ottla.client import blocking
-from ottla.client.consumer import Consumer
+from ottla.client.consumer import Consumer, ConsumerConfig
 from ottla.client.errors import BufferFull
 from ottla.client.producer import Producer
+from ottla.protocol.api import API
+from ottla.protocol.headers import read_response, request_parts
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.records.batch import iter_batches
 from ottla.runtime.loop import run
 
 BATCH_BYTES = 65_536
+WITH_NAMES = 12
 LINGER_MS = 5
 ROUNDS = 5
 PARTITIONS = 4
 SIZES = {100: 200_000, 1_000: 60_000}
+# Reading is faster than writing: more of it, lest the start of a client be what is measured.
+READ_TIMES = 4
+LARGE_BYTES = 2_000_000_000
+MB = 1_000_000
 _serial = itertools.count()
 
 
 def rows() -> Iterator[Row]:
-    scale = float(os.environ.get("BENCH_SCALE", "1"))
+    scale = float(os.environ.get("BENCH_SCALE", "0.25" if quick() else "1"))
     with broker() as servers:
         for size, most in SIZES.items():
             yield from of_size(servers, size, int(most * scale))
+        yield memory(servers, int(LARGE_BYTES * scale))
 
 
 def of_size(servers: str, size: int, count: int) -> Iterator[Row]:
@@ -75,7 +90,9 @@ def of_size(servers: str, size: int, count: int) -> Iterator[Row]:
         peer_name="confluent-kafka", target="≥ 3", rounds=ROUNDS,
     )  # fmt: skip
     topic = new_topic(servers)
-    produce_arrow(servers, topic, table)
+    for _ in range(READ_TIMES):
+        produce_arrow(servers, topic, table)
+    count *= READ_TIMES
 
     def reading(work: Callable[[str, str, int], None]) -> Callable[[], None]:
         return lambda: work(servers, topic, count)
@@ -92,6 +109,39 @@ def of_size(servers: str, size: int, count: int) -> Iterator[Row]:
         f"consume {kind}, Arrow", count, unit, reading(consume_arrow), reading(consume_confluent),
         peer_name="confluent-kafka", target="≥ 3", rounds=ROUNDS,
     )  # fmt: skip
+    yield compare(
+        f"consume {kind}, bytes only", count, unit, reading(receive), reading(consume_confluent),
+        peer_name="confluent-kafka", rounds=ROUNDS,
+    )  # fmt: skip
+
+
+def memory(servers: str, total: int) -> Row:
+    """What a process grows by, at most, while it reads a large topic, in an interpreter of its own."""
+    topic = new_topic(servers)
+    table = pa.table({"value": pa.array([os.urandom(1000)] * 50_000, pa.binary())})
+    rounds = max(total // (50_000 * 1000), 1)
+    for _ in range(rounds):
+        produce_arrow(servers, topic, table)
+    script = (
+        "import pyarrow.compute\n"
+        "from bench import clients\n"
+        "begin = clients.peak_bytes()\n"
+        f"clients.consume_arrow({servers!r}, {topic!r}, {rounds * 50_000})\n"
+        "print(clients.peak_bytes() - begin)\n"
+    )
+    grown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    size = rounds * 50_000 * 1000 / MB
+    prefetch = ConsumerConfig().prefetch_max_bytes / MB
+    return Row(
+        f"memory while {size:,.0f} MB are read, Arrow", "MB", int(grown.stdout) / MB, None, "–", None,
+        None, None, f"≤ {2 * prefetch:.0f}, twice the prefetch",
+    )  # fmt: skip
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
 
 
 # Ours.
@@ -145,6 +195,44 @@ def consume_arrow(servers: str, topic: str, count: int) -> None:
                 left -= (await consumer.poll_arrow()).num_rows
 
     run(main())
+
+
+def receive(servers: str, topic: str, count: int) -> None:
+    """Not a client: asks by the same requests as ours, and looks at nothing but where batches end."""
+    host, port = servers.split(",")[0].split(":")
+    offsets = [0] * PARTITIONS
+    memory = memoryview(bytearray(64 << 20))
+    with socket.create_connection((host, int(port))) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        left = count
+        while left > 0:
+            wanted = [
+                FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=1 << 20)
+                for p, offset in enumerate(offsets)
+            ]
+            request = FetchRequest(
+                max_wait_ms=500,
+                min_bytes=1,
+                max_bytes=50 << 20,
+                topics=[FetchTopic(topic=topic, partitions=wanted)],
+            )
+            connection.sendall(b"".join(request_parts(WITH_NAMES, 1, "bench", request)))
+            size = int.from_bytes(received(connection, memory[:4]))
+            _, answer = read_response(
+                API[FetchRequest.API_KEY], WITH_NAMES, received(connection, memory[:size])
+            )
+            assert isinstance(answer, FetchResponse)
+            for data in answer.responses[0].partitions:
+                for _, header in iter_batches(data.records or b""):
+                    offsets[data.partition_index] = header.next_offset
+                    left -= header.count
+
+
+def received(connection: socket.socket, memory: memoryview) -> memoryview:
+    at = 0
+    while at < len(memory):
+        at += connection.recv_into(memory[at:])
+    return memory
 
 
 # The others.

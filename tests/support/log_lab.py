@@ -45,12 +45,14 @@ class LogLab:
         path: str = PATH,
         seed: int | str = 0,
         open_files: int = 64,
+        unsynced_files: int = 64,
     ) -> None:
         self.clock = clock if clock is not None else SimClock()
         self.disk: Disk = disk if disk is not None else SimDisk(seed, clock=self.clock)
         self.config = config or LogConfig()
         self.path = path
         self.open_files = open_files
+        self.unsynced_files = unsynced_files
         self.disk.make_dirs(path)
         self.disk.sync_dir(posixpath.dirname(path))
         self.directory = self._open_directory()
@@ -75,9 +77,8 @@ class LogLab:
         return self.clock.wall_ms()
 
     def _open_directory(self) -> LogDirectory:
-        directory = LogDirectory(
-            self.path, FileHandles(self.disk, self.open_files), self.clock, SeededRandom(1)
-        )
+        handles = FileHandles(self.disk, self.open_files, self.unsynced_files)
+        directory = LogDirectory(self.path, handles, self.clock, SeededRandom(1))
         directory.load_checkpoints()
         return directory
 

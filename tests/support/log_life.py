@@ -77,7 +77,9 @@ class Life:
             file_delete_delay_ms=rng.choice([0, 1000]),
             cleanup_policy=frozenset({"compact", "delete"}),
         )
-        self.lab = LogLab(config, seed=seed, open_files=rng.choice([1, 3, 64]))
+        self.lab = LogLab(
+            config, seed=seed, open_files=rng.choice([1, 3, 64]), unsynced_files=1 if seed % 3 == 0 else 64
+        )
         self.disk: SimDisk = self.lab.sim_disk
         self.model = Model()
         self.epoch = 0
@@ -360,6 +362,14 @@ class Life:
         self._suffer(
             errno.EIO, self.random.choice([["write"], ["sync"], ["sync_dir"], ["truncate"], ["rename"]])
         )
+        if self.lab.unsynced_files == 1:
+            # A sync that failed to make room for another file is told by the next flush.
+            try:
+                self.flush()
+            except KafkaError as refused:
+                if not self.lab.directory.is_online:
+                    raise Offline from refused
+                raise
 
     def _suffer(self, error: int, ops: list[str]) -> None:
         rng = self.random

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
 from ottla.client.blocking import Admin, Producer
@@ -15,7 +16,7 @@ from ottla.spark.sink.driver import LostTransactions
 from ottla.spark.sink.endings import transactional_id
 from ottla.spark.sink.ledger import Transaction
 from ottla.spark.sink.messages import Prepared, TaskMessage
-from ottla.spark.sink.task import Fenced
+from ottla.spark.sink.task import Fenced, TaskPlace, write_prepared
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_lab import Query, committed_values
 
@@ -192,6 +193,24 @@ def test_an_old_driver_that_wakes_up_two_batches_late_does_no_harm(
     query.batch("r3", 1, [["b"]])
     query.batch("r3", 2, [["c"]])
     assert committed() == ["a", "b", "c"]
+
+
+def test_an_abort_after_another_run_has_decided_ends_only_its_own(query: Query, committed: Committed) -> None:
+    old = [query.task("r1", 0, 0, ["a"])]
+    new = [query.task("r2", 0, 0, ["a"])]
+    straggler = query.task("r1", 0, 1, [])
+    late = Prepared(**{**vars(old[0]), "transaction": open_by_hand(query, "late")})
+    query.commit(new, 0)
+    query.abort([old[0], straggler, late], 0)
+    assert query.open_transactions() == []
+    assert committed() == ["a"]
+
+
+def open_by_hand(query: Query, value: str) -> Transaction:
+    """A transaction of a lane that no run uses, as a task that slept through everything leaves it."""
+    place = TaskPlace(query.scope, "asleep", 7, 0)
+    rows = pa.record_batch({"value": pa.array([value], pa.string())})
+    return transaction_of(write_prepared(query.options, ("value",), place, [rows]))
 
 
 def test_a_late_task_of_an_old_run_writes_nothing(query: Query, committed: Committed) -> None:

@@ -83,8 +83,10 @@ async def abort(client: Client, messages: Iterable[object], batch: int) -> None:
         log.warning("%s: batch %d failed after it was decided; it stays committed", scope, batch)
         if decided[1].batch == batch:
             await _complete(client, scope, decided[1])
-    else:
-        await client.endings.end_all(transactions, commit=False)
+            kept = {each.identity for each in decided[1].transactions}
+            transactions = [each for each in transactions if each.identity not in kept]
+    # Those of a batch that another run has decided since are committed, and refuse an abort.
+    await client.endings.end_all(transactions, commit=False)
 
 
 async def _check_open(client: Client, prepared: Sequence[Prepared]) -> None:

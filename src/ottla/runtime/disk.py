@@ -81,19 +81,16 @@ class NotInMemory(Exception):
 
     LOAD_BYTES = 1024 * 1024
 
-    def __init__(self, file: File, size: int, offset: int) -> None:
+    def __init__(self, file: _RealFile, size: int, offset: int) -> None:
         super().__init__(f"{file.path}: {size} bytes at {offset} are not in memory")
         self._file = file
         # Whole blocks: whoever searches an index, or walks from batch to batch, comes back for what is near.
         self._begin = offset - offset % self.LOAD_BYTES
-        self._end = offset + size
+        self._end = -(-(offset + size) // self.LOAD_BYTES) * self.LOAD_BYTES
 
     def load(self) -> None:
         """Bring it to memory. To be called where waiting does no harm."""
-        with waiting(True):
-            for offset in range(self._begin, self._end, self.LOAD_BYTES):
-                if not self._file.pread(self.LOAD_BYTES, offset):
-                    break
+        self._file.load(self._begin, self._end)
 
 
 class File(Protocol):
@@ -225,6 +222,14 @@ class _RealFile:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot tell
                 raise
 
+    def load(self, begin: int, end: int) -> None:
+        """Wait until these bytes are in memory, without taking them."""
+        fd = self.fileno()
+        _begin_to_load(fd, begin, end - begin)
+        for offset in range(begin, end, _READ_AHEAD_BYTES):
+            if not os.pread(fd, 1, offset):
+                break
+
     def _pread_rest(self, data: bytes, size: int, offset: int) -> bytes:
         parts = [data]
         done = len(data)
@@ -305,10 +310,16 @@ if sys.platform == "linux":
         """Read one byte, or raise BlockingIOError if that would wait."""
         os.preadv(fd, _scratch, offset, os.RWF_NOWAIT)
 
+    def _begin_to_load(fd: int, offset: int, size: int) -> None:
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
 else:
 
     def _peek(fd: int, offset: int) -> None:
         """Nobody can tell without waiting."""
+
+    def _begin_to_load(fd: int, offset: int, size: int) -> None:
+        """It comes as it is read."""
 
 
 if sys.platform == "darwin":

@@ -180,6 +180,12 @@ def test_offsets_of_sparks_own_source_are_understood() -> None:
     assert not found.ids
 
 
+def test_offsets_of_a_checkpoint_say_where_to_begin() -> None:
+    text = json.dumps(StreamOffset({TopicPartition("orders", 0): 5}, {"orders": b"x" * 16}).to_json())
+    assert "@ids" in text
+    assert parsed(startingOffsets=text).start.by_partition == {TopicPartition("orders", 0): 5}
+
+
 @given(offsets, st.integers(1, 10_000))
 def test_a_rate_limit_is_shared_and_starves_nobody(stands: dict[TopicPartition, int], limit: int) -> None:
     ends = {p: at + (at % 1_000) for p, at in stands.items()}

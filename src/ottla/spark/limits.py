@@ -128,6 +128,8 @@ def parse_offsets_limit(option: str, text: str) -> Limit:
 def parse_by_partition(option: str, text: str, example: str = _OFFSETS_EXAMPLE) -> dict[TopicPartition, int]:
     """A number for each partition: `{"topic": {"0": 23}}`. ValueError says what is wrong, and where."""
     value = _parsed(option, text, example)
+    for key in (IDS_KEY, BEGINS_KEY):  # copied from a checkpoint of ours
+        value.pop(key, None)
     found = {}
     for topic, numbers in value.items():
         if not isinstance(numbers, dict):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from ottla.protocol.api import API, Listener
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import RequestFrame, read_request_header, response_parts
 from ottla.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.fetch import (
@@ -41,6 +42,11 @@ from ottla.protocol.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+)
+from ottla.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
 )
 from ottla.protocol.messages.produce import (
     PartitionProduceResponse,
@@ -79,6 +85,8 @@ class FakeCluster:
     brokers: int = 2
     partitions: list[FakePartition] = field(default_factory=lambda: [FakePartition()])
     coordinator: int = 1
+    # The versions that brokers know, by API key; all of ours if there are none.
+    versions: dict[int, tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         self.seen: list[tuple[int, Request]] = []
@@ -87,6 +95,7 @@ class FakeCluster:
             MetadataRequest: self._metadata,
             ListOffsetsRequest: self._list_offsets,
             FindCoordinatorRequest: self._find_coordinator,
+            OffsetFetchRequest: self._offset_fetch,
             InitProducerIdRequest: lambda *_: InitProducerIdResponse(producer_id=7, producer_epoch=0),
         }
         self._servers: dict[int, asyncio.Server] = {}
@@ -131,6 +140,7 @@ class FakeCluster:
         self._writers.setdefault(node_id, set()).add(writer)
         waiting: asyncio.Queue[tuple[RequestFrame, Request]] = asyncio.Queue()
         answering = asyncio.create_task(self._answer(node_id, waiting, writer))
+        answering.add_done_callback(lambda _: writer.transport.abort())  # a test's own fault shows, too
         try:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
@@ -151,22 +161,35 @@ class FakeCluster:
     ) -> None:
         while True:
             head, request = await waiting.get()
+            version = head.version
             answer = self._answers[type(request)](node_id, request)
+            if self.versions is not None and not self._knows(head.api.key, version):
+                # As a broker must: in the oldest form, with the versions it has.
+                assert isinstance(answer, ApiVersionsResponse), f"{head.api.name} v{version} is unknown"
+                answer.error_code, version = ErrorCode.UNSUPPORTED_VERSION, 0
             if not isinstance(answer, Response):
                 answer = await answer
             if isinstance(request, FetchRequest) and isinstance(answer, FetchResponse) and _is_empty(answer):
                 await asyncio.sleep(request.max_wait_ms / 1000)
-            writer.writelines(response_parts(head.api, head.version, head.correlation_id, answer))
+            writer.writelines(response_parts(head.api, version, head.correlation_id, answer))
             await writer.drain()
+
+    def _knows(self, key: int, version: int) -> bool:
+        first, last = (self.versions or {}).get(key, (0, -1))
+        return first <= version <= last
 
     # What every client asks.
 
     def _api_versions(self, node_id: int, request: ApiVersionsRequest) -> Response:
-        keys = []
-        for api in API.values():
-            if Listener.BROKER in api.listeners:
-                first, last = api.announced(Listener.BROKER)
-                keys.append(ApiVersion(api_key=api.key, min_version=first, max_version=last))
+        ranges = self.versions or {
+            api.key: api.announced(Listener.BROKER)
+            for api in API.values()
+            if Listener.BROKER in api.listeners
+        }
+        keys = [
+            ApiVersion(api_key=key, min_version=first, max_version=last)
+            for key, (first, last) in ranges.items()
+        ]
         return ApiVersionsResponse(api_keys=keys)
 
     def _metadata(self, node_id: int, request: MetadataRequest) -> Response:
@@ -199,8 +222,16 @@ class FakeCluster:
             topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=found))
         return ListOffsetsResponse(topics=topics)
 
+    def _offset_fetch(self, node_id: int, request: OffsetFetchRequest) -> Response:
+        """Nothing is committed."""
+        return OffsetFetchResponse(
+            groups=[OffsetFetchResponseGroup(group_id=group.group_id) for group in request.groups]
+        )
+
     def _find_coordinator(self, node_id: int, request: FindCoordinatorRequest) -> Response:
         n = self.coordinator
+        if not request.coordinator_keys:
+            return FindCoordinatorResponse(node_id=n, host="127.0.0.1", port=self.ports[n])
         return FindCoordinatorResponse(
             coordinators=[
                 Coordinator(key=key, node_id=n, host="127.0.0.1", port=self.ports[n])

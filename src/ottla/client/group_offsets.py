@@ -28,6 +28,7 @@ from ottla.protocol.schema import ZERO_UUID
 __all__ = ["CommittedOffset", "GroupOffsets", "Member"]
 
 WITHOUT_TOPIC_IDS = 9
+STABLE_FROM = 7
 SINGLE_GROUP = 7
 
 
@@ -84,14 +85,16 @@ class GroupOffsets:
         ids, all_ids = self._ids(indexes or ())
 
         def request(connection: Connection) -> OffsetFetchRequest:
-            if connection.version_for(OffsetFetchRequest) <= SINGLE_GROUP:
+            version = connection.version_for(OffsetFetchRequest)
+            if version <= SINGLE_GROUP:
                 names = [
                     OffsetFetchRequestTopic(name=t, partition_indexes=i) for t, i in (indexes or {}).items()
                 ]
                 return OffsetFetchRequest(
                     group_id=self._group_id,
                     topics=names if indexes is not None else None,
-                    require_stable=require_stable,
+                    # Brokers before Kafka 2.5 do not wait for transactions that are about to end.
+                    require_stable=require_stable and version >= STABLE_FROM,
                 )
             group = OffsetFetchRequestGroup(
                 group_id=self._group_id,

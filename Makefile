@@ -45,11 +45,12 @@ bench: $(STAMP)
 # A night of it: make fuzz FUZZ_SECONDS=28800 FUZZ_SEED=2
 fuzz: $(STAMP)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) OTTLA_FUZZ_ROUNDS=5 HOSTILE_SCALE=3 KILL_ROUNDS=40 OTTLA_CRASH_SEEDS=5000 \
+		OTTLA_SIM_SEEDS=1000 OTTLA_SIM_SECONDS=20 \
 		OTTLA_MODEL_SEEDS=3000 OTTLA_CHAOS_SECONDS=$(FUZZ_SECONDS) OTTLA_THOROUGH=1 \
 		$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/node/test_fuzz.py \
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_kills.py \
 		tests/log/test_crash.py tests/coordinator/group/test_random_groups.py \
-		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka
+		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/ottla/records/_kernel.c

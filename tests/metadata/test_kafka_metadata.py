@@ -205,7 +205,7 @@ async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
             kafka.tool(TOPICS, "--create", "--topic", "from-kafka")
         qc = await open_log(runtime, kafka.data_dir)
         assert qc.log.kraft_version == 1
-        assert qc.log.quorum.voters.voters[kafka.node_id].key == voter.key
+        assert qc.log.voters.voters[kafka.node_id].key == voter.key
         assert {"letters", "from-kafka"} <= set(qc.image.topics.by_name)
         await qc.close()
     finally:

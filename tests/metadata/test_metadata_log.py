@@ -302,7 +302,7 @@ async def test_a_log_that_contradicts_itself_is_refused_in_one_line() -> None:
     node.log.append(
         [TopicRecord(name="twin", topic_id=b"a" * 16), TopicRecord(name="twin", topic_id=b"b" * 16)], version
     )
-    await node.log.committed(node.log.next_offset)
+    await node.log.committed_end(node.log.next_offset)
     await node.qc.close()
     with pytest.raises(
         StorageError, match=r"__cluster_metadata-0: the metadata log cannot be replayed: .*twin"
@@ -347,15 +347,15 @@ async def test_dynamic_voters_are_kept_in_the_log_and_in_snapshots() -> None:
     )
     assert node.log.kraft_version == 1
     assert node.quorum_state()["data_version"] == 1
-    assert node.log.quorum.voters.voters[0].endpoints == {"CONTROLLER": Address("127.0.0.1", 9093)}
+    assert node.log.voters.voters[0].endpoints == {"CONTROLLER": Address("127.0.0.1", 9093)}
     await node.fill(3)
     await node.qc.maybe_snapshot()
     newest = node.log.snapshots.newest
     assert newest is not None
-    assert node.log.snapshots.read(newest).voters == node.log.quorum.voters
+    assert node.log.snapshots.read(newest).voters == node.log.voters
     await node.restart()
     assert node.log.kraft_version == 1
-    assert node.log.quorum.voters.voters[0].key.directory_id == b"the-directory-id"
+    assert node.log.voters.voters[0].key.directory_id == b"the-directory-id"
 
 
 async def test_an_interrupted_metadata_transaction_is_aborted_at_the_next_start() -> None:
@@ -364,7 +364,7 @@ async def test_an_interrupted_metadata_transaction_is_aborted_at_the_next_start(
     node.log.append(
         [BeginTransactionRecord(name="half"), TopicRecord(name="ghost", topic_id=b"g" * 16)], version
     )
-    await node.log.committed(node.log.next_offset)
+    await node.log.committed_end(node.log.next_offset)
     await node.crash()
     assert "ghost" not in node.qc.image.topics.by_name
     assert await node.create("orders") == ErrorCode.NONE

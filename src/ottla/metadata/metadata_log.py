@@ -1,48 +1,87 @@
-"""The metadata log on disk: ``__cluster_metadata-0``, its snapshots and ``quorum-state``.
+"""The metadata log: what the quorum agrees on, as records of metadata.
 
-Opening it loads the newest snapshot and the log after it, and takes the leadership of a new epoch, as a
-quorum of one does. From then on records are appended in batches of that epoch; a batch is committed once it
-is synced to disk, and syncs are shared by all that was appended meanwhile. Invariant: nobody is told that a
-record is committed before it would survive a power cut.
+Opening it loads the newest snapshot and the log after it, and waits until this node leads, as a quorum of
+one does at once. From then on records are appended in batches of its epoch; a batch is committed once a
+majority has it on disk, and syncs are shared by all that was appended meanwhile. Invariant: nobody is told
+that a record is committed before it would survive a power cut.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
-import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from ottla.metadata.delta import ReplayError
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage, Provenance
-from ottla.metadata.loader import (
-    DEFAULT_CONFIG,
-    MAX_BATCH_BYTES,
-    METADATA_PARTITION,
-    LoadedMetadata,
-    MetadataLogConfig,
-    load_metadata,
-)
+from ottla.metadata.loader import replay_log, replay_snapshot
 from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.metadata.replay import Replayer
+from ottla.metadata.snapshots import snapshot_batches, snapshot_id
 from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft.election_state import FILE_NAME as QUORUM_STATE
-from ottla.raft.election_state import BadQuorumState, ElectionState
-from ottla.raft.quorum import Quorum
+from ottla.raft.client import RaftClient, read_election
+from ottla.raft.config import QuorumConfig
+from ottla.raft.disk_log import MAX_BATCH_BYTES, METADATA_PARTITION, DiskLog, DiskLogConfig, LogGap
+from ottla.raft.election_state import BadQuorumState
+from ottla.raft.membership import Membership
 from ottla.raft.snapshot import SnapshotId
+from ottla.raft.snapshots import Snapshots
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from ottla.records.builder import build_batch
-from ottla.records.control import build_quorum_batch
-from ottla.records.validation import AppendOrigin
-from ottla.runtime.disk import read_file, write_file
 from ottla.runtime.runtime import Runtime
 
-_log = logging.getLogger(__name__)
-
 __all__ = ["DEFAULT_CONFIG", "METADATA_PARTITION", "MetadataLog", "MetadataLogConfig"]
+
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataLogConfig:
+    """The settings whose names begin with ``metadata.log`` and ``metadata.max``."""
+
+    segment_bytes: int = 1024 * 1024 * 1024
+    segment_ms: int = 7 * _DAY_MS
+    max_retention_bytes: int = 100 * 1024 * 1024
+    max_retention_ms: int = 7 * _DAY_MS
+    max_record_bytes_between_snapshots: int = 20 * 1024 * 1024
+    max_snapshot_interval_ms: int = 60 * 60 * 1000
+
+    def on_disk(self) -> DiskLogConfig:
+        return DiskLogConfig(
+            self.segment_bytes, self.segment_ms, self.max_retention_bytes, self.max_retention_ms
+        )
+
+
+DEFAULT_CONFIG: Final = MetadataLogConfig()
+
+
+@dataclass(slots=True)
+class _Loaded:
+    log: DiskLog
+    membership: Membership
+    replayer: Replayer
+    bytes_since_snapshot: int
+
+
+def _load(runtime: Runtime, dir: str, config: MetadataLogConfig, static_voters: VoterSet) -> _Loaded:
+    """Everything that the files say. Blocks: for the pool."""
+    log = DiskLog.open(runtime.disk, runtime.clock, runtime.random, dir, config.on_disk())
+    try:
+        membership, snapshot = log.load(static_voters)
+        replayer = Replayer()
+        start = replay_snapshot(replayer, snapshot)
+        size = replay_log(replayer, log, start, log.end.offset)
+    except LogGap as error:
+        log.release()
+        raise StorageError(str(error)) from error
+    except (ReplayError, KafkaError) as error:
+        log.release()
+        raise StorageError(f"{log.dir}: the metadata log cannot be replayed: {error}") from error
+    return _Loaded(log, membership, replayer, size)
 
 
 class MetadataLog:
@@ -50,21 +89,18 @@ class MetadataLog:
     woken.
     """
 
-    def __init__(self, runtime: Runtime, loaded: LoadedMetadata, config: MetadataLogConfig) -> None:
+    def __init__(self, runtime: Runtime, loaded: _Loaded, config: MetadataLogConfig) -> None:
         self._runtime: Final = runtime
-        self._directory: Final = loaded.directory
         self._log: Final = loaded.log
-        self._loaded = loaded
-        self.snapshots: Final = loaded.snapshots
+        self._membership: Final = loaded.membership
+        self._replayer: Final = loaded.replayer
         self.config: Final = config
-        self.kraft_version: Final = loaded.kraft_version
-        self.quorum: Quorum
+        self.client: RaftClient
         self.on_commit: Callable[[int], None] | None = None
-        self._failure: BaseException | None = None
-        # A heap of (end offset, number, future).
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        # A heap of (end offset, number, epoch, future).
+        self._waiters: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._waiter_count = 0
-        self._flusher: asyncio.Task[None] | None = None
+        self._led_epoch = -1  # the last one of which it was told that it leads
         self._bytes_since_snapshot = loaded.bytes_since_snapshot
         self._last_snapshot_ms = runtime.clock.wall_ms()
 
@@ -76,99 +112,140 @@ class MetadataLog:
         *,
         node_id: int,
         directory_id: bytes,
+        cluster_id: str = "",
         static_voters: VoterSet | None = None,
-        endpoints: dict[str, Address] | None = None,
+        endpoints: Mapping[str, Address] | None = None,
         config: MetadataLogConfig = DEFAULT_CONFIG,
+        quorum: QuorumConfig | None = None,
     ) -> MetadataLog:
         """Load the metadata log of a formatted log directory and become its leader.
 
         ``static_voters`` is what ``controller.quorum.voters`` says, if anything; ``endpoints`` are this
         node's controller listeners, for a quorum whose voters are in the log.
         """
-        self = cls(runtime, await runtime.pool.run(load_metadata, runtime, dir, config), config)
+        local = Voter(ReplicaKey(node_id, directory_id), endpoints or {})
+        configured = static_voters or VoterSet.of(Voter(ReplicaKey(node_id), local.endpoints))
+        self = cls(runtime, await runtime.pool.run(_load, runtime, dir, config, configured), config)
         try:
-            await self._lead(node_id, directory_id, static_voters, endpoints or {})
+            self._check_voters(local.key)
+            try:
+                election = await runtime.pool.run(read_election, runtime.disk, self._log.dir)
+            except BadQuorumState as error:
+                raise StorageError(f"{self._log.dir}/quorum-state: {error}") from error
+            self.client = RaftClient(
+                runtime,
+                self._log,
+                self._membership,
+                local,
+                self,
+                cluster_id=cluster_id,
+                election=election,
+                config=quorum,
+            )
+            self.client.start()
+            await self.committed_end(self.next_offset)
         except BaseException:
             self._log.release()
             raise
+        now_ms = runtime.clock.wall_ms()
+        self._replayer.replay([], Provenance(self.next_offset - 1, self.epoch, now_ms))
         return self
+
+    def _check_voters(self, local: ReplicaKey) -> None:
+        voters = self._membership.voters
+        if voters is None or not voters.is_voter(local):
+            ids = () if voters is None else voters.ids
+            raise StorageError(
+                f"{self._log.dir}: node {local.id} is not among the voters {ids}; check node.id and "
+                "controller.quorum.voters"
+            )
+        if len(voters.voters) > 1:
+            raise StorageError(
+                f"{self._log.dir}: the voters {voters.ids} are more than one; this node can only form a "
+                "quorum alone"
+            )
 
     def take_replayer(self) -> Replayer:
         """What was loaded, to go on from: its image, and whether a metadata transaction is open."""
-        return self._loaded.replayer
+        return self._replayer
 
-    # Leading
+    # What the quorum tells
 
-    async def _lead(
-        self,
-        node_id: int,
-        directory_id: bytes,
-        static_voters: VoterSet | None,
-        endpoints: dict[str, Address],
-    ) -> None:
-        local = ReplicaKey(node_id, directory_id)
-        if self.kraft_version >= 1 and self._loaded.voters is not None:
-            voters = self._loaded.voters
-        else:
-            voters = static_voters or VoterSet.of(Voter(ReplicaKey(node_id), endpoints))
-        newest = self.snapshots.newest
-        log_epoch = max(self._log.latest_epoch or 0, 0 if newest is None else newest.epoch)
-        try:
-            self.quorum = Quorum(
-                local,
-                voters,
-                kraft_version=self.kraft_version,
-                election=self._read_election_state(),
-                log_epoch=log_epoch,
-            )
-        except ValueError as error:
-            raise StorageError(f"{self._log.dir}: {error}") from error
-        await self._write_election_state(self.quorum.campaign())
-        await self._write_election_state(self.quorum.elected(self._log.log_end_offset))
-        records = self.quorum.start_of_epoch_records(Voter(local, endpoints), self._loaded.voters_offset)
-        now_ms = self._runtime.clock.wall_ms()
-        start = self._log.log_end_offset
-        batch = build_quorum_batch(records, timestamp=now_ms, leader_epoch=self.epoch, base_offset=start)
-        self._append(batch, now_ms)
-        self._loaded.replayer.replay([], Provenance(self.next_offset - 1, self.epoch, now_ms))
-        await self.committed(self.next_offset)
+    def committed(self, high_watermark: int) -> None:
+        if self.on_commit is not None:
+            self.on_commit(high_watermark)
+        while self._waiters and self._waiters[0][0] <= high_watermark:
+            future = heapq.heappop(self._waiters)[3]
+            if not future.done():
+                future.set_result(None)
 
-    def _read_election_state(self) -> ElectionState | None:
-        path = posixpath.join(self._log.dir, QUORUM_STATE)
-        if not self._runtime.disk.exists(path):
-            return None
-        try:
-            return ElectionState.decode(read_file(self._runtime.disk, path))
-        except BadQuorumState as error:
-            raise StorageError(f"{path}: {error}") from error
+    def leader_changed(self, leader_id: int | None, epoch: int) -> None:
+        if leader_id == self.client.raft.core.local.key.id:
+            self._led_epoch = epoch
+            return
+        # Before it is told that it leads an epoch it is told that nobody does yet; who waits by then stays.
+        lost = epoch if self._led_epoch == epoch else epoch - 1
+        news = f"the leader of epoch {epoch} is {leader_id}"
+        self._give_up(KafkaError(ErrorCode.NOT_CONTROLLER, news), lost)
 
-    async def _write_election_state(self, state: ElectionState) -> None:
-        path = posixpath.join(self._log.dir, QUORUM_STATE)
-        version = 1 if self.kraft_version >= 1 else 0
-        await self._runtime.pool.run(write_file, self._runtime.disk, path, state.encode(version))
+    def snapshot_loaded(self, id: SnapshotId) -> None:
+        """A leader never begins anew."""
+
+    def failed(self, error: BaseException) -> None:
+        self._give_up(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}"))
+
+    def _give_up(self, error: KafkaError, epoch: int | None = None) -> None:
+        """Nobody knows what becomes of what was appended up to ``epoch``; of anything, if it is None."""
+        waiters = self._waiters
+        self._waiters = [each for each in waiters if epoch is not None and each[2] > epoch]
+        heapq.heapify(self._waiters)
+        for _, _, waited, future in waiters:
+            if (epoch is None or waited <= epoch) and not future.done():
+                future.set_exception(error)
+
+    # What is known
+
+    @property
+    def voters(self) -> VoterSet:
+        voters = self._membership.voters
+        assert voters is not None, "a voter knows the voters"
+        return voters
+
+    @property
+    def kraft_version(self) -> int:
+        return self._membership.kraft_version
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self._log.snapshots
 
     @property
     def epoch(self) -> int:
-        return self.quorum.epoch
+        return self.client.raft.core.epoch
 
     @property
     def next_offset(self) -> int:
         """The offset that the next record gets."""
-        return self._log.log_end_offset
+        return self._log.end.offset
 
     @property
     def start_offset(self) -> int:
-        return self._log.log_start_offset
+        return self._log.start_offset
 
     @property
     def high_watermark(self) -> int:
         return self._log.high_watermark
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the log cannot be written any more; the node has to stop then."""
+        return self.client.failure
+
     # Appending
 
     def append(self, records: Sequence[MetadataRecord], version: MetadataVersion) -> Provenance:
-        """Append records as one batch, all or nothing; they are committed once :meth:`committed` returns for
-        :attr:`next_offset` as it is after this call."""
+        """Append records as one batch, all or nothing; they are committed once :meth:`committed_end` returns
+        for :attr:`next_offset` as it is after this call."""
         now_ms = self._runtime.clock.wall_ms()
         batch = build_batch(
             [(now_ms, None, encode_record(record, version)) for record in records],
@@ -181,76 +258,20 @@ class MetadataLog:
                 f"The change takes {len(batch)} bytes of metadata records, more than the {MAX_BATCH_BYTES} "
                 "that fit in one batch. Split it into smaller requests.",
             )
-        self._append(batch, now_ms)
+        self.client.append(batch)
         self._bytes_since_snapshot += len(batch)
         return Provenance(self.next_offset - 1, self.epoch, now_ms)
 
-    def _append(self, batch: bytes, now_ms: int) -> None:
-        self._check_usable()
-        self._log.append_as_leader(
-            batch, self.epoch, now_ms=now_ms, origin=AppendOrigin.RAFT_LEADER, inline_flush=False
-        )
-        if self._flusher is None:
-            self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="metadata-log-flush")
-
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise KafkaError(
-                ErrorCode.NOT_CONTROLLER, f"the metadata log cannot be written any more: {self._failure}"
-            ) from self._failure
-
-    async def committed(self, end_offset: int) -> None:
+    async def committed_end(self, end_offset: int) -> None:
         """Return once everything below ``end_offset`` is committed."""
-        self._check_usable()
-        high_watermark = self.quorum.high_watermark
+        self.client.check_usable()
+        high_watermark = self.client.raft.core.high_watermark
         if high_watermark is not None and high_watermark >= end_offset:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter_count += 1
-        heapq.heappush(self._waiters, (end_offset, self._waiter_count, future))
+        heapq.heappush(self._waiters, (end_offset, self._waiter_count, self.epoch, future))
         await future
-
-    async def _flush(self) -> None:
-        """Sync until everything appended is on disk. One sync covers all that came while the last one ran."""
-        try:
-            while (plan := self._log.prepare_flush()) is not None:
-                await self._runtime.pool.run(self._log.run_flush, plan)
-                self._log.complete_flush(plan)
-                high_watermark = self.quorum.flushed(plan.upto)
-                if high_watermark is not None:
-                    self._log.update_high_watermark(high_watermark)
-                    self._wake(high_watermark)
-                if plan.upto == self._log.log_end_offset:
-                    break
-        except BaseException as error:
-            self._fail(error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._flusher = None
-
-    def _wake(self, high_watermark: int) -> None:
-        if self.on_commit is not None:
-            self.on_commit(high_watermark)
-        while self._waiters and self._waiters[0][0] <= high_watermark:
-            future = heapq.heappop(self._waiters)[2]
-            if not future.done():
-                future.set_result(None)
-
-    def _fail(self, error: BaseException) -> None:
-        expected = isinstance(error, OSError | KafkaError)
-        _log.error("the metadata log failed: %s", error, exc_info=None if expected else error)
-        self._failure = error
-        failure = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}")
-        waiters, self._waiters = self._waiters, []
-        for _, _, future in waiters:
-            if not future.done():
-                future.set_exception(failure)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the log cannot be written any more; the node has to stop then."""
-        return self._failure
 
     # Snapshots
 
@@ -270,52 +291,25 @@ class MetadataLog:
 
     async def write_snapshot(self, image: MetadataImage) -> SnapshotId:
         """Write a committed image as a snapshot, then trim the log as far as retention allows."""
-        self._check_usable()
-        assert image.provenance.last_contained_offset < self.high_watermark, (
-            "a snapshot of uncommitted records"
-        )
+        self.client.check_usable()
+        id = snapshot_id(image)
+        assert id.offset <= self.high_watermark, "a snapshot of uncommitted records"
+        now_ms = self._runtime.clock.wall_ms()
         self._bytes_since_snapshot = 0
-        self._last_snapshot_ms = self._runtime.clock.wall_ms()
-        voters = self.quorum.voters if self.kraft_version >= 1 else None
-        id = await self._runtime.pool.run(self._write_snapshot, image, voters)
-        self.snapshots.add(id)
-        self._log.roll(self._runtime.clock.wall_ms())
-        self.trim()
+        self._last_snapshot_ms = now_ms
+        kraft_version, voters = self._membership.at(id.offset)
+        batches = snapshot_batches(image, kraft_version=kraft_version, voters=voters, now_ms=now_ms)
+        await self._runtime.pool.run(self.snapshots.write, id, batches)
+        self._log.snapshot_written(id)
+        self._membership.forget_before(self.start_offset)
         return id
-
-    def _write_snapshot(self, image: MetadataImage, voters: VoterSet | None) -> SnapshotId:
-        return self.snapshots.write(
-            image, kraft_version=self.kraft_version, voters=voters, now_ms=self._runtime.clock.wall_ms()
-        )
 
     def trim(self) -> None:
         """Drop the oldest snapshots and the records before the next ones, while they are too many or too
         old.
         """
-        now_ms = self._runtime.clock.wall_ms()
-        while len(self.snapshots.ids) > 1:
-            total = self._log.size + sum(self.snapshots.size(id) for id in self.snapshots.ids)
-            oldest = self.snapshots.ids[0]
-            too_large = 0 <= self.config.max_retention_bytes < total
-            if not too_large and not self._too_old(oldest, now_ms):
-                break
-            following = self.snapshots.ids[1]
-            self._log.increment_log_start_offset(following.offset, "a newer snapshot is there")
-            self._log.delete_old_segments(now_ms)
-            self.snapshots.remove(oldest)
-        self._directory.remove_due(now_ms)
-
-    def _too_old(self, id: SnapshotId, now_ms: int) -> bool:
-        limit = self.config.max_retention_ms
-        if limit < 0:
-            return False
-        return now_ms - self.snapshots.timestamp(id) > limit
+        self._log.trim()
 
     async def close(self) -> None:
         """Sync what was appended and close the files."""
-        if self._flusher is not None:
-            await self._flusher
-        if self._failure is None:
-            await self._runtime.pool.run(self._log.close)
-        else:
-            self._log.release()
+        await self.client.close()

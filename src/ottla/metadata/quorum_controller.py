@@ -69,7 +69,7 @@ class QuorumController:
             runtime.random,
             runtime.random.uuid,
             now_ns=runtime.clock.monotonic_ns(),
-            voters=log.quorum.voters.ids,
+            voters=log.voters.ids,
             kraft_version=log.kraft_version,
         )
         self = cls(runtime, log, controller)
@@ -86,7 +86,7 @@ class QuorumController:
             version = controller.image.metadata_version
         if records:
             self._append(records, version)
-            await log.committed(log.next_offset)
+            await log.committed_end(log.next_offset)
         return self
 
     @property
@@ -106,7 +106,7 @@ class QuorumController:
         return self._answer(result.response, self.log.next_offset)
 
     async def _answer(self, response: T, end_offset: int) -> T:
-        await self.log.committed(end_offset)
+        await self.log.committed_end(end_offset)
         return response
 
     def _append(self, records: Sequence[MetadataRecord], version: MetadataVersion) -> None:

@@ -215,6 +215,7 @@ class Node:
             metadata_dir,
             node_id=config.node_id,
             directory_id=storage.directories[metadata_dir],
+            cluster_id=storage.cluster_id,
             static_voters=voters,
             config=metadata_log_config(config),
         )

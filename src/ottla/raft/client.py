@@ -12,8 +12,9 @@ import asyncio
 import logging
 import posixpath
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVarTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request as WireRequest
@@ -39,14 +40,16 @@ from ottla.raft.election_state import ElectionState
 from ottla.raft.machine import Raft
 from ottla.raft.membership import Membership
 from ottla.raft.messages import AskVersions, Reply, VersionsReply
+from ottla.raft.progress import ReplicaProgress
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import NEVER_MS
-from ottla.raft.voters import Address, Voter
+from ottla.raft.voters import Address, ReplicaKey, Voter
 from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
+_Ts = TypeVarTuple("_Ts")
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -66,6 +69,25 @@ class Listener(Protocol):
     def failed(self, error: BaseException) -> None:
         """This replica cannot go on; the node has to stop."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """A replica as its leader sees it; times are of the wall clock, -1 where it was never so."""
+
+    key: ReplicaKey
+    end_offset: int
+    last_fetch_ms: int
+    caught_up_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    leader_id: int
+    epoch: int
+    high_watermark: int
+    voters: list[ReplicaInfo]
+    observers: list[ReplicaInfo]
 
 
 def read_election(disk: Disk, dir: str) -> ElectionState | None:
@@ -139,7 +161,7 @@ class RaftClient:
 
     async def handle(self, message: WireRequest) -> WireResponse:
         """Answer a request of the quorum's protocol; KafkaError for an error of the response as a whole."""
-        self._check_usable()
+        self.check_usable()
         request = wire.decode_request(message, self._cluster_id)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
@@ -152,17 +174,37 @@ class RaftClient:
         """Append a batch of this leader's epoch; the offset at which it is committed. KafkaError
         NOT_CONTROLLER if this node does not lead.
         """
-        self._check_usable()
+        self.check_usable()
         end = self.raft.append(batch, self._now())
         self._go_on()
         return end
+
+    def describe(self) -> QuorumDescription | None:
+        """What DescribeQuorum tells; None if this node does not lead."""
+        now = self._now()
+        self.raft.tick(now)
+        self._go_on()
+        info = self.raft.describe()
+        if info is None:
+            return None
+
+        def told(progress: ReplicaProgress) -> ReplicaInfo:
+            def wall(ms: int) -> int:
+                return -1 if ms < 0 else now.wall_ms - (now.ms - ms)
+
+            times = wall(progress.last_fetch_ms), wall(progress.caught_up_ms)
+            return ReplicaInfo(progress.key, progress.end_offset, *times)
+
+        voters, observers = [told(each) for each in info.voters], [told(each) for each in info.observers]
+        return QuorumDescription(info.leader_id, info.epoch, info.high_watermark, voters, observers)
 
     def _tick(self) -> None:
         self._timer = None
         self.raft.tick(self._now())
         self._go_on()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """KafkaError NOT_CONTROLLER if this replica has failed."""
         if self.failure is not None:
             raise KafkaError(
                 ErrorCode.NOT_CONTROLLER, f"the metadata log cannot be written any more: {self.failure}"
@@ -196,18 +238,18 @@ class RaftClient:
                 if self._queue and isinstance(self._queue[0], Persist):
                     return  # the next one says more
                 self._persisting = True
-                self._spawn(self._persist(effect.election), "write quorum-state")
+                self._spawn("write quorum-state", self._persist, effect.election)
             case Send():
-                self._spawn(self._exchange(effect), f"ask {effect.node_id}")
+                self._spawn(f"ask {effect.node_id}", self._exchange, effect)
             case Answer():
                 if isinstance(effect.token, asyncio.Future) and not effect.token.done():
                     effect.token.set_result(effect.reply)
             case Flush():
                 if not self._flushing:
                     self._flushing = True
-                    self._spawn(self._flush(), "flush the metadata log")
+                    self._spawn("flush the metadata log", self._flush)
             case InstallSnapshot():
-                self._spawn(self._install(effect.id), "install a snapshot")
+                self._spawn("install a snapshot", self._install, effect.id)
             case Committed():
                 self._listener.committed(effect.high_watermark)
             case SnapshotLoaded():
@@ -215,16 +257,20 @@ class RaftClient:
             case LeaderChanged():
                 self._listener.leader_changed(effect.leader_id, effect.epoch)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._guarded(work), name=name)
+    def _spawn(self, name: str, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
+        task = asyncio.get_running_loop().create_task(self._guarded(work, *args), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
         try:
-            await work
-        except Exception as error:
+            await work(*args)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
             self._fail(error)
+            if not isinstance(error, Exception):
+                raise
 
     async def _persist(self, election: ElectionState) -> None:
         path = posixpath.join(self.log.dir, QUORUM_STATE)

@@ -327,7 +327,9 @@ class Raft:
         core, state = self.core, self.core.state
         times = [core.peers.next_ms(core.now.ms)]
         if isinstance(state, Leader):
-            times += [state.progress.quorum_deadline_ms, state.remind_ms]
+            if not state.progress.is_alone:
+                times.append(state.progress.quorum_deadline_ms)
+            times.append(state.remind_ms)
             times += [parked.deadline_ms for parked in state.parked]
             if state.change is not None:
                 times.append(state.change.deadline_ms)

@@ -8,7 +8,7 @@ Invariant: the high watermark never goes back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ottla.raft.voters import ReplicaKey, VoterSet
@@ -119,9 +119,12 @@ class Progress:
 
     def quorum_lost(self, now_ms: int) -> bool:
         """Whether a majority has not fetched for too long: there may be another leader."""
-        if self._voters.majority == 1 and self._voters.is_voter(self._local):
-            return False
-        return now_ms >= self.quorum_deadline_ms
+        return not self.is_alone and now_ms >= self.quorum_deadline_ms
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the leader is a majority by itself."""
+        return self._voters.majority == 1 and self._voters.is_voter(self._local)
 
     def to_remind(self, now_ms: int, interval_ms: int) -> list[ReplicaKey]:
         """Voters that do not know the leader, or do not fetch."""
@@ -153,7 +156,9 @@ class Progress:
         return tuple(progress.key for progress in others)
 
     def voters(self) -> list[ReplicaProgress]:
-        return self._voter_progress()
+        """The books of the voters, under the keys by which they are voters."""
+        keys = [voter.key for voter in self._voters.voters.values()]
+        return [replace(progress, key=key) for key, progress in zip(keys, self._voter_progress())]
 
     def observers(self, now_ms: int) -> list[ReplicaProgress]:
         """The replicas that are no voters; those that fell silent are forgotten."""

@@ -19,6 +19,8 @@ class NemesisConfig:
     longest_s: float = 6.0
     # Machines that may be down at the same time; None: any number.
     max_down: int | None = None
+    # How likely a machine is to be struck right after it has done something that matters.
+    ambush: float = 0.0
     weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
 
 
@@ -63,8 +65,30 @@ class Nemesis:
             "clock jump": self._clock_jump,
         }
 
+    def _ambush(self, what: str, machine: Machine) -> None:
+        """Strike a machine just after it did something, and have it back soon."""
+        process = machine.process
+        if process is None or self._random.random() >= self._config.ambush:
+            return
+        power_loss = self._random.random() < 0.7
+
+        def strike() -> None:
+            if machine.process is process and self._may_go_down():
+                self._did(f"ambush: {what}", machine.name)
+                machine.kill(power_loss=power_loss)
+                delay = self._random.random() * 0.3
+                loop.call_later(delay, reboot, context=loop.world.context)
+
+        def reboot() -> None:
+            if not machine.is_up:
+                machine.boot()
+
+        loop = self._world.loop
+        loop.call_later(self._random.random() * 0.02, strike, context=loop.world.context)
+
     async def run(self, duration_s: float) -> None:
         """Do harm for so long."""
+        self._world.on_event = self._ambush
         loop = self._world.loop
         end = loop.time() + duration_s
         names = [name for name, weight in self._config.weights.items() for _ in range(weight)]
@@ -80,6 +104,7 @@ class Nemesis:
     def stop(self) -> None:
         """Take everything back: all links whole, all machines up and awake."""
         world = self._world
+        world.on_event = None
         world.trace.add("nemesis", "stops: everything is whole again")
         world.fabric.heal()
         for machine in world.machines.values():

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft import wire
@@ -29,7 +31,9 @@ from ottla.sim.quorum_member import (
 )
 from ottla.sim.world import Machine, World
 
-__all__ = ["QuorumLife", "QuorumOutcome"]
+__all__ = ["QuorumLife", "QuorumOutcome", "QuorumPlan"]
+
+T = TypeVar("T")
 
 # How long everything may take to work again once no more harm is done.
 _RECOVERY_S = 60.0
@@ -61,49 +65,82 @@ class QuorumOutcome:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class QuorumPlan:
+    """What kind of life it will be; what is None is drawn from the seed."""
+
+    voters: int | None = None
+    observers: int | None = None
+    dynamic: bool | None = None
+    # All timeouts, as a part of Kafka's. With short ones several stand for election at once.
+    haste: float | None = None
+    append_every_s: float | None = None
+    fetch_max_bytes: int | None = None
+    nemesis: NemesisConfig | None = None
+
+    def drawn(self, random: Random) -> QuorumPlan:
+        """The same with nothing left open. Draws as much for any plan, so plans can be compared."""
+        dynamic = _or(self.dynamic, random.random() < 0.5)
+        observers = random.choice((0, 1, 2)) if dynamic else random.choice((0, 0, 1))
+        return QuorumPlan(
+            voters=_or(self.voters, random.choice((1, 2, 3, 3, 3, 3, 4, 5))),
+            observers=_or(self.observers, observers),
+            dynamic=dynamic,
+            haste=_or(self.haste, random.choice((0.05, 0.1, 0.3, 0.5, 1.0))),
+            append_every_s=_or(self.append_every_s, random.choice((0.05, 0.2, 0.5))),
+            fetch_max_bytes=_or(self.fetch_max_bytes, random.choice((1, 500, 1 << 20))),
+            nemesis=_or(
+                self.nemesis,
+                NemesisConfig(
+                    interval_s=random.choice((0.3, 1.0, 3.0)), ambush=random.choice((0.0, 0.0, 0.01, 0.3))
+                ),
+            ),
+        )
+
+
+def _or(given: T | None, drawn: T) -> T:
+    return drawn if given is None else given
+
+
 class QuorumLife:
-    def __init__(
-        self, seed: int | str, *, seconds: float = 30.0, nemesis: NemesisConfig | None = None
-    ) -> None:
+    def __init__(self, seed: int | str, *, seconds: float = 20.0, plan: QuorumPlan | None = None) -> None:
         self.world = World(seed)
         self._seconds = seconds
         random = self.world.random
         self._checker = QuorumChecker(self.world)
-        self._dynamic = random.random() < 0.5
-        voters = random.choice((1, 2, 3, 3, 3, 3, 4, 5))
-        spares = random.choice((0, 1, 2)) if self._dynamic else random.choice((0, 0, 1))
-        factor = random.choice((0.3, 0.5, 1.0))
-        ids = range(1, voters + 1)
-        self._voters = VoterSet.of(
-            *(
-                Voter(
-                    ReplicaKey(id, directory_of(id) if self._dynamic else bytes(16)),
-                    {LISTENER: address_of(id)},
-                )
-                for id in ids
-            )
-        )
+        plan = self.plan = (plan or QuorumPlan()).drawn(random)
+        assert plan.voters is not None
+        assert plan.observers is not None
+        assert plan.nemesis is not None
+        self._dynamic = bool(plan.dynamic)
+        ids = range(1, plan.voters + 1)
+        self._voters = VoterSet.of(*(self._voter(id) for id in ids))
         config = MemberConfig(
-            quorum=_timeouts(factor),
+            quorum=_timeouts(plan.haste or 1.0, plan.fetch_max_bytes or 1),
             static_voters=None if self._dynamic else self._voters,
             bootstrap=tuple(address_of(id) for id in ids),
             snapshot_every=random.choice((5, 20, 1_000_000)),
             log=DiskLogConfig(segment_bytes=random.choice((2_000, 1 << 20)), max_retention_bytes=0),
         )
-        self.members = [Member(self.world, self._checker, id, config) for id in range(1, voters + spares + 1)]
+        self.members = [
+            Member(self.world, self._checker, id, config) for id in range(1, plan.voters + plan.observers + 1)
+        ]
         for member in self.members:
-            in_set = self._dynamic and member.id <= voters
+            in_set = self._dynamic and member.id <= plan.voters
             format_member(member.machine, self._voters if in_set else None)
         self.world.machine("admin", self._admin)
         self._admin_channel: Channel | None = None
-        self._nemesis = Nemesis(
-            self.world, nemesis or NemesisConfig(interval_s=random.choice((0.3, 1.0, 3.0))), self._machines
-        )
+        self._nemesis = Nemesis(self.world, plan.nemesis, self._machines)
         self.world.trace.add(
             "world",
-            f"{voters} voters, {'dynamic' if self._dynamic else 'static'}, {spares} observers, "
-            f"timeouts x{factor}, snapshot every {config.snapshot_every}",
+            f"{plan.voters} voters, {'dynamic' if self._dynamic else 'static'}, {plan.observers} observers, "
+            f"timeouts x{plan.haste}, fetches of {plan.fetch_max_bytes} bytes, snapshot every "
+            f"{config.snapshot_every}",
         )
+
+    def _voter(self, id: int) -> Voter:
+        directory = directory_of(id) if self._dynamic else bytes(16)
+        return Voter(ReplicaKey(id, directory), {LISTENER: address_of(id)})
 
     def _machines(self) -> list[Machine]:
         return [member.machine for member in self.members]
@@ -133,7 +170,7 @@ class QuorumLife:
     async def _live(self) -> None:
         for machine in self.world.machines.values():
             machine.boot()
-        workers = [asyncio.ensure_future(self._append_values())]
+        workers = [asyncio.ensure_future(self._append_values()), asyncio.ensure_future(self._watch_leaders())]
         if self._dynamic:
             workers.append(asyncio.ensure_future(self._change_voters()))
         await self._nemesis.run(self._seconds)
@@ -149,7 +186,7 @@ class QuorumLife:
         """Give values to whoever believes to lead, be it right or not."""
         random, number = self.world.random, 0
         while True:
-            await asyncio.sleep(random.expovariate(1.0 / 0.05))
+            await asyncio.sleep(random.expovariate(1.0 / (self.plan.append_every_s or 0.1)))
             for member in self.members:
                 if member.is_leader and random.random() < 0.9:
                     values = [f"v{number + n}".encode() for n in range(random.randrange(1, 4))]
@@ -212,6 +249,36 @@ class QuorumLife:
     def _tell(self, text: str) -> None:
         self.world.trace.add("admin", text)
 
+    async def _watch_leaders(self) -> None:
+        """A leader that reaches no majority must step down."""
+        loop, alone_since = self.world.loop, dict[int, float]()
+        while True:
+            await asyncio.sleep(0.1)
+            for member in self.members:
+                if not member.is_leader or self._reaches_majority(member):
+                    alone_since.pop(member.id, None)
+                    continue
+                patience_s = 4 * member.config.quorum.check_quorum_timeout_ms / 1000
+                if loop.time() - alone_since.setdefault(member.id, loop.time()) > patience_s:
+                    self.world.violated(f"node {member.id} leads on although it reaches no majority")
+
+    def _reaches_majority(self, member: Member) -> bool:
+        client, process = member.client, member.machine.process
+        if client is None or process is None or process.paused:
+            return True  # nothing can be asked of it
+        voters = client.raft.core.membership.voters
+        assert voters is not None
+        reached = 0
+        for id in voters.ids:
+            other = self.members[id - 1].machine
+            if id == member.id:
+                reached += 1
+            elif other.process is not None and not other.process.paused:
+                cut = self.world.fabric.is_cut
+                both = not cut(other.name, member.machine.name) and not cut(member.machine.name, other.name)
+                reached += both
+        return reached >= voters.majority
+
     # The end
 
     async def _recover(self) -> None:
@@ -257,10 +324,13 @@ class QuorumLife:
         return "; ".join(states)
 
 
-def _timeouts(factor: float) -> QuorumConfig:
+def _timeouts(haste: float, fetch_max_bytes: int) -> QuorumConfig:
     return QuorumConfig(
-        election_timeout_ms=int(1000 * factor),
-        election_backoff_max_ms=int(1000 * factor),
-        fetch_timeout_ms=int(2000 * factor),
-        request_timeout_ms=int(2000 * factor),
+        election_timeout_ms=int(1000 * haste),
+        election_backoff_max_ms=int(1000 * haste),
+        fetch_timeout_ms=int(2000 * haste),
+        request_timeout_ms=int(2000 * haste),
+        fetch_max_wait_ms=int(500 * min(haste * 2, 1)),
+        fetch_max_bytes=fetch_max_bytes,
+        fetch_snapshot_max_bytes=max(fetch_max_bytes, 100),
     )

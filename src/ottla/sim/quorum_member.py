@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ottla.node.connection import Connection, Exchange, Parts, ProtocolViolation
@@ -21,6 +21,7 @@ from ottla.protocol.messages.api_versions import (
     ApiVersionsResponse,
     SupportedFeatureKey,
 )
+from ottla.protocol.messages.vote import VoteResponse
 from ottla.protocol.schema import Response
 from ottla.raft import wire
 from ottla.raft.client import RaftClient, read_election
@@ -130,7 +131,7 @@ class Member:
             bootstrap=self.config.bootstrap,
         )
         limits, memory, receive = Limits(), RequestMemory(), memoryview(bytearray(65536))
-        service = _Service(client)
+        service = _Service(client, lambda: self._world.event("voted", self.machine))
         await runtime.network.listen(
             lambda: Connection(
                 service, limits, memory, receive, lambda _: True, lambda _: None, Complaints()
@@ -183,6 +184,7 @@ class Member:
             self._checker.leader_named(epoch, leader_id, self.id)
         if leader_id == self.id and client.raft.core.is_leader and client.raft.core.epoch == epoch:
             self._led_epoch = epoch
+            self._world.event("elected", self.machine)
             self._checker.elected(self.id, epoch, client.log)
         elif leader_id != self.id:
             waiters, self._waiters = self._waiters, []
@@ -191,7 +193,8 @@ class Member:
                     future.set_exception(KafkaError(ErrorCode.NOT_CONTROLLER, "no longer the leader"))
 
     def failed(self, error: BaseException) -> None:
-        self._world.failed(f"node {self.id}", error)
+        if isinstance(error, Exception):  # and not the power, which went off in the middle of something
+            self._world.failed(f"node {self.id}", error)
 
     # Snapshots
 
@@ -252,13 +255,15 @@ class Member:
             return  # nobody knows whether it will be there
         for value in values:
             self._checker.acknowledge(value, end)
+        self._world.event("acknowledged", self.machine)
 
 
 class _Service:
     """The controller's listener, as far as a quorum needs one."""
 
-    def __init__(self, client: RaftClient) -> None:
+    def __init__(self, client: RaftClient, on_vote: Callable[[], None]) -> None:
         self._client = client
+        self._on_vote = on_vote
 
     def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         return self._answer(bytes(frame))
@@ -272,6 +277,8 @@ class _Service:
             response: Response = await self._client.handle(request)
         except KafkaError as error:
             raise ProtocolViolation(str(error)) from error
+        if isinstance(response, VoteResponse) and response.topics[0].partitions[0].vote_granted:
+            self._on_vote()
         return response_parts(head.api, head.version, head.correlation_id, response)
 
     def _versions(self) -> ApiVersionsResponse:

@@ -112,6 +112,8 @@ class World:
         self.machines: dict[str, Machine] = {}
         # How often each kind of fault was done.
         self.coverage: Counter[str] = Counter()
+        # Told of what a machine has just done, for faults that strike at such moments.
+        self.on_event: Callable[[str, Machine], None] | None = None
         # What went wrong: the first one is the cause.
         self.violations: list[str] = []
 
@@ -120,6 +122,10 @@ class World:
         machine = self.machines[name] = Machine(self, name, main)
         self.fabric.host(name)
         return machine
+
+    def event(self, what: str, machine: Machine) -> None:
+        if self.on_event is not None:
+            self.on_event(what, machine)
 
     def violated(self, text: str) -> None:
         """A promise was broken: the run ends here."""

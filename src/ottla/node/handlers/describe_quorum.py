@@ -21,6 +21,7 @@ from ottla.protocol.messages.describe_quorum import (
     Node,
     ReplicaState,
 )
+from ottla.raft.client import ReplicaInfo
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -54,26 +55,18 @@ def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQ
 
 
 def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
-    quorum = context.node.controller.log.quorum
-    info = quorum.describe()
-    now_ms = context.node.now_ms()
+    log = context.node.controller.log
+    info = log.client.describe()
+    if info is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")
     with_directories = context.version >= 2
-    voters = [
-        ReplicaState(
-            replica_id=key.id,
-            replica_directory_id=key.directory_id if with_directories else bytes(16),
-            log_end_offset=end_offset,
-            last_fetch_timestamp=now_ms,
-            last_caught_up_timestamp=now_ms,
-        )
-        for key, end_offset in info.end_offsets.items()
-    ]
     partition = DescribeQuorumResponsePartitionData(
         partition_index=METADATA_PARTITION.partition,
         leader_id=info.leader_id,
         leader_epoch=info.epoch,
         high_watermark=info.high_watermark,
-        current_voters=voters,
+        current_voters=[_replica(each, with_directories) for each in info.voters],
+        observers=[_replica(each, with_directories) for each in info.observers],
     )
     response = DescribeQuorumResponse(
         topics=[DescribeQuorumResponseTopicData(topic_name=METADATA_PARTITION.topic, partitions=[partition])]
@@ -87,6 +80,16 @@ def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
                     for name, address in voter.endpoints.items()
                 ],
             )
-            for voter in quorum.voters.voters.values()
+            for voter in log.voters.voters.values()
         ]
     return response
+
+
+def _replica(info: ReplicaInfo, with_directory: bool) -> ReplicaState:
+    return ReplicaState(
+        replica_id=info.key.id,
+        replica_directory_id=info.key.directory_id if with_directory else bytes(16),
+        log_end_offset=info.end_offset,
+        last_fetch_timestamp=info.last_fetch_ms,
+        last_caught_up_timestamp=info.caught_up_ms,
+    )

@@ -1,0 +1,47 @@
+"""``python -m ottla.sim quorum --seed 7 --trace``: live one simulated life, or many."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import click
+
+from ottla.sim.planted import BUGS, planted
+from ottla.sim.quorum import QuorumLife
+
+
+@click.group()
+def main() -> None:
+    """Lives of a simulated cluster, each from one seed."""
+
+
+@main.command()
+@click.option("--seed", type=int, required=True, help="The first seed.")
+@click.option("--seeds", type=int, default=1, show_default=True, help="How many seeds, one after the other.")
+@click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
+@click.option("--trace", is_flag=True, help="Show what happens, line by line.")
+@click.option("--plant", type=click.Choice(sorted(BUGS)), help="Put a bug in, to see whether it is found.")
+def quorum(seed: int, seeds: int, seconds: float, trace: bool, plant: str | None) -> None:
+    """A quorum of controllers: crashes, partitions, changes of voters."""
+    coverage: Counter[str] = Counter()
+    for number in range(seed, seed + seeds):
+        with planted(plant):
+            life = QuorumLife(number, seconds=seconds)
+            if trace:
+                life.world.trace.echo = click.echo
+            outcome = life.run()
+        coverage.update(outcome.coverage)
+        click.echo(str(outcome))
+        if outcome.violations:
+            if not trace:
+                click.echo("\n".join(outcome.tail))
+            click.echo(f"VIOLATION: {outcome.violations[0]}")
+            click.echo(f"replay: {outcome.command}{f' --plant {plant}' if plant else ''}")
+            sys.exit(1)
+    for fault, count in sorted(coverage.items()):
+        click.echo(f"  {fault}: {count}")
+
+
+if __name__ == "__main__":
+    main()

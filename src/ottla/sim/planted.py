@@ -1,0 +1,251 @@
+"""Bugs on purpose, each one that people have really made, to see whether the simulator would find them.
+
+A planted bug replaces one function of the quorum for the time of a run. The test of the tester is that for
+each of them some seed ends in a violation.
+"""
+
+# ruff: noqa: ARG001, ARG005 - a replacement has the arguments of what it replaces
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+from ottla.raft import client as client_module
+from ottla.raft import core as core_module
+from ottla.raft import elections, replication, voter_changes
+from ottla.raft.core import Core
+from ottla.raft.disk_log import DiskLog
+from ottla.raft.effects import Persist
+from ottla.raft.log import Validated, Validity
+from ottla.raft.membership import Membership
+from ottla.raft.progress import Progress
+from ottla.raft.states import Candidate, Leader, Resigned, Tally
+from ottla.runtime.disk import write_file
+from ottla.sim.nemesis import NemesisConfig
+from ottla.sim.quorum import QuorumPlan
+
+__all__ = ["BUGS", "focus", "planted"]
+
+Patch = tuple[Any, str, Any]
+
+
+def _vote_not_synced() -> list[Patch]:
+    def write(disk: Any, path: str, data: Any) -> None:
+        write_file(disk, path, data, sync=False)
+
+    return [(client_module, "write_file", write)]
+
+
+def _vote_told_before_it_is_written() -> list[Patch]:
+    original = client_module.RaftClient._perform
+
+    def perform(self: client_module.RaftClient, effect: Any) -> None:
+        original(self, effect)
+        if isinstance(effect, Persist):
+            self._persisting = False
+
+    return [(client_module.RaftClient, "_perform", perform)]
+
+
+def _vote_forgotten_at_restart() -> list[Patch]:
+    from ottla.sim import quorum_member
+
+    return [(quorum_member, "read_election", lambda disk, dir: None)]
+
+
+def _two_votes_an_epoch() -> list[Patch]:
+    return [(elections, "_give_vote", lambda core, candidate: None)]
+
+
+def _votes_for_any_log() -> list[Patch]:
+    return [(elections, "is_up_to_date", lambda candidate, ours: True)]
+
+
+def _epoch_not_checked() -> list[Patch]:
+    original = replication.check_for_leader
+
+    def check(core: Core, epoch: int) -> Any:
+        return original(core, core.epoch)
+
+    return [(replication, "check_for_leader", check), (replication, "take_fetched", _take_any_epoch())]
+
+
+def _take_any_epoch() -> Callable[..., bool]:
+    from dataclasses import replace
+
+    original = replication.take_fetched
+
+    def take(core: Core, from_id: int, fetch: Any, reply: Any) -> bool:
+        known = core.leader_id if core.leader_id is not None else from_id
+        return original(core, known, replace(fetch, epoch=core.epoch), replace(reply, epoch=core.epoch))
+
+    return take
+
+
+def _commit_by_older_epochs() -> list[Patch]:
+    original = Progress.__init__
+
+    def init(self: Progress, *args: Any, epoch_start: int, **options: Any) -> None:
+        original(self, *args, epoch_start=-1, **options)
+
+    return [(Progress, "__init__", init)]
+
+
+def _acknowledged_before_a_majority() -> list[Patch]:
+    def advance(self: Progress) -> bool:
+        end = max(progress.end_offset for progress in self._voter_progress())
+        if end <= self._epoch_start or (self.high_watermark is not None and end <= self.high_watermark):
+            return False
+        self.high_watermark = end
+        return True
+
+    return [(Progress, "advance", advance)]
+
+
+def _follower_does_not_sync() -> list[Patch]:
+    def prepare(self: DiskLog) -> None:
+        return None
+
+    return [
+        (DiskLog, "prepare_flush", prepare),
+        (DiskLog, "durable_end", property(lambda self: self.end.offset)),
+    ]
+
+
+def _divergence_not_noticed() -> list[Patch]:
+    return [(replication, "validate", lambda log, end: Validated(Validity.VALID, end))]
+
+
+def _cuts_too_much() -> list[Patch]:
+    return [(replication, "truncation_point", lambda log, diverging: max(log.high_watermark - 1, 0))]
+
+
+def _leads_its_old_epoch_again() -> list[Patch]:
+    original = Core._initial_state
+
+    def initial(self: Core, election: Any) -> Any:
+        state = original(self, election)
+        voters = self.membership.voters
+        if isinstance(state, Resigned) and voters is not None and state.voted is not None:
+            state = Candidate(state.epoch, state.deadline_ms, Tally(voters, self.local.key), self.local.key)
+        return state
+
+    def handle(core: Core, request: Any) -> Any:
+        from dataclasses import replace
+
+        last = request.last._replace(epoch=min(request.last.epoch, request.epoch - 1))
+        return _handle_vote(core, replace(request, last=last))
+
+    return [(Core, "_initial_state", initial), (elections, "handle_vote", handle)]
+
+
+_handle_vote = elections.handle_vote
+
+
+def _two_changes_of_voters_at_once() -> list[Patch]:
+    return [(voter_changes, "_obstacle", lambda core, state: None)]
+
+
+def _voters_stay_when_their_record_is_cut() -> list[Patch]:
+    return [(Membership, "truncate_to", lambda self, offset: False)]
+
+
+def _leader_never_gives_up() -> list[Patch]:
+    original = core_module.Core.resign
+
+    def resign(self: Core) -> None:
+        if self.stopping:
+            original(self)
+        elif isinstance(self.state, Leader):
+            self.state.progress.quorum_deadline_ms = self.now.ms + 1_000_000
+
+    return [(core_module.Core, "resign", resign)]
+
+
+def _majority_of_half() -> list[Patch]:
+    from ottla.raft.voters import VoterSet
+
+    return [(VoterSet, "majority", property(lambda self: max(len(self.voters) // 2, 1)))]
+
+
+BUGS: Mapping[str, Callable[[], list[Patch]]] = {
+    "vote-not-synced": _vote_not_synced,
+    "vote-told-before-it-is-written": _vote_told_before_it_is_written,
+    "vote-forgotten-at-restart": _vote_forgotten_at_restart,
+    "two-votes-an-epoch": _two_votes_an_epoch,
+    "votes-for-any-log": _votes_for_any_log,
+    "epoch-not-checked": _epoch_not_checked,
+    "commit-by-older-epochs": _commit_by_older_epochs,
+    "acknowledged-before-a-majority": _acknowledged_before_a_majority,
+    "log-not-synced": _follower_does_not_sync,
+    "divergence-not-noticed": _divergence_not_noticed,
+    "cuts-too-much": _cuts_too_much,
+    "leads-its-old-epoch-again": _leads_its_old_epoch_again,
+    "two-changes-of-voters-at-once": _two_changes_of_voters_at_once,
+    "voters-stay-when-their-record-is-cut": _voters_stay_when_their_record_is_cut,
+    "majority-of-half": _majority_of_half,
+    "leader-never-gives-up": _leader_never_gives_up,
+}
+
+
+# What kind of life brings a bug to light soon; any other one does so in time.
+_ELECTIONS = QuorumPlan(
+    voters=3,
+    observers=0,
+    dynamic=False,
+    haste=0.05,
+    append_every_s=0.5,
+    nemesis=NemesisConfig(
+        interval_s=0.3,
+        longest_s=0.5,
+        ambush=0.4,
+        weights={"kill a process": 2, "power loss": 2, "sever connections": 1, "slow link": 1},
+    ),
+)
+_LOGS = QuorumPlan(
+    voters=3,
+    observers=0,
+    dynamic=False,
+    haste=0.1,
+    append_every_s=0.05,
+    fetch_max_bytes=1,
+    nemesis=NemesisConfig(
+        interval_s=0.3,
+        longest_s=1.0,
+        ambush=0.05,
+        weights={"power loss": 2, "isolate a machine": 2, "split the network": 2, "kill all": 1},
+    ),
+)
+_VOTERS = QuorumPlan(
+    voters=3,
+    observers=2,
+    dynamic=True,
+    haste=0.1,
+    append_every_s=0.1,
+    nemesis=NemesisConfig(interval_s=0.3, longest_s=1.0, ambush=0.05),
+)
+FOCUS: Mapping[str, QuorumPlan] = {
+    "vote-not-synced": _ELECTIONS,
+    "vote-told-before-it-is-written": _ELECTIONS,
+    "vote-forgotten-at-restart": _ELECTIONS,
+    "two-votes-an-epoch": _ELECTIONS,
+    "two-changes-of-voters-at-once": _VOTERS,
+    "voters-stay-when-their-record-is-cut": _VOTERS,
+}
+
+
+def focus(name: str) -> QuorumPlan:
+    """The plan of lives in which this bug is looked for."""
+    return FOCUS.get(name, _LOGS)
+
+
+@contextlib.contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Plant a bug for as long as the context lasts; None plants none."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, replacement in BUGS[name]() if name is not None else ():
+            stack.enter_context(mock.patch.object(target, attribute, replacement))
+        yield

@@ -1,0 +1,78 @@
+"""What is written down and configured: ``quorum-state`` and the voters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ottla.raft.election_state import BadQuorumState, ElectionState
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+
+
+class TestQuorumState:
+    def test_with_static_voters(self) -> None:
+        state = ElectionState(3, 1, ReplicaKey(1), (1,))
+        text = state.encode(0)
+        assert json.loads(text) == {
+            "clusterId": "",
+            "leaderId": 1,
+            "leaderEpoch": 3,
+            "votedId": 1,
+            "appliedOffset": 0,
+            "currentVoters": [{"voterId": 1}],
+            "data_version": 0,
+        }
+        assert ElectionState.decode(text) == state
+
+    def test_with_dynamic_voters(self) -> None:
+        state = ElectionState(
+            2, None, ReplicaKey(1, b"\x27\xc6\x80\x3d\xc7\xcb\x42\xdd\x9b\xaa\xcd\x49\x4f\xfa\xcc\x81")
+        )
+        text = state.encode(1)
+        assert json.loads(text) == {
+            "leaderId": -1,
+            "leaderEpoch": 2,
+            "votedId": 1,
+            "votedDirectoryId": "J8aAPcfLQt2bqs1JT_rMgQ",
+            "data_version": 1,
+        }
+        assert ElectionState.decode(text) == state
+
+    @pytest.mark.parametrize(
+        "text", [b"", b"{}", b"[]", b"not json", b'{"data_version":9}', b'{"data_version":1,"leaderId":"x"}']
+    )
+    def test_rubbish(self, text: bytes) -> None:
+        with pytest.raises(BadQuorumState):
+            ElectionState.decode(text)
+
+
+class TestVoters:
+    def test_parsing_the_configuration(self) -> None:
+        voters = VoterSet.parse("1@localhost:9093, 2@[::1]:9094", "CONTROLLER")
+        assert voters.ids == (1, 2)
+        assert voters.majority == 2
+        assert voters.voters[2].endpoints == {"CONTROLLER": Address("::1", 9094)}
+
+    @pytest.mark.parametrize(
+        "text", ["", "1", "1@host", "@host:1", "x@host:1", "1@host:70000", "1@a:1,1@b:2"]
+    )
+    def test_what_is_wrong_is_named(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"controller\.quorum\.voters"):
+            VoterSet.parse(text, "CONTROLLER")
+
+    def test_a_set_is_never_empty(self) -> None:
+        with pytest.raises(ValueError, match="at least one voter"):
+            VoterSet({})
+
+    def test_one_more_and_one_less(self) -> None:
+        one, two = Voter(ReplicaKey(1, b"a" * 16)), Voter(ReplicaKey(2, b"b" * 16))
+        both = VoterSet.of(one).with_voter(two)
+        assert both.ids == (1, 2)
+        assert both.without(one.key) == VoterSet.of(two)
+        with pytest.raises(ValueError, match="already"):
+            both.with_voter(Voter(ReplicaKey(2, b"c" * 16)))
+        with pytest.raises(ValueError, match="not a voter"):
+            both.without(ReplicaKey(1, b"c" * 16))
+        with pytest.raises(ValueError, match="at least one"):
+            VoterSet.of(one).without(one.key)

@@ -1,0 +1,73 @@
+"""Lives of a quorum, each from one seed: a few in every run, thousands by ``OTTLA_SIM_SEEDS``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from ottla.sim.planted import BUGS, focus, planted
+from ottla.sim.quorum import QuorumLife, QuorumOutcome
+
+SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "4"))
+SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
+FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
+# How many lives a planted bug may stay unseen.
+PLANTED_LIVES = 60
+
+
+def explain(outcome: QuorumOutcome) -> str:
+    tail = "\n".join(outcome.tail)
+    return f"{tail}\n{outcome}\n{outcome.violations[0]}\nreplay: {outcome.command} --seconds {SECONDS:g}"
+
+
+@pytest.mark.timeout(0 if SEEDS > 100 else 300)
+def test_fresh_lives_keep_every_promise() -> None:
+    coverage: Counter[str] = Counter()
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        outcome = QuorumLife(seed, seconds=SECONDS).run()
+        coverage.update(outcome.coverage)
+        assert not outcome.violations, explain(outcome)
+    assert coverage, "nothing ever went wrong: that is no life"
+    print(f"{SEEDS} lives from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+
+
+@pytest.mark.parametrize("seed", [44, 9])
+def test_lives_that_once_went_wrong(seed: int) -> None:
+    outcome = QuorumLife(seed, seconds=SECONDS).run()
+    assert not outcome.violations, explain(outcome)
+
+
+def test_one_seed_is_one_life_in_any_interpreter() -> None:
+    here = QuorumLife(5, seconds=3).run()
+    code = "from ottla.sim.quorum import QuorumLife; print(QuorumLife(5, seconds=3).run().fingerprint)"
+    there = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert there.stdout.split() == [here.fingerprint]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_is_found(bug: str) -> None:
+    for seed in range(PLANTED_LIVES):
+        with planted(bug):
+            outcome = QuorumLife(seed, seconds=6, plan=focus(bug)).run()
+        if outcome.violations:
+            return
+    pytest.fail(f"{PLANTED_LIVES} lives with the bug {bug!r}, and nobody noticed")
+
+
+def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
+    for plan in {id(focus(bug)): focus(bug) for bug in BUGS}.values():
+        outcome = QuorumLife(1, seconds=3, plan=plan).run()
+        assert not outcome.violations, explain(outcome)

@@ -112,23 +112,21 @@ def opening() -> Row:
             log.append_as_leader(bytearray(batch), 0, now_ms=1_700_000_000_000)
         await manager.shutdown()
 
-    async def open_and_close() -> None:
-        nonlocal took
+    async def open_and_close() -> float:
         manager = directory.manager()
         begin = asyncio.get_running_loop().time()
         await manager.start(lambda _: LogConfig())
         took = asyncio.get_running_loop().time() - begin
         assert len(manager.logs()) == PARTITIONS
         await manager.shutdown()
+        return took
 
-    took = 0.0
-    asyncio.run(fill())
-    opened = []
-    for _ in range(3):
-        asyncio.run(open_and_close())
-        opened.append(took)
+    async def times() -> list[float]:
+        await fill()
+        return sorted([await open_and_close() for _ in range(3)])
+
+    seconds = asyncio.run(times())[1]
     directory.close()
-    seconds = sorted(opened)[1]
     name = f"open {PARTITIONS:,} partitions after a clean stop"
     return Row(name, "s", seconds, None, "–", None, None, None, "< 3 s")
 

@@ -95,20 +95,17 @@ class _Task:
         self._ahead: Future[_Fetched] | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        options, end = self._options, self._range.end
-        offset = self._range.start
-        decoder = ArrowDecoder(
-            columns=self._shaper.decoded or ["offset"],
-            start_offset=offset,
-            end_offset=end,
-            check_crc=options.check_crcs,
-            expected_bytes=min(self._range.expected_bytes, BATCH_BYTES),
-        )
+        offset, end = self._range.start, self._range.end
+        decoder = self._decoder(offset)
         self._ask(offset)
         while offset < end:
             fetched = self._answer()
             if fetched.data is None:
                 offset = self._skip(fetched)
+                if decoder.rows:
+                    yield self._finished(decoder)
+                # A batch may begin before what was deleted, and hold it still.
+                decoder = self._decoder(offset)
                 if offset < end:
                     self._ask(offset)
                 continue
@@ -127,6 +124,15 @@ class _Task:
             offset = next_offset
         if decoder.rows:
             yield self._finished(decoder)
+
+    def _decoder(self, offset: int) -> ArrowDecoder:
+        return ArrowDecoder(
+            columns=self._shaper.decoded or ["offset"],
+            start_offset=offset,
+            end_offset=self._range.end,
+            check_crc=self._options.check_crcs,
+            expected_bytes=min(self._range.expected_bytes, BATCH_BYTES),
+        )
 
     def _finished(self, decoder: ArrowDecoder) -> pa.RecordBatch:
         rows = decoder.rows

@@ -1,0 +1,332 @@
+"""A task's reads and a stream's decisions against a node, without Spark."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ottla.client.blocking import Admin, Producer
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import KafkaError
+from ottla.spark import driver as driver_module
+from ottla.spark import fetching
+from ottla.spark.columns import arrow_schema
+from ottla.spark.driver import StreamDriver
+from ottla.spark.limits import StreamOffset
+from ottla.spark.link import Link, link_to
+from ottla.spark.loss import DataLoss
+from ottla.spark.options import SourceOptions, source_options
+from ottla.spark.planning import Planner
+from ottla.spark.splitting import OffsetRange, split
+from ottla.testing.local_node import LocalNode
+
+WITHOUT_SPARK = True
+
+
+@pytest.fixture
+def options(node: LocalNode) -> Callable[..., SourceOptions]:
+    def make(topic: str, *, streaming: bool = False, **more: Any) -> SourceOptions:
+        given = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": topic}
+        return source_options(
+            {**given, **{name: str(value) for name, value in more.items()}}, streaming=streaming
+        )
+
+    return make
+
+
+def whole(options: SourceOptions) -> list[OffsetRange]:
+    planner = Planner(options)
+    partitions = planner.partitions()
+    start, end = planner.start_of(options.start, partitions), planner.end_of(options.end, partitions)
+    return [OffsetRange(p, partitions.ids.get(p.topic), start[p], end[p]) for p in partitions.all]
+
+
+def batches_of(options: SourceOptions, *ranges: OffsetRange) -> list[pa.RecordBatch]:
+    link = link_to(options.connection)
+    return [batch for each in ranges for batch in fetching.read_range(link, options, each)]
+
+
+def values_of(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that a test can reach."""
+    monkeypatch.setattr(fetching, "BATCH_ROWS", 50)
+    monkeypatch.setattr(fetching, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(fetching, "PIECE_BYTES", 2_000)
+    monkeypatch.setattr(fetching, "FIRST_FETCH_BYTES", 8_000)
+    monkeypatch.setattr(fetching, "MIN_FETCH_BYTES", 4_000)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_any_cut_of_a_partition_reads_each_record_once(
+    node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions], codec: str
+) -> None:
+    topic, seed = new_topic(), random.Random(7)
+    values = [b"%d" % at * seed.randrange(1, 60) for at in range(3_000)]
+    with Producer(node.bootstrap_servers, batch_size=3_000, compression_type=codec) as producer:
+        producer.send_many(topic, values)
+    read = options(topic)
+    [everything] = whole(read)
+    for parts in (1, 2, 7, 40):
+        cuts = split([everything], min_partitions=parts)
+        assert len(cuts) == parts
+        batches = batches_of(read, *cuts)
+        assert values_of(batches) == values
+        assert all(batch.schema.equals(arrow_schema(read.columns)) for batch in batches)
+        # A batch goes over a bound by one piece at most: some batches of 3,000 bytes.
+        assert all(batch.num_rows <= 50 + 3_000 for batch in batches)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_memory_is_bounded_by_pieces(
+    node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    with Producer(node.bootstrap_servers, batch_size=10_000, compression_type="zstd") as producer:
+        producer.send_many(topic, [b"x" * 5_000] * 400)
+    read = options(topic)
+    batches = batches_of(read, *whole(read))
+    assert sum(batch.num_rows for batch in batches) == 400
+    assert len(batches) > 4, "two megabytes were not handed over at once"
+
+
+def test_one_batch_larger_than_a_request_is_read(
+    node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    with Producer(node.bootstrap_servers, max_request_size=3_000_000, batch_size=1_000_000) as producer:
+        producer.send_many(topic, [b"x" * 900_000, b"y"])
+    read = options(topic, **{"kafka.max.partition.fetch.bytes": 1_000})
+    assert [len(value) for value in values_of(batches_of(read, *whole(read)))] == [900_000, 1]
+
+
+def test_records_that_go_while_a_task_runs_are_a_loss(
+    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"%d" % at for at in range(10)])
+    read = options(topic)
+    [planned] = whole(read)
+    admin.offsets.delete_records({TopicPartition(topic, 0): 6})
+    with pytest.raises(
+        DataLoss, match=f"{topic}-0: offsets 0 to 5 are no longer in the log, which begins at 6"
+    ):
+        batches_of(read, planned)
+    assert values_of(batches_of(replace(read, fail_on_data_loss=False), planned)) == [b"6", b"7", b"8", b"9"]
+    gone = replace(planned, end=5)
+    assert values_of(batches_of(replace(read, fail_on_data_loss=False), gone)) == []
+
+
+def test_a_range_beyond_the_log_is_a_loss(
+    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"0", b"1"])
+    read = options(topic)
+    [planned] = whole(read)
+    beyond = replace(planned, start=5, end=9)
+    with pytest.raises(DataLoss, match="offset 5 lies beyond the end of the log, 2"):
+        batches_of(read, beyond)
+
+
+def test_a_task_reads_only_the_topic_that_was_planned(
+    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"old"])
+    read = options(topic)
+    [planned] = whole(read)
+    admin.topics.delete(topic)
+    admin.topics.create(topic, partitions=1)
+    with pytest.raises(DataLoss, match=f"topic '{topic}' was deleted and created again"):
+        batches_of(read, planned)
+    assert values_of(batches_of(replace(read, fail_on_data_loss=False), planned)) == []
+
+
+def test_a_task_does_not_wait_for_ever(
+    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"0", b"1"])
+    read = options(topic, **{"kafkaConsumer.pollTimeoutMs": 300, "kafka.fetch.max.wait.ms": 50})
+    [planned] = whole(read)
+    with pytest.raises(KafkaError, match="no records at offset 2 of the range that ends at 4, after 300 ms"):
+        batches_of(read, replace(planned, end=4))
+
+
+def test_a_task_that_is_given_up_leaves_nothing_behind(
+    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"x" * 1_000] * 2_000)
+    read = options(topic)
+    [planned] = whole(read)
+    link = link_to(read.connection)
+    reading: Iterator[pa.RecordBatch] = fetching.read_range(link, read, planned)
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]
+    assert values_of(batches_of(read, replace(planned, end=2))) == [b"x" * 1_000] * 2
+
+
+def test_links_are_kept_and_bounded(options: Callable[..., SourceOptions]) -> None:
+    config = options("t").connection
+    assert link_to(config) is link_to(config)
+    others = [link_to(replace(config, client_id=f"c{at}")) for at in range(10)]
+    assert len({id(link) for link in others}) == 10
+    assert not others[0]._thread.is_running, "the oldest link was closed"
+    assert isinstance(link_to(config), Link)
+
+
+# A stream's decisions.
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks the cluster every time."""
+    monkeypatch.setattr(driver_module, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(driver_module, "DISCOVERY_INTERVAL_S", 0.0)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_first_batch_says_where_it_begins(
+    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic(2)
+    producer.send(topic, b"before", partition=0)
+    stream = StreamDriver(options(topic, streaming=True))
+    begin = stream.initial()
+    first = stream.latest(begin, limited=False)
+    assert first is not None
+    assert first.begins == begin.positions
+    assert stream.latest(first, limited=False) is None
+    producer.send(topic, b"after", partition=0)
+    second = stream.latest(first, limited=False)
+    assert second is not None
+    assert not second.begins
+    # Run again by a driver that finds another beginning.
+    later = StreamDriver(options(topic, streaming=True))
+    assert later.initial().positions[TopicPartition(topic, 0)] == 2
+    assert later.ranges(later.initial(), first) == []
+    [again] = StreamDriver(options(topic, streaming=True)).ranges(first, second)
+    assert (again.start, again.end) == (1, 2)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_new_partition_begins_where_its_batch_says(
+    admin: Admin, node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    stream = StreamDriver(options(topic, streaming=True))
+    first = stream.latest(stream.initial(), limited=False)
+    assert first is not None
+    admin.topics.add_partitions(topic, 2)
+    with Producer(node.bootstrap_servers) as producer:
+        producer.send(topic, b"x", partition=1)
+    new = TopicPartition(topic, 1)
+    second = stream.latest(first, limited=False)
+    assert second is not None
+    assert second.begins == {new: 0}
+    assert [each.partition for each in stream.ranges(first, second)] == [new]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_available_now_ends_where_the_topic_ended(
+    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"%d" % at for at in range(5)])
+    stream = StreamDriver(options(topic, streaming=True, startingOffsets="earliest", maxOffsetsPerTrigger=3))
+    stream.stop_at_what_is_there()
+    at = stream.initial()
+    ends = []
+    for _ in range(5):
+        found = stream.latest(at, limited=True)
+        if found is None:
+            break
+        at = found
+        ends.append(at.positions[TopicPartition(topic, 0)])
+        producer.send(topic, b"more")
+    assert ends == [3, 5]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_batch_waits_for_company_and_not_for_ever(
+    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    clock = [1_000.0]
+    stream = StreamDriver(
+        options(
+            topic, streaming=True, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="10s"
+        )
+    )
+    first = stream.latest(stream.initial(), limited=True, now=lambda: clock[0])
+    assert first is not None
+    producer.send_many(topic, [b"1", b"2"])
+    assert stream.latest(first, limited=True, now=lambda: clock[0]) is None
+    clock[0] += 9.9
+    assert stream.latest(first, limited=True, now=lambda: clock[0]) is None
+    clock[0] += 0.1
+    second = stream.latest(first, limited=True, now=lambda: clock[0])
+    assert second is not None
+    assert second.positions == {TopicPartition(topic, 0): 2}
+    producer.send_many(topic, [b"3", b"4", b"5"])
+    third = stream.latest(second, limited=True, now=lambda: clock[0])
+    assert third is not None
+    assert third.positions == {TopicPartition(topic, 0): 5}
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_topic_that_went_is_a_loss(
+    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    stays, goes = new_topic(), new_topic()
+    read = options(f"{stays},{goes}", streaming=True, startingOffsets="earliest")
+    stream = StreamDriver(read)
+    first = stream.latest(stream.initial(), limited=False)
+    assert first is not None
+    producer.send(stays, b"x")
+    admin.topics.delete(goes)
+    second = stream.latest(first, limited=False)
+    assert second is not None
+    with pytest.raises(DataLoss, match=f"{goes}-0 no longer exist"):
+        stream.ranges(first, second)
+    tolerant = StreamDriver(replace(read, fail_on_data_loss=False))
+    assert [each.partition.topic for each in tolerant.ranges(first, second)] == [stays]
+
+
+def test_while_nothing_comes_the_cluster_is_asked_at_a_decent_pace(
+    new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    read = options(new_topic(), streaming=True)
+    stream = StreamDriver(read)
+    first = stream.latest(stream.initial(), limited=False)
+    assert first is not None
+    assert stream.latest(first, limited=False) is None
+    link = link_to(read.connection)
+    connection = link.call(link.cluster.any_connection())
+    before = connection._next_correlation_id
+    begin = time.monotonic()
+    for _ in range(8):
+        assert stream.latest(first, limited=False) is None
+    took = time.monotonic() - begin
+    assert took >= 7 * driver_module.POLL_INTERVAL_S
+    assert connection._next_correlation_id - before <= 8 + took / driver_module.DISCOVERY_INTERVAL_S + 1
+
+
+def test_a_stream_offset_is_what_spark_will_compare(
+    new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    stream = StreamDriver(options(new_topic(3), streaming=True))
+    found = stream.initial()
+    assert StreamOffset.from_json(found.to_json()) == found

@@ -20,6 +20,8 @@ PARTS = {
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
     "soak": "A node under many clients",
+    "pipelines": "A pipeline from the command line, beside Spark's own",
+    "spark": "Reading into Spark",
     "spark-sink": "Writing from Spark",
 }
 PLOTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +131,20 @@ def test_a_node_comes_along_where_it_is_asked_for(new_pipeline: Callable[[str], 
     assert "node: 127.0.0.1:" in said
     assert "first: the definitions are sound" in said
     assert (pipeline.directory / ".ottla" / "node" / "meta.properties").exists()
+
+
+def test_a_run_that_is_told_to_stop_takes_its_node_along(new_pipeline: Callable[[str], Pipeline]) -> None:
+    pipeline = new_pipeline("first")
+    command = [sys.executable, "-m", "ottla", "pipeline", "run", "--embedded", "--continuous"]
+    with subprocess.Popen(command, cwd=pipeline.directory, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        match = re.match(r"node: 127\.0\.0\.1:(\d+),", line)
+        assert match, line
+        process.terminate()
+        assert process.wait(60) == 130
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(match[1]))) != 0
 
 
 class TestRefused:

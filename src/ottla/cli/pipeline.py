@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from ottla.cli.declare import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.spark.pipelines.checkpoints import Checkpoint
     from ottla.spark.pipelines.project import Project
+    from ottla.spark.pipelines.running import Selection
 
 HELP: Final = "Make, run and watch Spark pipelines over topics."
 STATE_DIR: Final = ".ottla"
@@ -120,10 +121,8 @@ def run(
     if runs is not None and not continuous:
         raise WrongUsage("--runs goes with --continuous")
     selection = Selection(refresh or (), full_refresh or (), full_refresh_all)
-    _start(
-        project, bootstrap, embedded, master, settings, selection,
-        dry=False, runs=runs if continuous else 1, interval=interval, verbose=verbose,
-    )  # fmt: skip
+    started = _Start(project, bootstrap, embedded, master, settings, verbose)
+    _start(started, selection, dry=False, runs=runs if continuous else 1, interval_s=interval)
 
 
 @command(app, "dry-run")
@@ -138,66 +137,51 @@ def dry_run(
     """Check a pipeline without running it: its definitions, names, columns and types."""
     from ottla.spark.pipelines.running import Selection
 
-    _start(
-        project, bootstrap, embedded, master, settings, Selection(),
-        dry=True, runs=1, interval=0, verbose=verbose,
-    )  # fmt: skip
+    started = _Start(project, bootstrap, embedded, master, settings, verbose)
+    _start(started, Selection(), dry=True, runs=1, interval_s=0)
 
 
-def _start(
-    place: str,
-    bootstrap: str | None,
-    embedded: bool,
-    master: str,
-    settings: list[str] | None,
-    selection: Any,
-    *,
-    dry: bool,
-    runs: int | None,
-    interval: float,
-    verbose: bool,
-) -> None:
+class _Start(NamedTuple):
+    """What `run` and `dry-run` are told alike."""
+
+    place: str
+    bootstrap: str | None
+    embedded: bool
+    master: str
+    settings: list[str] | None
+    verbose: bool
+
+
+def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, interval_s: float) -> None:
     """Brings up what a run needs, runs, and takes it down again."""
     from ottla.cli.pipeline_node import embedded_node
-    from ottla.cli.pipeline_run import run_all
+    from ottla.cli.pipeline_run import Request, run_all
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
     from ottla.spark.pipelines.running import RunFailed
     from ottla.spark.session import NoSpark
 
-    if embedded and bootstrap is not None and not _from_environment(bootstrap):
+    bootstrap = given.bootstrap
+    if given.embedded and bootstrap is not None and not _from_environment(bootstrap):
         raise WrongUsage("--embedded starts a node of its own; leave out --bootstrap-server")
-    found = _project(place)
-    conf = named_values("--conf", settings or ())
-    state = found.directory / STATE_DIR
+    project = _project(given.place)
+    conf = named_values("--conf", given.settings or ())
+    state = project.directory / STATE_DIR
     state.mkdir(exist_ok=True)
-    embedded = embedded or (bootstrap is None and found.bootstrap_servers is None)
-    configuration = dict(found.configuration)
+    configuration = dict(project.configuration)
     with ExitStack() as stack:
         stack.enter_context(_terminable())
-        if embedded:
+        if given.embedded or (bootstrap is None and project.bootstrap_servers is None):
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
             note(f"node: {bootstrap}, data in {state / 'node'}")
         if bootstrap is not None:
             configuration[BOOTSTRAP] = bootstrap
         if not dry and (wanted := configuration.get(CREATE_TOPICS)):
             _create_topics(configuration[BOOTSTRAP], wanted)
-        log = None
-        if not verbose:
-            log = stack.enter_context(_log_file(state / "spark.log"))
+        log = None if given.verbose else stack.enter_context(_log_file(state / "spark.log"))
+        request = Request(project, configuration, conf, given.master, state, selection, dry, runs, interval_s)
         try:
-            run_all(
-                found,
-                configuration,
-                conf,
-                master,
-                state,
-                log,
-                selection,
-                dry=dry,
-                runs=runs,
-                interval=interval,
-            )
+            run_all(request, log)
         except (ProjectError, NoJava, NoSpark) as error:
             raise CliError(str(error)) from None
         except RunFailed as failure:
@@ -307,12 +291,20 @@ def status(
     )
 
 
-def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int | None]) -> dict[str, Any]:
-    partitions: list[dict[str, Any]] = [
-        {"topic": topic, "partition": partition, "offset": offset, "end": ends.get((topic, partition))}
-        for (topic, partition), offset in sorted(checkpoint.offsets.items())
+def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int]) -> dict[str, Any]:
+    topics = {topic for topic, _ in checkpoint.offsets}
+    # Also those that the flow has not met yet: it will read them from their beginning.
+    partitions = sorted({*checkpoint.offsets, *(key for key in ends if key[0] in topics)})
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": topic,
+            "partition": partition,
+            "offset": checkpoint.offsets.get((topic, partition)),
+            "end": ends.get((topic, partition)),
+        }
+        for topic, partition in partitions
     ]
-    known = [p for p in partitions if p["end"] is not None]
+    known = [row for row in rows if row["end"] is not None]
     return {
         "flow": checkpoint.flow,
         "into": checkpoint.target,
@@ -320,29 +312,26 @@ def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int | None]) -> d
         "batch": checkpoint.batch,
         "unfinished": checkpoint.unfinished,
         "time": time_text(checkpoint.timestamp_ms),
-        "topics": sorted({topic for topic, _ in checkpoint.offsets}),
-        "lag": sum(max(p["end"] - p["offset"], 0) for p in known) if known else None,
-        "partitions": partitions,
+        "topics": sorted(topics),
+        "lag": sum(max(row["end"] - (row["offset"] or 0), 0) for row in known) if known else None,
+        "partitions": rows,
     }
 
 
-def _ends(
-    checkpoints: list[Checkpoint], bootstrap: str, timeout_s: float
-) -> dict[tuple[str, int], int | None]:
-    """Where the partitions end now, also those that a flow has not met yet; None for those that are gone."""
+def _ends(checkpoints: list[Checkpoint], bootstrap: str, timeout_s: float) -> dict[tuple[str, int], int]:
+    """Where all partitions of the flows' topics end now; those of topics that are gone are left out."""
     from ottla.client.admin.offsets import FoundOffset, OffsetSpec
     from ottla.client.view import TopicPartition
 
-    partitions = sorted({TopicPartition(*key) for checkpoint in checkpoints for key in checkpoint.offsets})
-    if not partitions:
+    topics = {topic for checkpoint in checkpoints for topic, _ in checkpoint.offsets}
+    if not topics:
         return {}
 
-    async def work(admin: Admin) -> dict[tuple[str, int], int | None]:
+    async def work(admin: Admin) -> dict[tuple[str, int], int]:
+        there = [info for info in await admin.topics.list() if info.name in topics]
+        partitions = [TopicPartition(info.name, p.partition) for info in there for p in info.partitions]
         found = await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.LATEST))
-        return {
-            (p.topic, p.partition): each.offset if isinstance(each := found[p], FoundOffset) else None
-            for p in partitions
-        }
+        return {(p.topic, p.partition): at.offset for p, at in found.items() if isinstance(at, FoundOffset)}
 
     try:
         return with_admin(bootstrap, timeout_s, work)

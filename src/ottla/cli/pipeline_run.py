@@ -3,82 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from ottla.cli.output import note
 from ottla.cli.pipeline_view import shown
 from ottla.spark.pipelines import catalog
 from ottla.spark.pipelines.listening import listening
 from ottla.spark.pipelines.progress import Progress, State
-from ottla.spark.pipelines.running import run_once
+from ottla.spark.pipelines.project import Project
+from ottla.spark.pipelines.running import Selection, run_once
 from ottla.spark.session import connect_session
 
-if TYPE_CHECKING:
-    from ottla.spark.pipelines.project import Project
-    from ottla.spark.pipelines.running import Selection
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be run. `configuration` is the project's with the caller's values over it, `conf` are
+    settings for the start of Spark. `runs` is None for ever; only the first of them refreshes what is
+    selected.
+    """
+
+    project: Project
+    configuration: Mapping[str, str]
+    conf: Mapping[str, str]
+    master: str
+    state: Path
+    selection: Selection
+    dry: bool
+    runs: int | None
+    interval_s: float
 
 
-def run_all(
-    project: Project,
-    configuration: Mapping[str, str],
-    conf: Mapping[str, str],
-    master: str,
-    state: Path,
-    log: IO[str] | None,
-    selection: Selection,
-    *,
-    dry: bool,
-    runs: int | None,
-    interval: float,
-) -> None:
-    """Runs the project so many times, for ever if None; only the first run refreshes what is selected."""
+def run_all(request: Request, log: IO[str] | None) -> None:
+    """Runs the project as often as asked. What Spark and the project's definitions print goes to `log`."""
     began = monotonic()
-    settings = {"spark.sql.warehouse.dir": str(project.directory / "spark-warehouse"), **conf}
-    remembers = not dry and catalog.is_needed(project, {**conf, **configuration})
-    with connect_session(master, name=project.name, conf=settings, log=log) as (spark, context):
-        note(f"Spark {context.version} on {master} is ready, {monotonic() - began:.1f} s")
+    project = request.project
+    settings = {"spark.sql.warehouse.dir": str(project.directory / "spark-warehouse"), **request.conf}
+    remembers = not request.dry and catalog.is_needed(project, {**request.conf, **request.configuration})
+    once = request.runs == 1
+    with connect_session(request.master, name=project.name, conf=settings, log=log, short=once) as connected:
+        spark, context = connected
+        note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
         if remembers:
-            catalog.restore(spark, project, state, selection)
-        done = 0
-        while runs is None or done < runs:
-            if done:
-                sleep(interval)
+            catalog.restore(spark, project, request.state, request.selection)
+        number = 1
+        while request.runs is None or number <= request.runs:
+            if number > 1:
+                sleep(request.interval_s)
             try:
-                _one(spark, context, project, configuration, selection, dry=dry, log=log, number=done + 1)
+                _run(spark, context, request, log, number)
             finally:
-                if remembers and done == 0:
-                    catalog.remember(spark, state)
-            selection = type(selection)()
-            done += 1
+                if remembers and number == 1:
+                    catalog.remember(spark, request.state)
+            number += 1
 
 
-def _one(
-    spark: Any,
-    context: Any,
-    project: Project,
-    configuration: Mapping[str, str],
-    selection: Selection,
-    *,
-    dry: bool,
-    log: IO[str] | None,
-    number: int,
-) -> None:
+def _run(spark: Any, context: Any, request: Request, log: IO[str] | None, number: int) -> None:
     began = monotonic()
     progress = Progress()
-    with listening(context, progress), shown(progress, quiet=dry or number > 1) as changed:
+    quiet = request.dry or number > 1
+    with listening(context, progress), shown(progress, quiet=quiet) as changed:
         run_once(
-            spark, project, configuration, progress, selection=selection, dry=dry, output=log, changed=changed
+            spark,
+            request.project,
+            request.configuration,
+            progress,
+            selection=request.selection if number == 1 else Selection(),
+            dry=request.dry,
+            output=log,
+            changed=changed,
         )
     took = f"{monotonic() - began:.1f} s"
-    if dry:
-        note(f"{project.name}: the definitions are sound, {took}")
-        return
-    done = sum(flow.state is State.COMPLETED for flow in progress.flows.values())
-    rows = (
-        f"{progress.rows:,} rows, " if any(flow.rows is not None for flow in progress.flows.values()) else ""
-    )
-    run = "" if number == 1 else f" again ({number})"
-    if number == 1 or progress.rows:
-        note(f"{project.name}: run complete{run}, {done} flows, {rows}{took}")
+    name = request.project.name
+    if request.dry:
+        note(f"{name}: the definitions are sound, {took}")
+    elif number == 1 or progress.rows:  # of later runs only those that found something
+        done = sum(flow.state is State.COMPLETED for flow in progress.flows.values())
+        streams = any(flow.rows is not None for flow in progress.flows.values())
+        rows = f"{progress.rows:,} rows, " if streams else ""
+        again = "" if number == 1 else f" again ({number})"
+        note(f"{name}: run complete{again}, {done} flows, {rows}{took}")

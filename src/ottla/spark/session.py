@@ -16,6 +16,7 @@ What is set, and why:
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,12 @@ CHECKPOINTS: Final = (
 )
 START_SECONDS: Final = 120.0
 END_SECONDS: Final = 10.0
+# Most of what the optimizing compiler does in the first half minute is never paid back: let only code that is
+# run ten times as often have it.
+_SHORT: Final = (
+    "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
 _LINKED: Final = ("bin", "jars", "sbin")
 _QUIET: Final = {
     "spark.ui.enabled": "false",
@@ -107,11 +114,13 @@ def connect_session(
     name: str = "ottla",
     conf: Mapping[str, str] | None = None,
     log: IO[Any] | None = None,
+    short: bool = False,
 ) -> Iterator[tuple[Any, Any]]:
     """A session of Spark Connect, and the context of Spark under it, in one JVM that ends with the block.
 
     It serves on a free port of the loopback interface, and only those who know its token. With `log`, what
-    the JVM and its workers print goes there.
+    the JVM and its workers print goes there. `short` says that the session is not meant to live long, and
+    that the JVM should rather start than become fast.
     """
     _check_installed()
     prepare_environment()
@@ -125,6 +134,7 @@ def connect_session(
         "spark.sql.connect.serverStacktrace.enabled": "false",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
+        **({"spark.driver.extraJavaOptions": _SHORT} if short and master.startswith("local") else {}),
         **(conf or {}),
     }
     with _jvm(settings, log) as gateway:
@@ -173,7 +183,14 @@ def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
             with warnings.catch_warnings():  # of the versions of other packages: nothing for our users
                 warnings.simplefilter("ignore", FutureWarning)
                 import pyspark.pipelines.cli  # noqa: F401
-            yield _gateway(*_address(process, told))
+            gateway = _gateway(*_address(process, told))
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what its script may just have started
+            _end(process)
+            raise
+        try:
+            yield gateway
         finally:
             _end(process)
 

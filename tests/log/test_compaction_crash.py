@@ -3,14 +3,16 @@ what was begun.
 
 Each seed is a life of a partition (appends, transactions, rolls, earlier cleanings), then a cleaning in
 which the power fails at one operation after another, each time with another set of surviving bytes and
-names. To replay one:
+names. A few seeds run with every test run; OTTLA_CRASH_SEEDS asks for more, a fiftieth of that number. To
+replay one:
 
-    pytest tests/log/test_compaction_crash.py -k 'test_name and seed'
+    OTTLA_CRASH_SEEDS=5000 pytest tests/log/test_compaction_crash.py -k 'test_name and seed'
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 
 import pytest
@@ -19,6 +21,8 @@ from ottla.log.files import LOG
 from ottla.sim.disk import Op, Operation, SimCrash, SimDisk
 from ottla.sim.disk_faults import READ_ONLY
 from tests.support.compaction_lab import PARTITION, Lab
+
+SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "600")) // 50
 
 
 def lived(seed: int) -> Lab:
@@ -80,7 +84,7 @@ def check(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(24)]
+    "seed", [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEEDS)]
 )
 def test_a_crash_at_every_operation_of_a_cleaning(seed: int) -> None:
     lab = lived(seed)
@@ -112,7 +116,11 @@ def test_a_crash_at_every_operation_of_a_cleaning(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [seed if seed < 105 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 160)]
+    "seed",
+    [
+        seed if seed < 105 else pytest.param(seed, marks=pytest.mark.slow)
+        for seed in range(100, 100 + 2 * SEEDS)
+    ],
 )
 def test_crashes_in_one_cleaning_after_another(seed: int) -> None:
     """Crash again in the cleaning that follows, and in the one after that."""

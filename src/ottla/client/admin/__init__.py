@@ -123,6 +123,7 @@ class Admin:
         await self.close()
 
     async def close(self) -> None:
+        """Ends all connections."""
         self._closed = True
         await self._cluster.close()
         if self._own_runtime:

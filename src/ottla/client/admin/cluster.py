@@ -69,6 +69,7 @@ class ClusterAdmin:
         self._caller = caller
 
     async def describe(self) -> ClusterInfo:
+        """The cluster's id, controller and brokers."""
         answer = await self._caller.any(DescribeClusterRequest(), DescribeClusterResponse)
         raise_error(answer, "cluster")
         brokers = sorted(answer.brokers, key=lambda broker: broker.broker_id)
@@ -104,6 +105,7 @@ class ClusterAdmin:
         return sorted((api.api_key, api.min_version, api.max_version) for api in answer.api_keys)
 
     async def features(self) -> dict[str, Feature]:
+        """Features by name: the levels that brokers support, and the one that is in force."""
         request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
         answer = await self._caller.any(request, ApiVersionsResponse)
         if answer.error_code:

@@ -259,6 +259,7 @@ class GroupsAdmin:
                 raise error
 
     async def delete_many(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
+        """Deletes groups and tells what came of each."""
         results: dict[str, KafkaError | None] = {}
         for group_id in group_ids:
             answer = await self._coordinator(group_id).call(

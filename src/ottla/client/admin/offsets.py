@@ -98,9 +98,11 @@ class OffsetsAdmin:
         return {p.partition: result for p, result in all_or_raise(found).items()}
 
     async def beginning(self, topic: str) -> dict[int, int]:
+        """The offset of the first record, by partition."""
         return {p: found.offset for p, found in (await self.of_topic(topic, OffsetSpec.EARLIEST)).items()}
 
     async def end(self, topic: str, *, read_committed: bool = False) -> dict[int, int]:
+        """The offset behind the last record, or behind the last that is committed, by partition."""
         found = await self.of_topic(topic, OffsetSpec.LATEST, read_committed=read_committed)
         return {p: entry.offset for p, entry in found.items()}
 

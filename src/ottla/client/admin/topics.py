@@ -68,6 +68,7 @@ class TopicsAdmin:
     async def create_many(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> dict[str, KafkaError | None]:
+        """Creates topics and tells what came of each; `validate_only` only looks whether it could."""
         request = CreateTopicsRequest(
             topics=[
                 CreatableTopic(
@@ -97,6 +98,7 @@ class TopicsAdmin:
                 raise error
 
     async def delete_many(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
+        """Deletes topics and tells what came of each."""
         wanted = list(names)
         request = DeleteTopicsRequest(
             topics=[DeleteTopicState(name=name) for name in wanted],

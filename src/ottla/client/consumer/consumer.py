@@ -216,6 +216,7 @@ class Consumer(Generic[K, V]):
         self.take_over([])
 
     def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read now."""
         return self._assignment.partitions
 
     def pause(self, *partitions: Partition) -> None:
@@ -225,11 +226,13 @@ class Consumer(Generic[K, V]):
             self._reader.rewind({state.partition})
 
     def resume(self, *partitions: Partition) -> None:
+        """Goes on with partitions that were paused."""
         for state in self._states(partitions):
             state.paused = False
         self._positions_changed()
 
     def paused(self) -> list[TopicPartition]:
+        """The partitions that are held back."""
         return [state.partition for state in self._assignment if state.paused]
 
     # Where to read.
@@ -302,9 +305,11 @@ class Consumer(Generic[K, V]):
         return max(end - position, 0) if end is not None and position is not None else None
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets of the first records, whether assigned or not."""
         return await self._ends(partitions, OffsetSpec.EARLIEST)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets behind the last records; with read_committed, of those in ended transactions."""
         return await self._ends(partitions, OffsetSpec.LATEST)
 
     async def _ends(self, partitions: Iterable[TopicPartition], spec: int) -> dict[TopicPartition, int]:
@@ -323,6 +328,7 @@ class Consumer(Generic[K, V]):
         return all_or_raise(found)
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions of a topic, waiting up to `default.api.timeout.ms` for it to come into being."""
         info = await self._cluster.topic(topic, timeout_ms=self.config.default_api_timeout_ms)
         return [TopicPartition(topic, p.partition) for p in info.partitions]
 

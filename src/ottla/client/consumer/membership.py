@@ -32,11 +32,17 @@ class RebalanceListener(Protocol):
     partitions may belong to another member already: nothing can be committed for them any more.
     """
 
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
+        """These are about to go; what was read of them can still be committed."""
+        ...
 
-    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
+        """These have come, in addition to those that stayed."""
+        ...
 
-    def on_partitions_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None: ...
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
+        """These went without notice; whoever has no such method gets `on_partitions_revoked`."""
+        ...
 
 
 class Stalled(NamedTuple):

@@ -210,6 +210,7 @@ class Delivery:
         return self._batch.metadata(self._index)
 
     def done(self) -> bool:
+        """Whether the record was delivered or has failed."""
         return self._batch.is_settled
 
     def result(self) -> RecordMetadata:
@@ -219,6 +220,7 @@ class Delivery:
         return self._batch.metadata(self._index)
 
     def exception(self) -> KafkaError | None:
+        """Why the record failed; None if it was delivered, InvalidStateError before either."""
         if not self._batch.is_settled:
             raise asyncio.InvalidStateError("the record is still on its way")
         return self._batch.failure(self._index)

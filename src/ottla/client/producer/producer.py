@@ -349,6 +349,7 @@ class Producer:
             self._accumulator.flushing -= 1
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """The partitions of a topic, waiting up to `max.block.ms` for it to come into being."""
         info = await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
         return [TopicPartition(topic, p.partition) for p in info.partitions]
 

@@ -48,18 +48,23 @@ class Transactions:
 
     @property
     def state(self) -> TransactionState:
+        """How far the present transaction has come."""
         return self._manager.state
 
     async def init(self, *, keep_prepared: bool = False) -> None:
+        """Takes the transactional id over from whoever had it; `Producer.start` does."""
         await self._manager.init(keep_prepared=keep_prepared)
 
     def check_open(self) -> None:
+        """Raises unless records may be sent now."""
         self._manager.check_open()
 
     def transaction(self) -> Transaction:
+        """As `Producer.transaction`."""
         return Transaction(self)
 
     def begin(self) -> None:
+        """Opens a transaction; the records that follow belong to it."""
         self._manager.begin()
 
     async def commit(self) -> None:

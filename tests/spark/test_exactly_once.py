@@ -18,6 +18,7 @@ from ottla.spark.sink.stops import Place
 from tests.support.spark_killing import Kill, Killing, Target, chosen_kills, random_kills
 from tests.support.spark_query import QuerySpec
 from tests.support.spark_sink_lab import committed_values
+from tests.support.spark_standalone import StandaloneCluster
 
 pytestmark = pytest.mark.slow
 
@@ -87,12 +88,13 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(t
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.minTaskRuntime": "200ms",
     }
-    with Killing(tmp_path, FAST) as killing:
-        spec = prepare(killing.node.bootstrap, tmp_path, conf=speculation, master="local[3]")
+    with StandaloneCluster(tmp_path) as cluster, Killing(tmp_path / "life", FAST) as killing:
+        conf = {**speculation, "spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}
+        spec = prepare(killing.node.bootstrap, tmp_path, conf=conf, master=cluster.url)
         rows = feed(killing.node.bootstrap, 0, 4)
-        # The first task that has flushed hangs: only another attempt of it brings the batch to its end.
+        # A task that has flushed hangs: only another attempt of it brings the batch to its end.
         hanging = killing.hang(Place.FLUSHED, spec)
-        killing.run_to_the_end(spec)
+        killing.run_to_the_end(spec, attempts=1)
         assert not psutil.pid_exists(hanging), "Spark kills the attempt that has lost"
         check(killing.node.bootstrap, rows)
 

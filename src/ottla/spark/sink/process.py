@@ -65,7 +65,7 @@ class Client:
         self._runtime = Runtime.real(pool_workers=1)
         self._config = settings_of(ProducerConfig, options.settings, {})
         self._plain: Producer | None = None
-        self._two_phase: bool | None = {TwoPhase.OFF: False, TwoPhase.REQUIRED: True}.get(options.two_phase)
+        self._two_phase: bool | None = False if options.two_phase is TwoPhase.OFF else None
         self._timeout_ms = options.transaction_timeout_ms
         self.last_sweep = self.last_courtesy = float("-inf")
         self.call(self._open())
@@ -131,6 +131,13 @@ class Client:
             self._two_phase = versions is not None and versions.supports(
                 InitProducerIdRequest.API_KEY, TWO_PHASE_VERSION
             )
+            if self.options.two_phase is TwoPhase.REQUIRED and not self._two_phase:
+                self._two_phase = None
+                raise KafkaError(
+                    ErrorCode.UNSUPPORTED_VERSION,
+                    "twoPhaseCommit=true: these brokers do not offer two-phase commits (version "
+                    f"{TWO_PHASE_VERSION} of InitProducerId)",
+                )
         return self._two_phase
 
     async def _transaction_timeout_ms(self) -> int:
@@ -154,8 +161,10 @@ class Client:
     def _learn(self, error: KafkaError, *, two_phase: bool, timeout_ms: int) -> bool:
         """Takes a refusal in; whether there is another way to try."""
         if two_phase:
+            if error.code not in _NO_TWO_PHASE or self.options.two_phase is not TwoPhase.AUTO:
+                return False
             self._two_phase = False
-            return self.options.two_phase is TwoPhase.AUTO and error.code in _NO_TWO_PHASE
+            return True
         if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT or self.options.transaction_timeout_ms:
             return False
         shorter = [each for each in (KAFKAS_MAX_TIMEOUT_MS, KAFKAS_DEFAULT_TIMEOUT_MS) if each < timeout_ms]

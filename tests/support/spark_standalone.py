@@ -1,0 +1,90 @@
+"""A cluster of Spark's standalone mode on one machine: a master, and two workers that look like two hosts.
+
+Spark starts no second attempt of a task on a host that runs the first, and none at all in its local modes; so
+the workers live at different addresses of the loopback network.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ottla.spark.session import prepare_environment
+
+__all__ = ["StandaloneCluster"]
+
+START_SECONDS = 120
+HOSTS = ("127.0.0.1", "127.0.0.2")
+
+
+class StandaloneCluster:
+    """`url` is the master's, while the `with` block lasts."""
+
+    def __init__(self, directory: Path, *, cores: int = 2) -> None:
+        self._directory = directory
+        self._cores = cores
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        try:
+            port = _free_port()
+            self.url = f"spark://{HOSTS[0]}:{port}"
+            place = ("--host", HOSTS[0], "--port", str(port), "--webui-port", str(_free_port()))
+            self._daemon("master.Master", HOSTS[0], *place)
+            self._await("master.Master", "I have been elected leader", 1)
+            for host in HOSTS:
+                limits = ("--cores", str(self._cores), "--memory", "1g", "--webui-port", "0")
+                work = str(self._directory / f"work-{host}")
+                self._daemon("worker.Worker", host, "--host", host, "--work-dir", work, *limits, self.url)
+            self._await("worker.Worker", "Successfully registered with master", len(HOSTS))
+            return self
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _daemon(self, name: str, host: str, *arguments: str) -> None:
+        environment = {**os.environ, "SPARK_LOCAL_IP": host}
+        prepare_environment(environment)
+        program = Path(environment["SPARK_HOME"]) / "bin" / "spark-class"
+        with self._log(name).open("ab") as log:
+            command = [str(program), f"org.apache.spark.deploy.{name}", *arguments]
+            self._processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _await(self, name: str, text: str, times: int) -> None:
+        log = self._log(name)
+        deadline = time.monotonic() + START_SECONDS
+        while log.read_text().count(text) < times:
+            said = log.read_text()[-2000:]
+            assert time.monotonic() < deadline, f"{name} did not say {text!r}:\n{said}"
+            assert all(process.poll() is None for process in self._processes), said
+            time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -89,7 +89,7 @@ class FileHandles:
         try:
             self._open.move_to_end(lazy)
         except KeyError:
-            return  # unsynced; or closed between two steps of another thread: the caller still has its file
+            return  # closed between two steps of another thread: the caller still holds its file
 
     def written(self, lazy: LazyFile) -> None:
         """It must not be closed from now on."""
@@ -157,7 +157,7 @@ class LazyFile:
         if file is None:
             file = self._file = self._handles.open(self.path)
             self._handles.opened(self)
-        else:
+        elif self._written == self._synced:  # otherwise it stays open anyway
             self._handles.used(self)
         return file
 

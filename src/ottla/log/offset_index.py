@@ -57,6 +57,9 @@ class OffsetIndex(SparseIndex):
 
     def lookup(self, offset: int) -> OffsetPosition:
         """The last entry at or below `offset`; the start of the segment where there is none."""
+        newest = self._last
+        if newest is not None and newest[0] <= offset - self.base_offset:
+            return OffsetPosition(self.base_offset + newest[0], newest[1])  # most read where the log grows
         count = self._count_at_most(offset - self.base_offset, 0)
         return self.entry(count - 1) if count else OffsetPosition(self.base_offset, 0)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ottla.client.admin import Admin
-from ottla.client.admin.configs import ResourceType
+from ottla.client.admin.configs import Config, ResourceType
 from ottla.client.admin.offsets import OffsetSpec
 from ottla.client.admin.partitions import ElectionType
 from ottla.client.admin.topics import NewTopic
@@ -68,12 +68,19 @@ class TestTopics:
 class TestConfigs:
     async def test_are_set_and_taken_back(self, admin: Admin, topic: str) -> None:
         await admin.configs.alter(ResourceType.TOPIC, topic, set={"retention.ms": "777"})
-        found = await admin.configs.describe(ResourceType.TOPIC, topic)
-        assert found["retention.ms"].value == "777"
-        assert not found["retention.ms"].is_default
+        found = await self.set_to(admin, topic, "777")
+        assert not found.is_default
         await admin.configs.alter(ResourceType.TOPIC, topic, delete=["retention.ms"])
-        found = await admin.configs.describe(ResourceType.TOPIC, topic)
-        assert found["retention.ms"].value == "604800000"
+        found = await self.set_to(admin, topic, "604800000")
+        assert found.is_default
+
+    async def set_to(self, admin: Admin, topic: str, value: str) -> Config:
+        """What the controller has done, brokers tell a moment later."""
+        async with asyncio.timeout(10):
+            while True:
+                found = (await admin.configs.describe(ResourceType.TOPIC, topic))["retention.ms"]
+                if found.value == value:
+                    return found
 
     async def test_a_wrong_one_is_refused_with_its_name(self, admin: Admin, topic: str) -> None:
         with pytest.raises(KafkaError, match=r"retention\.ms") as refused:

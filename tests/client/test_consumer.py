@@ -249,7 +249,9 @@ class TestWhatStops:
         self, servers: str, admin: Admin, topic: str, producer: Producer
     ) -> None:
         await fill(producer, topic, 5)
-        async with Consumer(servers, retry_backoff_ms=20, **EARLIEST) as consumer:
+        # Otherwise the consumer's own look for the topic might bring it back.
+        settings = {"retry_backoff_ms": 20, "allow_auto_create_topics": False, **EARLIEST}
+        async with Consumer(servers, **settings) as consumer:
             consumer.assign([(topic, 0)])
             await take(consumer, 5)
             await admin.topics.delete(topic)

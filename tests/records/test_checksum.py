@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.machinery import ModuleSpec, PathFinder
 
 import crc32c as package
@@ -34,10 +32,3 @@ def test_without_its_place_the_package_serves(monkeypatch: pytest.MonkeyPatch, m
 
     monkeypatch.setattr(checksum.PathFinder, "find_spec", lost)
     assert checksum._load() is package.crc32c
-
-
-def test_a_node_starts_without_the_package() -> None:
-    code = (
-        "import sys, ottla.node.run; print([n for n in ('crc32c', 'importlib.metadata') if n in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

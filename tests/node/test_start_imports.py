@@ -1,0 +1,45 @@
+"""What a node imports decides how fast it starts and how small it stays: nothing that it does not need at
+once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+# Starts a node, and when it says that it is ready, prints what is imported and stops it.
+START = """
+import os, signal, sys
+from ottla.cli.main import main
+
+class Out:
+    def write(self, text):
+        if "is ready" in text:
+            sys.__stdout__.write(" ".join(sys.modules))
+            os.kill(os.getpid(), signal.SIGTERM)
+    def flush(self):
+        pass
+
+sys.stdout = Out()
+sys.exit(main(["start", "--data-dir", sys.argv[1], "--listen", "127.0.0.1:0"]))
+"""
+LATER = {
+    *("click", "rich", "pyarrow", "numpy", "pyspark", "crc32c", "re2"),
+    *("argparse", "email", "http", "importlib.metadata", "pathlib", "tempfile", "unittest"),
+    *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.security", "ottla.sim", "ottla.spark"),
+    *("ottla.node.groups", "ottla.node.transactions", "ottla.records.arrow", "ottla.testing"),
+}
+
+
+def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.split()
+    assert "ottla.node.node" in modules
+    assert not LATER & set(modules)
+    assert not [name for name in modules if name.startswith("ottla.node.handlers.")]
+    messages = [name for name in modules if name.startswith("ottla.protocol.messages.")]
+    assert len(messages) < 30, messages

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import logging
 import struct
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from ottla.node import limits
+from ottla.node import server as server_module
 from ottla.node.config import NodeConfig
 from ottla.node.connection import Exchange, Parts, ProtocolViolation
 from ottla.node.listeners import Endpoint
@@ -300,6 +303,61 @@ async def test_no_more_requests_are_started_than_may_be_in_work() -> None:
             await until(lambda name=b"%d" % n: name in script.gates)  # type: ignore[misc]
             script.gates[b"%d" % n].set_result(None)
         assert [await client.receive() for _ in range(10)] == [b"waited %d" % n for n in range(10)]
+
+
+def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "_MANY_IN_WORK", 10)
+
+    async def main() -> None:
+        async with serving() as bench:
+            script, server = bench.script, bench.server
+            crowd = [await bench.client() for _ in range(4)]
+            crowd[0].send(*(b"wait first %d" % n for n in range(20)))
+            await until(lambda: len(script.gates) == 10)
+            for number, client in enumerate(crowd[1:], 1):
+                client.send(*(b"wait %d %d" % (number, n) for n in range(20)))
+                await until(lambda count=10 + number: len(script.gates) == count)  # type: ignore[misc]
+            await bench.settle()
+            assert len(script.gates) == 13
+            assert server._limits.in_work == 13
+            # Each goes on by its own answers, and who has gone makes room for the others.
+            script.gates[b"1 0"].set_result(None)
+            await until(lambda: b"1 1" in script.gates)
+            for connection in server._connections:
+                if len(connection._exchanges) == 10:
+                    connection.abort()
+            await until(lambda: server._limits.in_work == 3)
+            script.gates[b"2 0"].set_result(None)
+            await until(lambda: b"2 5" in script.gates)
+            server.abort_connections()
+            await until(lambda: server._limits.in_work == 0)
+
+    run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_a_client_that_vanishes_while_it_is_not_read_from_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(server_module, "_LINGER_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with serving(queued_max_requests="2", connections_max_idle_ms="500") as bench:
+            staying, leaving = await bench.client(), await bench.client()
+            for client in (staying, leaving):
+                client.send(*(b"wait %d" % n for n in range(10)))
+            await until(lambda: len(bench.script.started) == 4)
+            if end == "reset":
+                leaving.writer.transport.abort()
+            else:
+                leaving.writer.close()
+            await until(lambda: bench.server.connections == 1)
+            assert bench.server._limits.in_work == 2
+
+    run(main())
 
 
 @scenario

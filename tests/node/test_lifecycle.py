@@ -18,7 +18,9 @@ from tests.support.wire import CLOSED, WireClient
 
 from ottla.node.config import NodeConfig
 from ottla.node.storage import NodeFailed, open_storage
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.runtime import Runtime
@@ -63,6 +65,27 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path) -> None:
         assert seconds < 2
         assert node.stderr() == ""
     assert (tmp_path / "data" / CLEAN).exists()
+
+
+def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) -> None:
+    wanted = FetchPartition(partition=0, partition_max_bytes=1000)
+    request = FetchRequest(
+        max_wait_ms=60_000,
+        min_bytes=1,
+        max_bytes=1000,
+        session_epoch=-1,
+        topics=[FetchTopic(topic="quiet", partitions=[wanted])],
+    )
+    with NodeProcess(tmp_path) as node, WireClient(node.bootstrap) as wire:
+        topics = [CreatableTopic(name="quiet", num_partitions=1, replication_factor=1)]
+        wire.ask(CreateTopicsRequest(topics=topics, timeout_ms=9000), 7)
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(WireClient(node.bootstrap)).send(request, 12)
+            wire.ask(MetadataRequest(), 12)
+            status, seconds = node.terminate()
+        assert status == 0
+        assert seconds < 5
 
 
 def test_it_is_small_at_rest(tmp_path: Path) -> None:

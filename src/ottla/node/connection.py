@@ -193,6 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             if exchange.task is not None and not exchange.task.done():
                 exchange.task.cancel()
             self._memory.give_back(exchange.size)
+        self.limits.in_work -= len(exchanges)
         self._backlog = b""
         self._out.clear()
         if self._write_paused:
@@ -268,6 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         size = len(frame)
         exchange = Exchange(self, size)
         self._exchanges.append(exchange)
+        self.limits.in_work += 1
         self._in_flight_bytes += size
         reply = self._service.start(exchange, memoryview(frame))
         if self.closed:
@@ -305,6 +307,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         while exchanges and exchanges[0].ready:
             done = exchanges.popleft()
+            self.limits.in_work -= 1
             if done.parts is not None:
                 self._out += done.parts
                 self._out_bytes += sum(map(len, done.parts))
@@ -336,7 +339,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._write_paused
             or self._waiting_for_memory
-            or len(self._exchanges) >= self.limits.max_in_flight
+            or len(self._exchanges) >= self.limits.requests_at_once()
             or self._in_flight_bytes >= self.limits.max_in_flight_bytes
         )
 
@@ -377,6 +380,11 @@ class Connection(asyncio.BufferedProtocol):
     def busy(self) -> bool:
         """Whether requests are in work."""
         return bool(self._exchanges)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether nothing more is read from the client for now."""
+        return self._reading_paused
 
     def close_because(self, reason: str) -> None:
         """Close for a fault of the client's, with one line in the log."""

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 # What all slow readers together may have unread, and what each may have in any case.
 _UNREAD_BYTES: Final = 512 * 1024 * 1024
 _MIN_SHARE_BYTES: Final = 256 * 1024
+# Requests that all connections together may have in work before each may have only one.
+_MANY_IN_WORK: Final = 20_000
 _COMPLAINTS_BURST: Final = 50
 _COMPLAINTS_PER_SECOND: Final = 5
 
@@ -56,7 +58,7 @@ class RequestMemory:
 class Limits:
     """Bounds that all connections of a server share and that may change while it runs."""
 
-    __slots__ = ("max_frame_bytes", "max_in_flight", "max_in_flight_bytes", "slow_readers")
+    __slots__ = ("in_work", "max_frame_bytes", "max_in_flight", "max_in_flight_bytes", "slow_readers")
 
     def __init__(
         self,
@@ -69,6 +71,12 @@ class Limits:
         self.max_in_flight_bytes = max_in_flight_bytes
         # Connections whose clients have not read what they were sent.
         self.slow_readers = 0
+        # Requests that have been started and not yet answered.
+        self.in_work = 0
+
+    def requests_at_once(self) -> int:
+        """How many requests one connection may have in work. Never none: each goes on by its own answers."""
+        return self.max_in_flight if self.in_work < _MANY_IN_WORK else 1
 
     def response_bytes(self) -> int:
         """How large a response should be at most, so that slow readers together do not hold too much."""

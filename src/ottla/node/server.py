@@ -18,7 +18,7 @@ from ottla.node.config_rules import parse_ip_overrides
 from ottla.node.connection import RECEIVE_BYTES, Connection, Service
 from ottla.node.limits import Complaints, Limits, RequestMemory
 from ottla.node.listeners import Endpoint
-from ottla.runtime.network import Listener, Network, SocketOptions
+from ottla.runtime.network import Listener, Network, SocketOptions, peer_is_done
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,8 @@ class Server:
 
     def _sweep(self) -> None:
         """Close what has been idle for too long. A connection with requests in work is not idle. One that was
-        closed and whose client does not take the rest is cut off.
+        closed and whose client does not take the rest is cut off; so is one that is not read from, as it
+        has enough in work, and whose client is gone: nothing else would tell.
         """
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -148,6 +149,9 @@ class Server:
             silent = now - connection.last_active
             if connection.closed:
                 if silent > _LINGER_SECONDS:
+                    connection.abort()
+            elif connection.held_back:
+                if silent > _LINGER_SECONDS and peer_is_done(connection.transport):
                     connection.abort()
             elif silent > self._idle_seconds and not connection.busy:
                 log.debug("closed the idle connection from %s:%d", *connection.peer)

@@ -24,6 +24,7 @@ __all__ = [
     "RealNetwork",
     "SocketOptions",
     "TlsHandshakeFailed",
+    "peer_is_done",
 ]
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -55,6 +56,24 @@ class SocketOptions:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     keepalive: bool = True
+
+
+# States of a TCP connection whose other side has said that nothing more will come, as Linux numbers them:
+# CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
+_PEER_IS_DONE = frozenset((7, 8, 9, 11))
+
+
+def peer_is_done(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side has closed its half, or reset the connection. A transport that does not read
+    does not find out by itself. False where the system does not tell.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or sys.platform != "linux":
+        return False
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _PEER_IS_DONE
+    except OSError:
+        return True
 
 
 class Listener(Protocol):

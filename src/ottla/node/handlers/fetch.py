@@ -153,9 +153,9 @@ class _Reader:
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
         self.keys: list[TopicPartition] = []
-        # Where each partition stood when it was read: (partition, leader epoch, readable end, active
+        # Where each partition stood when it was read: (partition, leader and its epoch, readable end, active
         # segment's base offset and size).
-        self._marks: list[tuple[Partition, int, int, int, int]] = []
+        self._marks: list[tuple[Partition, int | None, int, int, int, int]] = []
         self._read_bytes = 0
         self.satisfied = False
 
@@ -271,6 +271,7 @@ class _Reader:
         self._marks.append(
             (
                 partition,
+                partition.leader_id,
                 partition.leader_epoch,
                 self._readable_end(partition),
                 segment.base_offset,
@@ -285,12 +286,12 @@ class _Reader:
         return log.last_stable_offset if self._committed else log.high_watermark
 
     def may_be_satisfied(self) -> bool:
-        """Whether it is worth reading again: enough has become readable since, or a leadership has
-        changed.
+        """Whether it is worth reading again: enough has become readable since, or a leadership has changed.
+        Right after a reading it never is.
         """
         grown = self._read_bytes
-        for partition, epoch, end, base_offset, size in self._marks:
-            if partition.leader_epoch != epoch or partition.leader_id is None:
+        for partition, leader_id, epoch, end, base_offset, size in self._marks:
+            if partition.leader_epoch != epoch or partition.leader_id != leader_id:
                 return True
             if self._readable_end(partition) <= end:
                 continue

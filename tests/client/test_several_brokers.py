@@ -288,6 +288,70 @@ class TestProducing:
         assert failure.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
 
 
+class TestQuotas:
+    """A broker that answers with a throttle time is left alone for that long."""
+
+    async def test_a_producer_waits(self, cluster: FakeCluster) -> None:
+        times: list[float] = []
+
+        def answer(node_id: int, request: ProduceRequest) -> ProduceResponse:
+            times.append(asyncio.get_running_loop().time())
+            response = produced(request)
+            response.throttle_time_ms = 300 if len(times) == 1 else 0
+            return response
+
+        cluster.on(ProduceRequest, answer)
+        async with Producer(cluster.servers, linger_ms=0) as producer:
+            for _ in range(3):
+                await producer.send(TOPIC, b"x", partition=0)
+        assert times[1] - times[0] >= 0.29
+        assert times[2] - times[1] < times[1] - times[0]
+
+    async def test_a_consumer_waits(self, cluster: FakeCluster) -> None:
+        times: list[float] = []
+
+        def answer(node_id: int, request: FetchRequest) -> FetchResponse:
+            times.append(asyncio.get_running_loop().time())
+            end = 10
+            response = fetched(
+                request,
+                lambda p: PartitionData(
+                    partition_index=0,
+                    high_watermark=end,
+                    last_stable_offset=end,
+                    records=batch(p.fetch_offset, 5, epoch=0) if p.fetch_offset < end else None,
+                ),
+            )
+            response.throttle_time_ms = 300 if len(times) == 1 else 0
+            return response
+
+        cluster.on(FetchRequest, answer)
+        async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
+            c.assign([PART])
+            assert len(await read(c, 10)) == 10
+        assert times[1] - times[0] >= 0.29
+
+
+async def test_a_code_from_the_future_does_not_stop_a_consumer(cluster: FakeCluster) -> None:
+    """Nobody knows what it means: it is taken for a fault that may pass, and the partition is tried again."""
+    asked = 0
+
+    def answer(node_id: int, request: FetchRequest) -> FetchResponse:
+        nonlocal asked
+        asked += 1
+        data = PartitionData(partition_index=0, high_watermark=5, last_stable_offset=5)
+        if asked < 3:
+            data.error_code = 999
+        elif asked == 3:
+            data.records = batch(0, 5, epoch=0)
+        return fetched(request, lambda p: data)
+
+    cluster.on(FetchRequest, answer)
+    async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
+        c.assign([PART])
+        assert len(await read(c, 5)) == 5
+
+
 async def test_a_fetch_that_waits_for_news_holds_nothing_up(cluster: FakeCluster) -> None:
     """A broker answers a connection's requests one after the other."""
     cluster.on(FetchRequest, lambda _, request: fetched(request, lambda p: PartitionData(partition_index=0)))

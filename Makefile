@@ -31,7 +31,8 @@ test-fast: $(STAMP)
 
 # Four times SPARK_KILLS deaths under a streaming query; half an hour on two quiet cores.
 test-faults: $(STAMP)
-	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills tests/spark/test_exactly_once.py
+	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -o faulthandler_timeout=0 -k many_kills \
+		tests/spark/test_exactly_once.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from ottla.spark.sink.stops import VARIABLE, Place
+from tests.support import java
 from tests.support.node_process import NodeProcess
 from tests.support.spark_query import DONE, QuerySpec
 
@@ -125,6 +126,7 @@ class Killing:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=java.die_with_parent(),
         )
 
     def output(self) -> str:
@@ -178,6 +180,8 @@ class Killing:
         for left in self.stops.iterdir():
             left.unlink(missing_ok=True)
         self.done[str(kill)] += happened
+        if happened:
+            print(f"{sum(self.done.values())}. {kill}", flush=True)
         return happened
 
     def hang(self, place: Place, spec: QuerySpec) -> int:

@@ -100,6 +100,15 @@ def test_a_tie_of_protocols_goes_to_what_the_leader_prefers() -> None:
     assert one.ok().protocol_name == "x"
 
 
+def test_a_protocol_that_is_named_twice_counts_once() -> None:
+    lab = Lab()
+    joins = [lab.join(version=3, protocols=names) for names in (("range", "range"), ("x", "range", "x"))]
+    lab.advance(6_000)
+    assert {join.ok().protocol_name for join in joins} == {"range"}
+    lab.leave(joins[1].ok().member_id)
+    assert lab.join(version=3, protocols=("x",)).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
 @pytest.mark.parametrize(
     ("protocol_type", "protocols"), [("connect", ("range",)), ("consumer", ("other",)), ("consumer", ())]
 )

@@ -119,7 +119,8 @@ class Lab:
     # Reading them.
 
     def options(self, options: Mapping[str, Any]) -> dict[str, str]:
-        found = {"kafka.bootstrap.servers": self.servers}
+        # Less patience than by default, so that a test that waits in vain says for what.
+        found = {"kafka.bootstrap.servers": self.servers, "kafkaConsumer.pollTimeoutMs": "20000"}
         for name, value in options.items():
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return found

@@ -260,6 +260,24 @@ def test_available_now_ends_where_the_topic_ended(
 
 
 @pytest.mark.usefixtures("unhurried")
+def test_available_now_leaves_new_partitions_to_the_next_run(
+    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+) -> None:
+    topic = new_topic()
+    producer.send(topic, b"x")
+    read = options(topic, streaming=True, startingOffsets="earliest")
+    stream = StreamDriver(read)
+    stream.stop_at_what_is_there()
+    first = stream.latest(stream.initial(), limited=True)
+    assert first is not None
+    admin.topics.add_partitions(topic, 2)
+    assert stream.latest(first, limited=True) is None
+    next_run = StreamDriver(read).latest(first, limited=True)
+    assert next_run is not None
+    assert next_run.begins == {TopicPartition(topic, 1): 0}
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_a_batch_waits_for_company_and_not_for_ever(
     producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:

@@ -72,7 +72,7 @@ class StreamDriver:
         self._pace(now)
         partitions = self._current_partitions(start, now)
         ends = self._current_ends(partitions)
-        begins = self._new_begins(start, partitions)
+        begins = self._new_begins(start, partitions, ends)
         stands = {p: at for p, at in start.positions.items() if p in ends and p not in begins} | begins
         reach = self._reach(stands, ends, limited=limited, now=now)
         # A first batch says where it begins even if it is empty: nobody else will know.
@@ -114,12 +114,14 @@ class StreamDriver:
         self._ends = ends
         return ends
 
-    def _new_begins(self, start: StreamOffset, partitions: Partitions) -> Offsets:
-        """Where to begin in partitions that `start` does not know, or knows from a topic of the same name."""
+    def _new_begins(self, start: StreamOffset, partitions: Partitions, ends: Offsets) -> Offsets:
+        """Where to begin in partitions that `start` does not know, or knows from a topic of the same name.
+        Those that were found after an AvailableNow run began have no end in it, and are left to the next.
+        """
         recreated = recreated_topics(start, partitions.ids)
         for topic in recreated:
             self._loss.recreated(topic)
-        new = [p for p in partitions.all if p not in start.positions or p.topic in recreated]
+        new = [p for p in ends if p not in start.positions or p.topic in recreated]
         return self._planner.offsets(dict.fromkeys(new, EARLIEST)) if new else {}
 
     def _reach(self, stands: Offsets, ends: Offsets, *, limited: bool, now: Callable[[], float]) -> Offsets:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import random
 import struct
 import sys
 from collections.abc import AsyncIterator
@@ -63,6 +65,40 @@ async def test_who_reads_slowly_finds_no_more_than_the_prefetch_waiting(endless:
             assert await consumer.poll(100, timeout_ms=10_000)
             most = max(most, consumer._fetcher.buffered_bytes)
         assert PREFETCH // 4 < most <= PREFETCH
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("way", ["records", "arrow"])
+async def test_a_poll_that_is_cancelled_anywhere_loses_and_doubles_nothing(
+    endless: FakeCluster, way: str, seed: int
+) -> None:
+    dice = random.Random(seed)
+    seen: dict[int, list[int]] = {p: [] for p in range(PARTITIONS)}
+    cancelled = 0
+
+    async def poll(consumer: Consumer[bytes, bytes]) -> list[tuple[int, int]]:
+        if way == "records":
+            return [(r.partition, r.offset) for r in await consumer.poll(700, timeout_ms=10_000)]
+        table = await consumer.poll_arrow(max_bytes=MIB, timeout_ms=10_000, columns=["partition", "offset"])
+        return list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+
+    async with open_consumer(endless) as consumer, asyncio.timeout(60):
+        consumer.assign([(TOPIC, p) for p in range(PARTITIONS)])
+        while cancelled < 30 or sum(map(len, seen.values())) < 10_000:
+            task = asyncio.create_task(poll(consumer))
+            for _ in range(dice.randrange(8)):
+                await asyncio.sleep(0)
+            if cancelled < 30:
+                task.cancel()
+            (found,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(found, asyncio.CancelledError):
+                cancelled += 1
+                continue
+            assert not isinstance(found, BaseException), found
+            for partition, offset in found:
+                seen[partition].append(offset)
+    for offsets in seen.values():
+        assert offsets == list(range(len(offsets)))
 
 
 def resident_bytes() -> int:

@@ -185,6 +185,23 @@ def test_clients_that_never_read_are_held_back(node: NodeProcess) -> None:
             ping(other)
 
 
+def test_clients_that_wait_hundreds_of_times_at_once_and_vanish(node: NodeProcess) -> None:
+    """Each asks for what will not come for ten minutes, more often than is worked on at once."""
+    wanted = FetchPartition(partition=0, fetch_offset=8, partition_max_bytes=MB)
+    patient = FetchRequest(
+        max_wait_ms=600_000,
+        min_bytes=1,
+        max_bytes=MB,
+        session_epoch=-1,
+        topics=[FetchTopic(topic="victim", partitions=[wanted])],
+    )
+    request = frame(patient, 12)
+    with contextlib.ExitStack() as stack, WireClient(node.bootstrap, timeout_s=MAX_PAUSE_SECONDS) as other:
+        for _ in range(100 * SCALE):
+            stack.enter_context(connect(node)).sendall(request * 600)
+            ping(other)
+
+
 def test_clients_that_write_a_byte_at_a_time_cost_little(node: NodeProcess) -> None:
     """Each announces a request of 90 MB and sends hardly any of it."""
     with contextlib.ExitStack() as stack, WireClient(node.bootstrap, timeout_s=MAX_PAUSE_SECONDS) as other:

@@ -342,7 +342,7 @@ def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
 def test_a_client_that_vanishes_while_it_is_not_read_from_is_noticed(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(server_module, "_LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "_GONE_SECONDS", 0.05)
 
     async def main() -> None:
         async with serving(queued_max_requests="2", connections_max_idle_ms="500") as bench:

@@ -23,9 +23,10 @@ from ottla.runtime.network import Listener, Network, SocketOptions, peer_is_done
 log = logging.getLogger(__name__)
 
 _SWEEPS_PER_IDLE_TIME: Final = 10
-_MAX_SWEEP_SECONDS: Final = 30.0
+_MAX_SWEEP_SECONDS: Final = 5.0
 _MIN_SWEEP_SECONDS: Final = 0.05
 _LINGER_SECONDS: Final = 10.0
+_GONE_SECONDS: Final = 3.0
 
 
 class Server:
@@ -151,7 +152,7 @@ class Server:
                 if silent > _LINGER_SECONDS:
                     connection.abort()
             elif connection.held_back:
-                if silent > _LINGER_SECONDS and peer_is_done(connection.transport):
+                if silent > _GONE_SECONDS and peer_is_done(connection.transport):
                     connection.abort()
             elif silent > self._idle_seconds and not connection.busy:
                 log.debug("closed the idle connection from %s:%d", *connection.peer)

@@ -47,6 +47,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 PIECE_BYTES = 512 * 1024
 MIN_FETCH_BYTES = 64 * 1024
 FIRST_FETCH_BYTES = 1024 * 1024
+EMPTY_WAIT_S = 0.01
 WITHOUT_TOPIC_IDS = 12
 _SESSIONLESS = -1
 _FRONT = struct.Struct(">qi")  # base offset, length
@@ -222,7 +223,7 @@ class _Task:
                 code = ErrorCode.of(data.error_code)
                 if not code and data.records:
                     return _Fetched(offset, data)
-                if not code and data.preferred_read_replica >= 0:
+                if not code and data.preferred_read_replica not in (-1, self._replica):
                     self._replica = data.preferred_read_replica
                     continue
                 if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._replica < 0:
@@ -237,11 +238,12 @@ class _Task:
                 problem = error
             if problem is not None and not problem.retriable and problem.code not in _OTHER_TOPIC:
                 raise problem
-            wait = backoff.next_ms() / 1000 if problem is not None else 0.0
+            # A broker that has nothing waits itself, but need not.
+            wait = backoff.next_ms() / 1000 if problem is not None else EMPTY_WAIT_S
             if loop.time() + wait >= deadline:
                 raise self._too_late(offset, problem)
+            await asyncio.sleep(wait)
             if problem is not None:
-                await asyncio.sleep(wait)
                 await self._refresh()
 
     def _too_late(self, offset: int, problem: KafkaError | None) -> KafkaError:

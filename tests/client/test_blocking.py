@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pyarrow as pa
 import pytest
@@ -81,3 +82,15 @@ def test_the_facade_has_all_that_the_client_has(kind: str) -> None:
     inside = {"owned", "take_over", "commit_owned", "wake"}  # the hands that a group membership works with
     missing = public - set(dir(getattr(ottla.blocking, kind))) - only_there - inside
     assert not missing
+
+
+def test_a_forgotten_close_warns(ottla_for_clients: ottla.LocalNode) -> None:
+    for kind in (ottla.blocking.Producer, ottla.blocking.Consumer, ottla.blocking.Admin):
+        client = kind(ottla_for_clients.bootstrap_servers)
+        client.__enter__()
+        with pytest.warns(ResourceWarning, match=f"{kind.__name__} was not closed"):
+            client.__del__()
+        client.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del client

@@ -12,6 +12,8 @@ A client belongs to the process that made it: after a fork it says so instead of
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
@@ -44,6 +46,12 @@ class _Client:
     def __init__(self, name: str) -> None:
         self._thread = LoopThread(f"ottla-{name}")
         self._thread.start()
+
+    def __del__(self) -> None:
+        thread = getattr(self, "_thread", None)
+        if thread is not None and thread.is_running and not sys.is_finalizing():
+            name = f"blocking.{type(self).__name__}"
+            warnings.warn(f"{name} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._thread.call(coroutine)

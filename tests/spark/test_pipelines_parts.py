@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from ottla.cli.pipeline_view import shown
 from ottla.spark import cache, java
 from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import progress as progress_module
@@ -245,6 +246,21 @@ class TestProgress:
             progress.query_progress(json.dumps(report | {"sources": [source]}))
         flow = progress.flows["a"]
         assert (flow.rows, flow.batches, flow.lag, flow.rows_per_second) == (17, 2, 4, 3.5)
+
+    def test_lines_tell_of_states_at_once_and_of_rows_in_the_end(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        progress = Progress()
+        with shown(progress):
+            progress.message("Flow a is RUNNING.")
+            progress.query_progress(json.dumps({"name": "a", "numInputRows": 5, "sources": []}))
+            progress.message("Flow a has COMPLETED.")
+            progress.query_progress(json.dumps({"name": "a", "numInputRows": 1_000, "sources": []}))
+        assert capsys.readouterr().err.splitlines() == [
+            "a: running",
+            "a: completed, 5 rows",
+            "a: completed, 1,005 rows",
+        ]
 
     def test_sources_that_read_no_topic_have_no_lag(self) -> None:
         progress = Progress()

@@ -56,7 +56,7 @@ def run_all(request: Request, log: IO[str] | None) -> None:
                 _run(spark, context, request, log, number)
             finally:
                 if remembers and number == 1:
-                    catalog.remember(spark, request.state)
+                    catalog.remember(context, request.state)
             number += 1
 
 
@@ -64,7 +64,7 @@ def _run(spark: Any, context: Any, request: Request, log: IO[str] | None, number
     began = monotonic()
     progress = Progress()
     quiet = request.dry or number > 1
-    with listening(context, progress), shown(progress, quiet=quiet) as changed:
+    with shown(progress, quiet=quiet), listening(context, progress):
         run_once(
             spark,
             request.project,
@@ -73,7 +73,6 @@ def _run(spark: Any, context: Any, request: Request, log: IO[str] | None, number
             selection=request.selection if number == 1 else Selection(),
             dry=request.dry,
             output=log,
-            changed=changed,
         )
     took = f"{monotonic() - began:.1f} s"
     name = request.project.name

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -24,21 +25,24 @@ _SECONDS_BETWEEN_LINES: Final = 2.0
 
 
 @contextmanager
-def shown(progress: Progress, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """Shows a run while the block lasts; what it hands out is to be called when something has changed."""
+def shown(progress: Progress, *, quiet: bool = False) -> Iterator[None]:
+    """Shows a run while the block lasts."""
     if quiet:
-        yield lambda: None
+        yield
     elif sys.stderr.isatty():
-        with _live(progress) as update:
-            yield update
+        with _live(progress):
+            yield
     else:
         lines = _Lines(progress)
-        yield lines.update
-        lines.update()
+        progress.observer = lines.update
+        try:
+            yield
+        finally:
+            lines.update(patience_s=0)
 
 
 @contextmanager
-def _live(progress: Progress) -> Iterator[Callable[[], None]]:
+def _live(progress: Progress) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
 
@@ -47,9 +51,8 @@ def _live(progress: Progress) -> Iterator[Callable[[], None]]:
         get_renderable=lambda: _table(progress, monotonic() - began),
         console=Console(stderr=True, markup=False, emoji=False, highlight=False),
         refresh_per_second=_REFRESHES_PER_SECOND,
-    ) as live:
-        yield lambda: None
-        live.refresh()
+    ):
+        yield
 
 
 def _table(progress: Progress, seconds: float) -> Table:
@@ -90,16 +93,18 @@ class _Lines:
         self._progress = progress
         self._said: dict[str, tuple[str, int | None]] = {}
         self._at: dict[str, float] = {}
+        self._lock = Lock()
 
-    def update(self) -> None:
+    def update(self, *, patience_s: float = _SECONDS_BETWEEN_LINES) -> None:
         now = monotonic()
-        for flow in list(self._progress.flows.values()):
-            state, rows = _state(flow), flow.rows
-            said = self._said.get(flow.name)
-            waited = now - self._at.get(flow.name, 0) >= _SECONDS_BETWEEN_LINES
-            if said is None or said[0] != state or (waited and said[1] != rows):
-                self._said[flow.name], self._at[flow.name] = (state, rows), now
-                print(self._line(flow, state), file=sys.stderr, flush=True)
+        with self._lock:
+            for flow in list(self._progress.flows.values()):
+                state, rows = _state(flow), flow.rows
+                said = self._said.get(flow.name)
+                waited = now - self._at.get(flow.name, 0) >= patience_s
+                if said is None or said[0] != state or (waited and said[1] != rows):
+                    self._said[flow.name], self._at[flow.name] = (state, rows), now
+                    print(self._line(flow, state), file=sys.stderr, flush=True)
 
     def _line(self, flow: Flow, state: str) -> str:
         rows, rate, lag = _figures(flow)

@@ -42,14 +42,17 @@ def restore(spark: Any, project: Project, state: Path, selection: Selection) -> 
         if afresh or selection.recomputes(table):
             shutil.rmtree(location)
             continue
-        spark.sql(f"CREATE DATABASE IF NOT EXISTS `{entry['database']}`")
-        if not spark.catalog.tableExists(f"`{entry['database']}`.`{table}`"):
-            spark.sql(f"{entry['ddl']}\nLOCATION '{location.as_uri()}'")
+        if entry["database"] != "default":
+            spark.sql(f"CREATE DATABASE IF NOT EXISTS `{entry['database']}`")
+        name = f"`{entry['database']}`.`{table}`"
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {name} {entry['ddl']} LOCATION '{location.as_uri()}'")
 
 
-def remember(spark: Any, state: Path) -> None:
-    """Writes down the tables that there are now."""
-    entries = list(_tables(spark))
+def remember(context: Any, state: Path) -> None:
+    """Writes down the tables that there are now. It asks the JVM, where the answers are at hand, and not in
+    SQL, which would have to be parsed and planned for each.
+    """
+    entries = list(_tables(context))
     if not entries and not (state / FILE).exists():
         return
     state.mkdir(parents=True, exist_ok=True)
@@ -58,28 +61,33 @@ def remember(spark: Any, state: Path) -> None:
     draft.replace(state / FILE)
 
 
-def _tables(spark: Any) -> Iterator[dict[str, str]]:
-    for database in spark.catalog.listDatabases():
-        for table in spark.catalog.listTables(database.name):
-            if table.isTemporary or table.tableType == "VIEW":
-                continue
-            name = f"`{database.name}`.`{table.name}`"
-            location = _location(spark, name)
-            if location is not None:
-                ddl = spark.sql(f"SHOW CREATE TABLE {name}").first()[0]
-                lines = [line for line in ddl.splitlines() if not line.startswith("LOCATION ")]
+def _tables(context: Any) -> Iterator[dict[str, str]]:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession._instantiatedSession
+    assert session is not None
+    external = session._jsparkSession.sharedState().externalCatalog()
+    as_java = context._jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    for database in as_java(external.listDatabases()):
+        for name in as_java(external.listTables(database)):
+            table = external.getTable(database, name)
+            location = (
+                None if table.storage().locationUri().isEmpty() else _directory(table.location().toString())
+            )
+            if location is not None and table.provider().isDefined():
+                columns = [f"`{column}`" for column in as_java(table.partitionColumnNames())]
+                partitioned = f" PARTITIONED BY ({', '.join(columns)})" if columns else ""
                 yield {
-                    "database": database.name,
-                    "table": table.name,
+                    "database": database,
+                    "table": name,
                     "location": str(location),
-                    "ddl": "\n".join(lines),
+                    "ddl": f"({table.schema().toDDL()}) USING {table.provider().get()}{partitioned}",
                 }
 
 
-def _location(spark: Any, name: str) -> Path | None:
-    """The directory of a table; None where it does not lie on this machine."""
-    rows = {row[0]: row[1] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()}
-    parts = urlsplit(rows.get("Location", ""))
+def _directory(uri: str) -> Path | None:
+    """A directory of this machine; None for what lies elsewhere."""
+    parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") and parts.path else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
@@ -72,7 +72,8 @@ class Progress:
     """The flows of a run by name, in the order in which they were first heard of."""
 
     flows: dict[str, Flow] = field(default_factory=dict)
-    changes: int = 0
+    observer: Callable[[], None] = lambda: None
+    """Called after each change, from whichever thread has brought it."""
     _lock: Lock = field(default_factory=Lock)
 
     def message(self, text: str) -> None:
@@ -84,16 +85,18 @@ class Progress:
                 if not match["upstream"]:
                     flow.error = _error_in(text) or flow.error
             elif match := _STATE.search(text):
-                flow = self._flow(match["name"])
-                state = State[match["state"]]
-                if state is State.COMPLETED and flow.broken:
-                    return  # what Spark says of a query that has ended, before it looks how
-                flow.state = state
-                if flow.state is State.STARTING:
-                    flow.attempts += 1
-                    flow.broken = False
-                elif flow.state is State.FAILED:
-                    flow.error = _error_in(text) or flow.error
+                self._set_state(self._flow(match["name"]), State[match["state"]], text)
+        self.observer()
+
+    def _set_state(self, flow: Flow, state: State, text: str) -> None:
+        if state is State.COMPLETED and flow.broken:
+            return  # what Spark says of a query that has ended, before it looks how
+        flow.state = state
+        if state is State.STARTING:
+            flow.attempts += 1
+            flow.broken = False
+        elif state is State.FAILED:
+            flow.error = _error_in(text) or flow.error
 
     def query_progress(self, text: str) -> None:
         """The JSON of a streaming query's progress."""
@@ -109,12 +112,14 @@ class Progress:
             lags = [lag_of(source) for source in report.get("sources") or ()]
             known = [lag for lag in lags if lag is not None]
             flow.lag = sum(known) if known else flow.lag
+        self.observer()
 
     def query_failed(self, name: str, error: str) -> None:
         """A streaming query has ended with an error."""
         with self._lock:
             flow = self._flow(name)
             flow.error, flow.broken = readable_error(error), True
+        self.observer()
 
     @property
     def failed(self) -> list[Flow]:
@@ -125,7 +130,6 @@ class Progress:
         return sum(flow.rows or 0 for flow in self.flows.values())
 
     def _flow(self, name: str) -> Flow:
-        self.changes += 1
         name = short_name(name)
         return self.flows.setdefault(name, Flow(name))
 

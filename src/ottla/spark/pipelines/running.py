@@ -6,7 +6,7 @@ The same session takes run after run; the second begins in a fraction of the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -52,17 +52,16 @@ def run_once(
     selection: Selection,
     dry: bool = False,
     output: IO[str] | None = None,
-    changed: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the project once over what is there. RunFailed tells which flow failed and why.
 
     `configuration` is the project's with the caller's values over it; what its definitions print goes to
-    `output`; `changed` is called after each message.
+    `output`.
     """
     from pyspark.errors import PySparkException
 
     try:
-        _run(spark, project, configuration, progress, selection, dry, output, changed)
+        _run(spark, project, configuration, progress, selection, dry, output)
     except PySparkException as error:
         raise _failure(error, progress) from None
     if progress.failed:
@@ -77,7 +76,6 @@ def _run(
     selection: Selection,
     dry: bool,
     output: IO[str] | None,
-    changed: Callable[[], None],
 ) -> None:
     from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
@@ -103,7 +101,6 @@ def _run(
         for result in results:
             if "pipeline_event_result" in result:
                 progress.message(result["pipeline_event_result"].event.message)
-                changed()
     finally:
         _drop(spark, graph)
 

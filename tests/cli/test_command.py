@@ -96,6 +96,13 @@ def test_every_command_speaks_json_and_every_option_is_explained() -> None:
                 assert parameter.help or parameter.metavar, (path, parameter.name)
 
 
+@pytest.mark.parametrize("path", [[], ["topics"], ["log"]], ids=["ottla", "topics", "log"])
+def test_a_command_that_is_not_named_is_chosen_from_the_help(offline: CommandLine, path: list[str]) -> None:
+    ended = offline(*path)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == offline.ok(*path, "--help").out
+
+
 def test_start_has_its_help_in_order(offline: CommandLine) -> None:
     lines = offline.ok("start", "--help").out.splitlines()
     assert lines[0] == "Usage: ottla start [server.properties] [options]"

@@ -70,7 +70,7 @@ class Root(Group):
 
 
 def root() -> Root:
-    return Root("ottla", help=SUMMARY, no_args_is_help=True, context_settings=SETTINGS, params=[_version()])
+    return Root("ottla", help=SUMMARY, no_args_is_help=False, context_settings=SETTINGS, params=[_version()])
 
 
 def _version() -> click.Option:

@@ -11,6 +11,7 @@ shell completion cannot drift apart.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import click
 from click.shell_completion import CompletionItem
 
-from ottla.cli.errors import Interrupted, ReaderGone, did_you_mean
+from ottla.cli.errors import USAGE, Interrupted, ReaderGone, did_you_mean
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
@@ -60,7 +61,7 @@ class Argument:
 
 
 def group(name: str, help: str) -> click.Group:
-    return Group(name, help=help, no_args_is_help=True, context_settings=SETTINGS)
+    return Group(name, help=help, no_args_is_help=False, context_settings=SETTINGS)
 
 
 def command(
@@ -207,7 +208,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Offers the nearest command where there is none of the name."""
+    """Offers the nearest command where there is none of the name, and all of them where none was named."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if not args and not context.resilient_parsing:
+            print(context.get_help(), file=sys.stderr)
+            context.exit(USAGE)
+        return super().parse_args(context, args)
 
     def resolve_command(
         self, context: click.Context, args: list[str]

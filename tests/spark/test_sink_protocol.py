@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.driver import LostTransactions
-from ottla.spark.sink.endings import transactional_id
+from ottla.spark.sink.endings import Endings, OpenTransaction, transactional_id
 from ottla.spark.sink.ledger import Transaction
 from ottla.spark.sink.messages import Prepared, TaskMessage
 from ottla.spark.sink.task import Fenced, TaskPlace, write_prepared
@@ -211,6 +212,31 @@ def open_by_hand(query: Query, value: str) -> Transaction:
     place = TaskPlace(query.scope, "asleep", 7, 0)
     rows = pa.record_batch({"value": pa.array([value], pa.string())})
     return transaction_of(write_prepared(query.options, ("value",), place, [rows]))
+
+
+def test_a_run_that_falls_asleep_while_it_cleans_up_spares_its_successor(
+    query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.task("r1", 0, 0, ["a"])
+    prepared: list[TaskMessage] = []
+    listing = Endings.open_in
+
+    async def sleep_over_it(endings: Endings, scope: str) -> list[OpenTransaction]:
+        """The successor claims and writes after the log was read, and before transactions are listed."""
+        monkeypatch.setattr(Endings, "open_in", listing)
+        other = Query(
+            query.options.settings["bootstrap.servers"],
+            query.options.topic or "",
+            name=query.scope.removeprefix("ottla-spark-"),
+            kafka__client__id="successor",
+        )
+        prepared.append(await asyncio.to_thread(other.task, "r3", 0, 0, ["a"]))
+        return await listing(endings, scope)
+
+    monkeypatch.setattr(Endings, "open_in", sleep_over_it)
+    query.task("r2", 0, 0, ["a"])
+    query.commit(prepared, 0)
+    assert committed() == ["a"]
 
 
 def test_a_late_task_of_an_old_run_writes_nothing(query: Query, committed: Committed) -> None:

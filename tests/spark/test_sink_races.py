@@ -81,6 +81,7 @@ class Spark:
         self._done = -1
         self._runs = 0
         self.failures: list[BaseException] = []
+        self.refusals: list[str] = []
 
     @property
     def is_done(self) -> bool:
@@ -103,8 +104,10 @@ class Spark:
                 batch = self._done + 1
                 self._batch(query, run, batch)
                 self._done = max(self._done, batch)
-        except (Died, KafkaError):
+        except Died:
             pass  # whoever looks after the query starts it again
+        except KafkaError as error:
+            self.refusals.append(str(error))
         except BaseException as error:
             self.failures.append(error)
         finally:
@@ -168,6 +171,7 @@ def test_whoever_sleeps_or_dies_every_row_is_there_once(
         if not alive or (len(alive) < 3 and chaos.integer(0, 9) == 0):
             alive.append(spark.new_run())
         chaos.is_over = spark.runs > 60
+        assert spark.runs < 90, spark.refusals[-3:]
         alive[0].join(0.15)
     for thread in alive:
         thread.join(60)

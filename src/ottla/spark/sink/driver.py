@@ -16,7 +16,7 @@ from ottla.spark.sink.endings import Ended, OpenTransaction
 from ottla.spark.sink.ledger import Decision, Entry, Kind, Ledger, Transaction, next_lane, without_ranges
 from ottla.spark.sink.messages import Prepared
 from ottla.spark.sink.process import Client
-from ottla.spark.sink.recovery import end_all_of, finish_abandoned_writes
+from ottla.spark.sink.recovery import end_all_of, end_what_is_left, finish_abandoned_writes
 from ottla.spark.sink.stops import Place, is_armed, stop_at
 from ottla.spark.sink.task import Fenced
 
@@ -195,10 +195,10 @@ async def _clean_up(client: Client, prepared: Sequence[Prepared], *, streaming: 
     try:
         if suspicious or now - client.last_sweep > SWEEP_SECONDS:
             client.last_sweep = now
-            found = await client.endings.open_in(scope)
-            # Looked at after the transactions: a run that comes later has none among those that were found.
-            if found and (not streaming or (await client.decisions.read(scope)).owner == run):
-                await end_all_of(client.endings, found)
+            if streaming:
+                await end_what_is_left(client.decisions, client.endings, scope, run)
+            else:
+                await end_all_of(client.endings, await client.endings.open_in(scope))
         if first:
             await client.decisions.forget(scope, prepared[0].former)
         if not streaming:

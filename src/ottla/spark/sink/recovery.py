@@ -1,8 +1,9 @@
 """Ends what runs before this one, and attempts that lost, have left open.
 
-What is decided is committed, everything else is aborted, each by its exact identity. It is right only for
-whoever owns the scope: the caller makes sure that nobody else can have decided, or will decide, about the
-transactions that are found here.
+What is decided is committed, everything else is aborted, each by its exact identity. That is right only for
+whoever owns the scope, and ownership can be lost at any moment; so the order matters: first the open
+transactions are listed, then the log is read. If the run still owns the scope by then, everything on the list
+was opened before any later run could begin, and nobody but this run can decide about it.
 """
 
 from __future__ import annotations
@@ -13,28 +14,32 @@ from collections.abc import Iterable
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.endings import Ended, Endings, OpenTransaction
-from ottla.spark.sink.ledger import Ledger, Transaction, is_lane_of
+from ottla.spark.sink.ledger import Transaction, is_lane_of
 
 __all__ = ["end_all_of", "end_what_is_left", "finish_abandoned_writes"]
 
 log = logging.getLogger(__name__)
 
 
-async def end_what_is_left(endings: Endings, ledger: Ledger, lane: int) -> None:
-    """After a claim: ends the transactions of all runs before. Those of the run with this lane stay.
+async def end_what_is_left(
+    decisions: DecisionLog, endings: Endings, scope: str, run: str, *, but_lane: int | None = None
+) -> None:
+    """Ends all open transactions of the scope, but for those of the run that has this lane.
 
     Only for the readers' sake, so a failure is no more than told: who comes next tries again.
     """
     try:
-        found = [each for each in await endings.open_in(ledger.scope) if not is_lane_of(lane, each.slot)]
-        decided = [
-            transaction.identity for decision in ledger.decisions() for transaction in decision.transactions
-        ]
-        await end_all_of(endings, found, commit=decided)
+        found = await endings.open_in(scope)
+        if but_lane is not None:
+            found = [each for each in found if not is_lane_of(but_lane, each.slot)]
+        if not found:
+            return
+        ledger = await decisions.read(scope)
+        if ledger.owner == run:
+            decided = {each.identity for decision in ledger.decisions() for each in decision.transactions}
+            await end_all_of(endings, found, commit=decided)
     except KafkaError as error:
-        log.warning(
-            "transactions that earlier runs of %r left open could not be ended: %s", ledger.scope, error
-        )
+        log.warning("transactions that were left open in %r could not be ended: %s", scope, error)
 
 
 async def finish_abandoned_writes(decisions: DecisionLog, endings: Endings, before_ms: int) -> None:

@@ -40,7 +40,7 @@ __all__ = ["Fenced", "TaskPlace", "write_at_least_once", "write_prepared"]
 log = logging.getLogger(__name__)
 
 MOST_UNDER_WAY = 64
-HELD_BYTES = 16 * 1024 * 1024
+HELD_BYTES = 4 * 1024 * 1024
 CLAIMS = 20
 ABORT_SECONDS = 10
 
@@ -215,7 +215,7 @@ class _Task:
                 self._began, self._seen = ledger.began(run), ledger.position
                 self._lane, self._former = ledger.lane_of(run), ledger.former
                 if self._claimed:
-                    await end_what_is_left(self._client.endings, ledger, self._lane)
+                    await end_what_is_left(decisions, self._client.endings, scope, run, but_lane=self._lane)
                 return
             if run in ledger.former:
                 break

@@ -344,6 +344,10 @@ class RaftClient:
         self._stop_asking()
         self._listener.failed(error)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     # The end
 
     async def resign(self, timeout_ms: int) -> None:
@@ -366,6 +370,7 @@ class RaftClient:
         for answer in list(self._answers):
             if not answer.done():
                 answer.set_exception(stopped)
+                answer.exception()  # seen, also where nobody waits any more
 
     async def close(self) -> None:
         """Stop taking part, sync what was appended and close the files."""

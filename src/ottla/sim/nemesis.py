@@ -19,8 +19,8 @@ class NemesisConfig:
     longest_s: float = 6.0
     # Machines that may be down at the same time; None: any number.
     max_down: int | None = None
-    # How likely a machine is to be struck right after it has done something that matters.
-    ambush: float = 0.0
+    # How likely a machine is to be struck right after it has done something that matters, by what it did.
+    ambush: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
 
 
@@ -68,7 +68,7 @@ class Nemesis:
     def _ambush(self, what: str, machine: Machine) -> None:
         """Strike a machine just after it did something, and have it back soon."""
         process = machine.process
-        if process is None or self._random.random() >= self._config.ambush:
+        if process is None or self._random.random() >= self._config.ambush.get(what, 0.0):
             return
         power_loss = self._random.random() < 0.7
 

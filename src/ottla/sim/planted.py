@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from ottla.raft.core import Core
 from ottla.raft.disk_log import DiskLog
 from ottla.raft.effects import Persist
 from ottla.raft.log import Validated, Validity
-from ottla.raft.membership import Membership
+from ottla.raft.messages import NO_ONE, Vote, VoteReply
 from ottla.raft.progress import Progress
 from ottla.raft.states import Candidate, Leader, Resigned, Tally
 from ottla.runtime.disk import write_file
@@ -65,24 +66,13 @@ def _votes_for_any_log() -> list[Patch]:
 
 
 def _epoch_not_checked() -> list[Patch]:
-    original = replication.check_for_leader
+    def handle(core: Core, request: Vote) -> VoteReply:
+        if request.epoch < core.epoch and not request.pre_vote:
+            up_to_date = elections.is_up_to_date(request.last, core.log.end)
+            return VoteReply(request.epoch, NO_ONE, up_to_date)
+        return _handle_vote(core, request)
 
-    def check(core: Core, epoch: int) -> Any:
-        return original(core, core.epoch)
-
-    return [(replication, "check_for_leader", check), (replication, "take_fetched", _take_any_epoch())]
-
-
-def _take_any_epoch() -> Callable[..., bool]:
-    from dataclasses import replace
-
-    original = replication.take_fetched
-
-    def take(core: Core, from_id: int, fetch: Any, reply: Any) -> bool:
-        known = core.leader_id if core.leader_id is not None else from_id
-        return original(core, known, replace(fetch, epoch=core.epoch), replace(reply, epoch=core.epoch))
-
-    return take
+    return [(elections, "handle_vote", handle)]
 
 
 def _commit_by_older_epochs() -> list[Patch]:
@@ -133,11 +123,11 @@ def _leads_its_old_epoch_again() -> list[Patch]:
             state = Candidate(state.epoch, state.deadline_ms, Tally(voters, self.local.key), self.local.key)
         return state
 
-    def handle(core: Core, request: Any) -> Any:
-        from dataclasses import replace
-
-        last = request.last._replace(epoch=min(request.last.epoch, request.epoch - 1))
-        return _handle_vote(core, replace(request, last=last))
+    def handle(core: Core, request: Vote) -> VoteReply:
+        # Without this refusal of a candidate that has led its epoch already.
+        if not request.pre_vote and request.last.epoch == request.epoch:
+            request = replace(request, last=request.last._replace(epoch=request.epoch - 1))
+        return _handle_vote(core, request)
 
     return [(Core, "_initial_state", initial), (elections, "handle_vote", handle)]
 
@@ -147,10 +137,6 @@ _handle_vote = elections.handle_vote
 
 def _two_changes_of_voters_at_once() -> list[Patch]:
     return [(voter_changes, "_obstacle", lambda core, state: None)]
-
-
-def _voters_stay_when_their_record_is_cut() -> list[Patch]:
-    return [(Membership, "truncate_to", lambda self, offset: False)]
 
 
 def _leader_never_gives_up() -> list[Patch]:
@@ -185,7 +171,6 @@ BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "cuts-too-much": _cuts_too_much,
     "leads-its-old-epoch-again": _leads_its_old_epoch_again,
     "two-changes-of-voters-at-once": _two_changes_of_voters_at_once,
-    "voters-stay-when-their-record-is-cut": _voters_stay_when_their_record_is_cut,
     "majority-of-half": _majority_of_half,
     "leader-never-gives-up": _leader_never_gives_up,
 }
@@ -201,7 +186,7 @@ _ELECTIONS = QuorumPlan(
     nemesis=NemesisConfig(
         interval_s=0.3,
         longest_s=0.5,
-        ambush=0.4,
+        ambush={"voted": 0.4, "elected": 0.4},
         weights={"kill a process": 2, "power loss": 2, "sever connections": 1, "slow link": 1},
     ),
 )
@@ -215,25 +200,65 @@ _LOGS = QuorumPlan(
     nemesis=NemesisConfig(
         interval_s=0.3,
         longest_s=1.0,
-        ambush=0.05,
+        ambush={"elected": 0.05},
         weights={"power loss": 2, "isolate a machine": 2, "split the network": 2, "kill all": 1},
     ),
 )
-_VOTERS = QuorumPlan(
+# Leaders that go right after their election, each with records that only it has.
+_FIGURE_8 = QuorumPlan(
     voters=3,
-    observers=2,
+    observers=0,
+    dynamic=False,
+    haste=0.1,
+    append_every_s=0.01,
+    fetch_max_bytes=1,
+    nemesis=NemesisConfig(
+        interval_s=0.3,
+        longest_s=0.4,
+        ambush={"elected": 0.7},
+        weights={"isolate a machine": 3, "kill a process": 1, "cut one link": 1},
+    ),
+)
+_SLOW_DISKS = QuorumPlan(
+    voters=2,
+    observers=0,
+    dynamic=False,
+    haste=0.1,
+    append_every_s=0.15,
+    nemesis=NemesisConfig(interval_s=0.2, longest_s=0.6, weights={"power loss": 2, "slow disk": 3}),
+)
+_VOTERS = QuorumPlan(
+    voters=4,
+    observers=1,
     dynamic=True,
     haste=0.1,
-    append_every_s=0.1,
-    nemesis=NemesisConfig(interval_s=0.3, longest_s=1.0, ambush=0.05),
+    append_every_s=0.2,
+    change_every_s=0.2,
+    nemesis=NemesisConfig(
+        interval_s=0.3,
+        longest_s=0.8,
+        ambush={"elected": 0.2},
+        weights={"split the network": 2, "isolate a machine": 1},
+    ),
+)
+_PARTITIONS = QuorumPlan(
+    voters=3,
+    observers=0,
+    dynamic=False,
+    haste=0.1,
+    append_every_s=0.5,
+    nemesis=NemesisConfig(interval_s=1.0, longest_s=4.0, weights={"isolate a machine": 1}),
 )
 FOCUS: Mapping[str, QuorumPlan] = {
     "vote-not-synced": _ELECTIONS,
     "vote-told-before-it-is-written": _ELECTIONS,
     "vote-forgotten-at-restart": _ELECTIONS,
     "two-votes-an-epoch": _ELECTIONS,
+    "epoch-not-checked": _ELECTIONS,
+    "commit-by-older-epochs": _FIGURE_8,
+    "leads-its-old-epoch-again": _SLOW_DISKS,
     "two-changes-of-voters-at-once": _VOTERS,
-    "voters-stay-when-their-record-is-cut": _VOTERS,
+    "leader-never-gives-up": _PARTITIONS,
 }
 
 

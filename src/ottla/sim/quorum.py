@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
@@ -35,6 +36,12 @@ __all__ = ["QuorumLife", "QuorumOutcome", "QuorumPlan"]
 
 T = TypeVar("T")
 
+_AMBUSHES: tuple[Mapping[str, float], ...] = (
+    {},
+    {},
+    {"voted": 0.3, "elected": 0.3, "acknowledged": 0.01},
+    {"elected": 0.6},
+)
 # How long everything may take to work again once no more harm is done.
 _RECOVERY_S = 60.0
 
@@ -75,6 +82,7 @@ class QuorumPlan:
     # All timeouts, as a part of Kafka's. With short ones several stand for election at once.
     haste: float | None = None
     append_every_s: float | None = None
+    change_every_s: float | None = None
     fetch_max_bytes: int | None = None
     nemesis: NemesisConfig | None = None
 
@@ -88,12 +96,11 @@ class QuorumPlan:
             dynamic=dynamic,
             haste=_or(self.haste, random.choice((0.05, 0.1, 0.3, 0.5, 1.0))),
             append_every_s=_or(self.append_every_s, random.choice((0.05, 0.2, 0.5))),
+            change_every_s=_or(self.change_every_s, random.choice((0.5, 3.0))),
             fetch_max_bytes=_or(self.fetch_max_bytes, random.choice((1, 500, 1 << 20))),
             nemesis=_or(
                 self.nemesis,
-                NemesisConfig(
-                    interval_s=random.choice((0.3, 1.0, 3.0)), ambush=random.choice((0.0, 0.0, 0.01, 0.3))
-                ),
+                NemesisConfig(interval_s=random.choice((0.3, 1.0, 3.0)), ambush=random.choice(_AMBUSHES)),
             ),
         )
 
@@ -172,7 +179,7 @@ class QuorumLife:
             machine.boot()
         workers = [asyncio.ensure_future(self._append_values()), asyncio.ensure_future(self._watch_leaders())]
         if self._dynamic:
-            workers.append(asyncio.ensure_future(self._change_voters()))
+            workers += [asyncio.ensure_future(self._change_voters()) for _ in range(3)]
         await self._nemesis.run(self._seconds)
         for worker in workers:
             worker.cancel()
@@ -202,10 +209,12 @@ class QuorumLife:
         """Add and remove voters, one after the other, without asking whether it is a good moment."""
         random = self.world.random
         while True:
-            await asyncio.sleep(random.expovariate(1.0 / 2.0))
-            leader = next((member for member in self.members if member.is_leader), None)
-            if leader is None or leader.client is None:
+            await asyncio.sleep(random.expovariate(1.0 / (self.plan.change_every_s or 1.0)))
+            leaders = [member for member in self.members if member.is_leader]
+            if not leaders:
                 continue
+            leader = random.choice(leaders)
+            assert leader.client is not None
             voters = leader.client.raft.core.membership.voters
             if voters is None:
                 continue
@@ -231,7 +240,8 @@ class QuorumLife:
                     message = wire.encode_request(change, CLUSTER_ID)
                     address = address_of(leader_id)
                     newest = wire.VERSIONS[message.API_KEY]
-                    response = await channel.ask(address, message, newest, timeout_ms=5_000)
+                    timeout_ms = self.members[0].config.quorum.request_timeout_ms * 5 // 4
+                    response = await channel.ask(address, message, newest, timeout_ms=timeout_ms)
                     reply = wire.decode_reply(response)
                     assert isinstance(reply, VoterChangeReply)
                     self._tell(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")
@@ -258,7 +268,7 @@ class QuorumLife:
                 if not member.is_leader or self._reaches_majority(member):
                     alone_since.pop(member.id, None)
                     continue
-                patience_s = 4 * member.config.quorum.check_quorum_timeout_ms / 1000
+                patience_s = 2 * member.config.quorum.check_quorum_timeout_ms / 1000
                 if loop.time() - alone_since.setdefault(member.id, loop.time()) > patience_s:
                     self.world.violated(f"node {member.id} leads on although it reaches no majority")
 

@@ -37,7 +37,17 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.quorum_check import QuorumChecker
 from ottla.sim.world import Machine, World
 
-__all__ = ["CLUSTER_ID", "DIR", "PORT", "Member", "address_of", "directory_of", "format_member"]
+__all__ = [
+    "CLUSTER_ID",
+    "DIR",
+    "PORT",
+    "Member",
+    "MemberConfig",
+    "QuorumService",
+    "address_of",
+    "directory_of",
+    "format_member",
+]
 
 CLUSTER_ID = "simulated-cluster-id00"
 DIR = "/data"
@@ -131,7 +141,7 @@ class Member:
             bootstrap=self.config.bootstrap,
         )
         limits, memory, receive = Limits(), RequestMemory(), memoryview(bytearray(65536))
-        service = _Service(client, lambda: self._world.event("voted", self.machine))
+        service = QuorumService(client, lambda: self._world.event("voted", self.machine))
         await runtime.network.listen(
             lambda: Connection(
                 service, limits, memory, receive, lambda _: True, lambda _: None, Complaints()
@@ -258,7 +268,7 @@ class Member:
         self._world.event("acknowledged", self.machine)
 
 
-class _Service:
+class QuorumService:
     """The controller's listener, as far as a quorum needs one."""
 
     def __init__(self, client: RaftClient, on_vote: Callable[[], None]) -> None:

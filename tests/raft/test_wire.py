@@ -1,0 +1,100 @@
+"""The quorum's messages through Kafka's, in every version that both ends may speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ottla.protocol.errors import ErrorCode, KafkaError, UnsupportedVersion
+from ottla.protocol.messages.fetch import FetchRequest, FetchTopic
+from ottla.protocol.messages.vote import VoteResponse
+from ottla.raft import messages as m
+from ottla.raft import wire
+from ottla.raft.snapshot import SnapshotId
+from ottla.raft.voters import Address, ReplicaKey
+
+CLUSTER = "the-cluster"
+ME, YOU = ReplicaKey(1, b"a" * 16), ReplicaKey(2, b"b" * 16)
+AT = {"CONTROLLER": Address("host", 9093), "OTHER": Address("::1", 1)}
+END = m.OffsetAndEpoch(10, 3)
+SNAPSHOT = SnapshotId(7, 2)
+
+REQUESTS = [
+    m.Vote(ME, 5, END, True, YOU),
+    m.Vote(ME, 5, END, False, YOU),
+    m.BeginEpoch(1, 5, AT, YOU),
+    m.EndEpoch(1, 5, (ME, YOU), AT),
+    m.Fetch(ME, 5, END, 500, 1000, 9),
+    m.FetchSnapshot(ME, 5, SNAPSHOT, 3, 100),
+    m.AddVoter(YOU, AT, 100, False),
+    m.RemoveVoter(YOU),
+    m.UpdateVoter(YOU, 5, AT, 0, 1),
+]
+ENDPOINT = Address("leader", 9093)
+REPLIES: list[tuple[m.Request, m.Reply]] = [
+    (REQUESTS[0], m.VoteReply(5, 1, True, ErrorCode.NONE, ENDPOINT)),
+    (REQUESTS[0], m.VoteReply(5, -1, False, ErrorCode.FENCED_LEADER_EPOCH)),
+    (REQUESTS[2], m.BeginEpochReply(5, 1, ErrorCode.NONE, ENDPOINT)),
+    (REQUESTS[3], m.EndEpochReply(5, 1, ErrorCode.NONE, ENDPOINT)),
+    (REQUESTS[4], m.FetchReply(5, 1, 8, 2, b"records", None, None, ErrorCode.NONE, ENDPOINT)),
+    (REQUESTS[4], m.FetchReply(5, 1, 8, 2, b"", END, None)),
+    (REQUESTS[4], m.FetchReply(5, 1, 8, 2, b"", None, SNAPSHOT)),
+    (REQUESTS[4], m.FetchReply(5, -1, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)),
+    (REQUESTS[5], m.FetchSnapshotReply(5, 1, SNAPSHOT, 100, 3, b"piece", ErrorCode.NONE, ENDPOINT)),
+    (REQUESTS[6], m.VoterChangeReply(ErrorCode.DUPLICATE_VOTER, "twice")),
+    (REQUESTS[7], m.VoterChangeReply()),
+    (REQUESTS[8], m.UpdateVoterReply(5, 1, ErrorCode.NONE, ENDPOINT)),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
+def test_requests(request_: m.Request) -> None:
+    message = wire.encode_request(request_, CLUSTER)
+    version = wire.VERSIONS[message.API_KEY]
+    decoded = type(message).decode(message.encode(version), version)
+    assert wire.decode_request(decoded, CLUSTER) == request_
+
+
+@pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
+def test_replies(request_: m.Request, reply: m.Reply) -> None:
+    message = wire.encode_request(request_, CLUSTER)
+    response = wire.encode_reply(message, reply)
+    version = wire.VERSIONS[message.API_KEY]
+    assert wire.decode_reply(type(response).decode(response.encode(version), version)) == reply
+
+
+def test_older_versions_know_less() -> None:
+    vote = wire.encode_request(REQUESTS[1], CLUSTER)
+    decoded = wire.decode_request(type(vote).decode(vote.encode(0), 0), CLUSTER)
+    assert decoded == m.Vote(ReplicaKey(1), 5, END, False, None)
+    with pytest.raises(UnsupportedVersion):
+        wire.encode_request(REQUESTS[0], CLUSTER).encode(1)
+    end = wire.encode_request(REQUESTS[3], CLUSTER)
+    old = wire.decode_request(type(end).decode(end.encode(0), 0), CLUSTER)
+    assert old == m.EndEpoch(1, 5, (ReplicaKey(1), ReplicaKey(2)), {})
+
+
+def test_what_is_for_another_cluster_or_another_partition_is_refused() -> None:
+    message = wire.encode_request(REQUESTS[4], CLUSTER)
+    with pytest.raises(KafkaError) as refused:
+        wire.decode_request(message, "another")
+    assert refused.value.code is ErrorCode.INCONSISTENT_CLUSTER_ID
+    assert isinstance(message, FetchRequest)
+    for topics in ([], [FetchTopic(topic="orders")], [*message.topics, *message.topics]):
+        message.topics = topics
+        with pytest.raises(KafkaError) as refused:
+            wire.decode_request(message, CLUSTER)
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+    vote = wire.encode_request(replace(REQUESTS[0]), CLUSTER)
+    vote.topics[0].partitions[0].partition_index = 1  # type: ignore[attr-defined]
+    with pytest.raises(KafkaError):
+        wire.decode_request(vote, CLUSTER)
+
+
+def test_an_error_of_the_whole_response_is_raised() -> None:
+    with pytest.raises(KafkaError) as error:
+        wire.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
+    assert error.value.code is ErrorCode.INCONSISTENT_CLUSTER_ID
+    with pytest.raises(KafkaError):
+        wire.decode_reply(VoteResponse(error_code=12345))

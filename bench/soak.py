@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 from tests.support.node_process import READY, NodeProcess
 
-from bench.harness import Row, markdown
+from bench.harness import Row, markdown, quick
 from ottla.log.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
@@ -278,7 +278,8 @@ def ready_seconds(node: NodeProcess) -> float:
     return int(match["ms"]) / 1000
 
 
-def rows(seconds: float = 60, connections: int = 1000, partitions: int = 10_000) -> Iterator[Row]:
+def rows(seconds: float | None = None, connections: int = 1000, partitions: int = 10_000) -> Iterator[Row]:
+    seconds = seconds if seconds is not None else 20 if quick() else 60
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory(prefix="ottla-soak-") as name:

@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,10 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from tests.spark.source_lab import Lab
 from tests.support import kafka_libs
+from tests.support.node_process import NodeProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from ottla.testing.local_node import LocalNode
 
 SPARK_CONFS = {
     "spark.ui.enabled": "false",
@@ -90,20 +90,43 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def node(ottla_node: LocalNode) -> LocalNode:
-    """One node for all tests of the session; give topics names of their own (`new_topic`)."""
-    return ottla_node
+@dataclass(frozen=True, slots=True)
+class SparkNode:
+    """Where the node of these tests is."""
+
+    bootstrap_servers: str
+
+
+# Few partitions to load, no waiting for members, and records of any age stay.
+NODE_SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "log.retention.ms": "-1",
+}
 
 
 @pytest.fixture(scope="session")
-def admin(node: LocalNode) -> Iterator[Admin]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
+    """One node for all tests of the session; give topics names of their own (`new_topic`).
+
+    In a process of its own: the files of its partitions would not leave numbers below 1024 for the sockets
+    of py4j, which waits with `select`.
+    """
+    settings = [word for name, value in NODE_SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    with NodeProcess(tmp_path_factory.mktemp("node"), *settings) as process:
+        yield SparkNode(process.bootstrap)
+        process.terminate()
+
+
+@pytest.fixture(scope="session")
+def admin(node: SparkNode) -> Iterator[Admin]:
     with Admin(node.bootstrap_servers) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def producer(node: LocalNode) -> Iterator[Producer]:
+def producer(node: SparkNode) -> Iterator[Producer]:
     with Producer(node.bootstrap_servers) as client:
         yield client
 
@@ -163,7 +186,7 @@ def lab(
 @pytest.fixture
 def our_lab(
     spark: SparkSession,
-    node: LocalNode,
+    node: SparkNode,
     _lab_clients: Callable[[str], tuple[Admin, Producer]],
     tmp_path: Path,
 ) -> Lab:

@@ -80,7 +80,10 @@ class Lab:
 
     def topic(self, partitions: int = 1, *, stem: str = "t", configs: Mapping[str, str] | None = None) -> str:
         name = f"{stem}-{uuid.uuid4().hex[:8]}"
-        self.admin.topics.create(name, partitions=partitions, configs=configs)
+        # The records are older than any retention would keep.
+        self.admin.topics.create(
+            name, partitions=partitions, configs={"retention.ms": "-1", **(configs or {})}
+        )
         return name
 
     def send(

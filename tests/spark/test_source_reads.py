@@ -24,13 +24,13 @@ from ottla.spark.loss import DataLoss
 from ottla.spark.options import SourceOptions, source_options
 from ottla.spark.planning import Planner
 from ottla.spark.splitting import OffsetRange, split
-from ottla.testing.local_node import LocalNode
+from tests.spark.conftest import SparkNode
 
 WITHOUT_SPARK = True
 
 
 @pytest.fixture
-def options(node: LocalNode) -> Callable[..., SourceOptions]:
+def options(node: SparkNode) -> Callable[..., SourceOptions]:
     def make(topic: str, *, streaming: bool = False, **more: Any) -> SourceOptions:
         given = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": topic}
         return source_options(
@@ -69,7 +69,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_any_cut_of_a_partition_reads_each_record_once(
-    node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions], codec: str
+    node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions], codec: str
 ) -> None:
     topic, seed = new_topic(), random.Random(7)
     values = [b"%d" % at * seed.randrange(1, 60) for at in range(3_000)]
@@ -89,7 +89,7 @@ def test_any_cut_of_a_partition_reads_each_record_once(
 
 @pytest.mark.usefixtures("small_pieces")
 def test_memory_is_bounded_by_pieces(
-    node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+    node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     topic = new_topic()
     with Producer(node.bootstrap_servers, batch_size=10_000, compression_type="zstd") as producer:
@@ -101,7 +101,7 @@ def test_memory_is_bounded_by_pieces(
 
 
 def test_one_batch_larger_than_a_request_is_read(
-    node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+    node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     topic = new_topic()
     with Producer(node.bootstrap_servers, max_request_size=3_000_000, batch_size=1_000_000) as producer:
@@ -223,7 +223,7 @@ def test_a_first_batch_says_where_it_begins(
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_new_partition_begins_where_its_batch_says(
-    admin: Admin, node: LocalNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
+    admin: Admin, node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     topic = new_topic()
     stream = StreamDriver(options(topic, streaming=True))

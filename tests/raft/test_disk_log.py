@@ -112,7 +112,7 @@ class TestSnapshots:
         lab.log.begin_snapshot(id)
         for position in range(0, len(data), 50):
             lab.log.write_snapshot(id, position, data[position : position + 50])
-        assert lab.log.finish_snapshot(id)
+        assert lab.log.finish_download(lab.log.take_download(id))
         content = lab.log.start_after_snapshot(id)
         assert (content.values, content.voters) == ([b"s"], VOTERS)
         assert (lab.log.start_offset, lab.log.end) == (10, (10, 4))
@@ -129,8 +129,7 @@ class TestSnapshots:
         id = SnapshotId(10, 4)
         lab.log.begin_snapshot(id)
         lab.log.write_snapshot(id, 0, b"".join(batches(4))[:-3])
-        assert not lab.log.finish_snapshot(id)
-        lab.log.abandon_snapshot()
+        assert not lab.log.finish_download(lab.log.take_download(id))
         assert [name for name in lab.disk.list_dir(lab.log.dir) if "checkpoint" in name] == []
 
     def test_a_snapshot_makes_room(self) -> None:

@@ -42,6 +42,7 @@ from ottla.raft.membership import Membership
 from ottla.raft.messages import AskVersions, Reply, VersionsReply
 from ottla.raft.progress import ReplicaProgress
 from ottla.raft.snapshot import SnapshotId
+from ottla.raft.snapshots import Download
 from ottla.raft.states import NEVER_MS
 from ottla.raft.voters import Address, ReplicaKey, Voter
 from ottla.runtime.disk import Disk, read_file, write_file
@@ -249,7 +250,7 @@ class RaftClient:
                     self._flushing = True
                     self._spawn("flush the metadata log", self._flush)
             case InstallSnapshot():
-                self._spawn("install a snapshot", self._install, effect.id)
+                self._spawn("install a snapshot", self._install, self.log.take_download(effect.id))
             case Committed():
                 self._listener.committed(effect.high_watermark)
             case SnapshotLoaded():
@@ -294,9 +295,9 @@ class RaftClient:
         self.raft.flushed(self.log.durable_end, self._now())
         self._go_on()
 
-    async def _install(self, id: SnapshotId) -> None:
-        usable = await self._runtime.pool.run(self.log.finish_snapshot, id)
-        self.raft.snapshot_ready(id, self._now(), usable=usable)
+    async def _install(self, download: Download) -> None:
+        usable = await self._runtime.pool.run(self.log.finish_download, download)
+        self.raft.snapshot_ready(download.id, self._now(), usable=usable)
         self._go_on()
 
     async def _exchange(self, effect: Send) -> None:

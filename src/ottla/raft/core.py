@@ -27,6 +27,7 @@ from ottla.raft.messages import Request
 from ottla.raft.peers import Peers
 from ottla.raft.progress import Progress
 from ottla.raft.replication import release_fetches
+from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import (
     NEVER_MS,
     Candidate,
@@ -80,6 +81,7 @@ class Core:
         self.peers: Final = Peers(config, bootstrap)
         self.now = now
         self.durable_end = log.end.offset  # the log is on disk below this
+        self.installing: SnapshotId | None = None  # the snapshot that is being made durable
         self.stopping = False
         self._effects: list[Effect] = []
         self._told_leader: tuple[int | None, int] | None = None
@@ -203,7 +205,7 @@ class Core:
             before.role.value,
             before.epoch,
         )
-        if isinstance(before, Follower) and before.download is not None:
+        if isinstance(before, Follower) and before.download is not None and not before.download.complete:
             self.log.abandon_snapshot()
         self.state = state
         self.peers.reset()

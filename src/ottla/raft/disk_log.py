@@ -230,22 +230,26 @@ class DiskLog:
         if download is not None:
             download.abandon()
 
-    def finish_snapshot(self, id: SnapshotId) -> bool:
-        """Make a downloaded snapshot durable; False if it is no good, or was given up. Blocks."""
-        download = self._download
-        if download is None or download.id != id:
-            return False
+    def take_download(self, id: SnapshotId) -> Download:
+        """The snapshot that has been received, for :meth:`finish_download`; nobody gives it up any more."""
+        download, self._download = self._download, None
+        assert download is not None
+        assert download.id == id
+        return download
+
+    def finish_download(self, download: Download) -> bool:
+        """Make a snapshot that was received durable; False if it is no good. Blocks."""
         try:
             download.check()
         except KafkaError as error:
             if error.code is not ErrorCode.CORRUPT_MESSAGE:
                 raise
+            download.abandon()
             return False
         download.finish()
         return True
 
     def start_after_snapshot(self, id: SnapshotId) -> SnapshotContent:
-        self._download = None
         content = self.snapshots.read(id)
         self._log.truncate_fully_and_start_at(id.offset)
         for older in [other for other in self.snapshots.ids if other < id]:

@@ -197,7 +197,7 @@ def fetch_from_leader(core: Core, state: Follower) -> None:
                 ),
             )
         return
-    if core.durable_end >= core.log.end.offset or not core.config.can_be_voter:
+    if core.durable_end >= core.log.end.offset:
         core.send(state.leader_id, core.address(state.leader_endpoints), _fetch(core))
 
 
@@ -245,7 +245,7 @@ def take_fetched(core: Core, from_id: int, fetch: Fetch, reply: FetchReply) -> b
     if reply.diverging is not None:
         _cut(core, state, reply.diverging)
     elif reply.snapshot is not None:
-        if min(reply.snapshot) < 0:
+        if min(reply.snapshot) < 0 or core.installing is not None:
             return False
         _begin_download(core, state, reply.snapshot)
     else:
@@ -328,18 +328,21 @@ def take_snapshot_piece(core: Core, from_id: int, request: FetchSnapshot, reply:
     leader_answered(core, state)
     if end == reply.size:
         download.complete = True
+        core.installing = download.id
         core.emit(InstallSnapshot(download.id))
     return True
 
 
 def install_snapshot(core: Core, id: SnapshotId, *, usable: bool) -> None:
-    """A snapshot that was fetched is on disk, or turned out to be no good."""
+    """A snapshot that was fetched is on disk, or turned out to be no good. If another epoch has begun since,
+    it lies there for the next start, and is fetched again if it is still needed.
+    """
+    core.installing = None
     state = core.state
     if not isinstance(state, Follower) or state.download is None or state.download.id != id:
         return
     state.download = None
     if not usable or id.offset < core.log.high_watermark:
-        core.log.abandon_snapshot()
         return
     content = core.log.start_after_snapshot(id)
     core.durable_end = core.log.end.offset

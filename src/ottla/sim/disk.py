@@ -74,6 +74,10 @@ class SimDisk:
         """Let so many more changes through and raise `SimCrash` in the next one."""
         self._crash_at = self.operations + operations + 1
 
+    def spare(self) -> None:
+        """Take `crash_after` back, if it has not come to that yet."""
+        self._crash_at = None
+
     def crash(self) -> None:
         """End this life, whether or not `SimCrash` was raised, and begin the next with one set of survivors.
 

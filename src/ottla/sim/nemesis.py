@@ -48,6 +48,7 @@ class Nemesis:
         self._config = config
         self._targets = targets
         self._random = world.random
+        self._stopped = False
         self._deeds: Mapping[str, Callable[[Machine], None]] = {
             "kill a process": lambda machine: self._kill(machine, power_loss=False),
             "kill it after some steps": self._kill_later,
@@ -73,7 +74,7 @@ class Nemesis:
         power_loss = self._random.random() < 0.7
 
         def strike() -> None:
-            if machine.process is process and self._may_go_down():
+            if machine.process is process and self._may_go_down() and not self._stopped:
                 self._did(f"ambush: {what}", machine.name)
                 machine.kill(power_loss=power_loss)
                 delay = self._random.random() * 0.3
@@ -107,7 +108,9 @@ class Nemesis:
         world.on_event = None
         world.trace.add("nemesis", "stops: everything is whole again")
         world.fabric.heal()
+        self._stopped = True
         for machine in world.machines.values():
+            machine.disk.spare()
             machine.resume()
             if machine.pool is not None:
                 machine.pool.slowness_ms = 3.0
@@ -151,7 +154,7 @@ class Nemesis:
         def after_step() -> None:
             if before is not None:
                 before()
-            if process.steps >= last and machine.process is process:
+            if process.steps >= last and machine.process is process and not self._stopped:
                 self._did("kill it after some steps", machine.name)
                 machine.kill(power_loss=power_loss)
                 self._reboot_later(machine)
@@ -161,8 +164,8 @@ class Nemesis:
     def _crash_disk(self, machine: Machine) -> None:
         if machine.is_up and self._may_go_down():
             machine.disk.crash_after(self._random.randrange(0, 12))
+            machine.on_power_loss = lambda: self._reboot_later(machine)
             self._world.trace.add("nemesis", f"power loss inside a write, soon: {machine.name}")
-            self._reboot_later(machine)
 
     def _kill_all(self) -> None:
         if self._config.max_down is not None:

@@ -41,6 +41,8 @@ class Machine:
         self.process: Process | None = None
         self.pool: SimPool | None = None
         self.lives = 0
+        # Called when the power went off in the middle of a write.
+        self.on_power_loss: Callable[[], None] | None = None
 
     @property
     def is_up(self) -> bool:
@@ -75,6 +77,8 @@ class Machine:
         if self.disk.is_down:
             self._world.coverage["power lost inside a write"] += 1
             self.kill(power_loss=True)
+            if self.on_power_loss is not None:
+                self.on_power_loss()
 
     def kill(self, *, power_loss: bool) -> None:
         """End its process here and now; with ``power_loss`` what was not synced may be lost with it."""

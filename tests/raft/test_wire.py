@@ -10,7 +10,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError, UnsupportedVersion
 from ottla.protocol.messages.fetch import FetchRequest, FetchTopic
 from ottla.protocol.messages.vote import VoteResponse
 from ottla.raft import messages as m
-from ottla.raft import wire
+from ottla.raft import wire, wire_replies
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import Address, ReplicaKey
 
@@ -59,9 +59,9 @@ def test_requests(request_: m.Request) -> None:
 @pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
 def test_replies(request_: m.Request, reply: m.Reply) -> None:
     message = wire.encode_request(request_, CLUSTER)
-    response = wire.encode_reply(message, reply)
+    response = wire_replies.encode_reply(message, reply)
     version = wire.VERSIONS[message.API_KEY]
-    assert wire.decode_reply(type(response).decode(response.encode(version), version)) == reply
+    assert wire_replies.decode_reply(type(response).decode(response.encode(version), version)) == reply
 
 
 def test_older_versions_know_less() -> None:
@@ -94,7 +94,7 @@ def test_what_is_for_another_cluster_or_another_partition_is_refused() -> None:
 
 def test_an_error_of_the_whole_response_is_raised() -> None:
     with pytest.raises(KafkaError) as error:
-        wire.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
+        wire_replies.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
     assert error.value.code is ErrorCode.INCONSISTENT_CLUSTER_ID
     with pytest.raises(KafkaError):
-        wire.decode_reply(VoteResponse(error_code=12345))
+        wire_replies.decode_reply(VoteResponse(error_code=12345))

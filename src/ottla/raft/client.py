@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeVarTuple
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
-from ottla.raft import wire
+from ottla.raft import wire, wire_replies
 from ottla.raft.channel import Channel
 from ottla.raft.config import QuorumConfig
 from ottla.raft.core import Core, Now
@@ -169,7 +169,7 @@ class RaftClient:
         answer.add_done_callback(self._answers.discard)
         self.raft.receive(answer, request, self._now())
         self._go_on()
-        return wire.encode_reply(message, await answer)
+        return wire_replies.encode_reply(message, await answer)
 
     def append(self, batch: bytes) -> int:
         """Append a batch of this leader's epoch; the offset at which it is committed. KafkaError
@@ -312,7 +312,7 @@ class RaftClient:
                 message = wire.encode_request(effect.request, self._cluster_id)
                 newest = wire.VERSIONS[message.API_KEY]
                 response = await self._channel.ask(effect.address, message, newest, timeout_ms=timeout_ms)
-                reply = wire.decode_reply(response)
+                reply = wire_replies.decode_reply(response)
         except KafkaError as error:
             reply = wire.error_reply(effect.request, error.code, self.raft.core.epoch)
         except TimeoutError:

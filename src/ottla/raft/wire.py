@@ -208,7 +208,7 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
         )
     match message:
         case vote.VoteRequest():
-            v = _only(message.topics, "topic_name")
+            v = only_partition(message.topics, "topic_name")
             voter = (
                 None if message.voter_id < 0 else ReplicaKey(message.voter_id, bytes(v.voter_directory_id))
             )
@@ -220,13 +220,13 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
                 voter,
             )
         case begin_quorum_epoch.BeginQuorumEpochRequest():
-            b = _only(message.topics, "topic_name")
+            b = only_partition(message.topics, "topic_name")
             voter = (
                 None if message.voter_id < 0 else ReplicaKey(message.voter_id, bytes(b.voter_directory_id))
             )
             return m.BeginEpoch(b.leader_id, b.leader_epoch, _endpoints(message.leader_endpoints), voter)
         case end_quorum_epoch.EndQuorumEpochRequest():
-            e = _only(message.topics, "topic_name")
+            e = only_partition(message.topics, "topic_name")
             preferred = [
                 ReplicaKey(r.candidate_id, bytes(r.candidate_directory_id)) for r in e.preferred_candidates
             ]
@@ -236,7 +236,7 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
         case fetch.FetchRequest():
             return _read_fetch(message)
         case fetch_snapshot.FetchSnapshotRequest():
-            s = _only(message.topics, "name")
+            s = only_partition(message.topics, "name")
             return m.FetchSnapshot(
                 ReplicaKey(message.replica_id, bytes(s.replica_directory_id)),
                 s.current_leader_epoch,
@@ -270,7 +270,7 @@ def _read_fetch(message: fetch.FetchRequest) -> m.Fetch:
         message.topics[0].topic == TOPIC or bytes(message.topics[0].topic_id) == TOPIC_ID
     )
     if not named or len(message.topics[0].partitions) != 1 or message.topics[0].partitions[0].partition != 0:
-        raise _not_ours()
+        raise not_ours()
     part = message.topics[0].partitions[0]
     replica_id = message.replica_state.replica_id
     if replica_id < 0:
@@ -285,10 +285,10 @@ def _read_fetch(message: fetch.FetchRequest) -> m.Fetch:
     )
 
 
-def _only(topics: list[Any], name: str) -> Any:
+def only_partition(topics: list[Any], name: str) -> Any:
     """The one partition that a message must be about."""
     if len(topics) != 1 or getattr(topics[0], name) != TOPIC or len(topics[0].partitions) != 1:
-        raise _not_ours()
+        raise not_ours()
     partition = topics[0].partitions[0]
     index = next(
         getattr(partition, field)
@@ -296,197 +296,16 @@ def _only(topics: list[Any], name: str) -> Any:
         if hasattr(partition, field)
     )
     if index != PARTITION:
-        raise _not_ours()
+        raise not_ours()
     return partition
 
 
-def _not_ours() -> KafkaError:
+def not_ours() -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REQUEST, f"only {TOPIC}-{PARTITION} is kept by a quorum")
 
 
 def _endpoints(listeners: Iterable[Any]) -> dict[str, Address]:
     return {listener.name: Address(listener.host, listener.port) for listener in listeners}
-
-
-# Replies, outwards
-
-
-def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
-    match reply:
-        case m.VoteReply():
-            part = vote.VoteResponsePartitionData(
-                partition_index=PARTITION,
-                error_code=reply.error,
-                leader_id=reply.leader_id,
-                leader_epoch=reply.epoch,
-                vote_granted=reply.granted,
-            )
-            return vote.VoteResponse(
-                topics=[vote.VoteResponseTopicData(topic_name=TOPIC, partitions=[part])],
-                node_endpoints=_nodes(vote.NodeEndpoint, reply),
-            )
-        case m.BeginEpochReply():
-            begun = begin_quorum_epoch.BeginQuorumEpochResponsePartitionData(
-                partition_index=PARTITION,
-                error_code=reply.error,
-                leader_id=reply.leader_id,
-                leader_epoch=reply.epoch,
-            )
-            return begin_quorum_epoch.BeginQuorumEpochResponse(
-                topics=[
-                    begin_quorum_epoch.BeginQuorumEpochResponseTopicData(topic_name=TOPIC, partitions=[begun])
-                ],
-                node_endpoints=_nodes(begin_quorum_epoch.NodeEndpoint, reply),
-            )
-        case m.EndEpochReply():
-            ended = end_quorum_epoch.EndQuorumEpochResponsePartitionData(
-                partition_index=PARTITION,
-                error_code=reply.error,
-                leader_id=reply.leader_id,
-                leader_epoch=reply.epoch,
-            )
-            return end_quorum_epoch.EndQuorumEpochResponse(
-                topics=[
-                    end_quorum_epoch.EndQuorumEpochResponseTopicData(topic_name=TOPIC, partitions=[ended])
-                ],
-                node_endpoints=_nodes(end_quorum_epoch.NodeEndpoint, reply),
-            )
-        case m.FetchReply():
-            return _fetch_response(reply)
-        case m.FetchSnapshotReply():
-            return _snapshot_response(reply)
-        case m.VoterChangeReply():
-            changed = (
-                add_raft_voter.AddRaftVoterResponse
-                if isinstance(request, add_raft_voter.AddRaftVoterRequest)
-                else remove_raft_voter.RemoveRaftVoterResponse
-            )
-            return changed(error_code=reply.error, error_message=reply.message)
-        case m.UpdateVoterReply():
-            at = reply.endpoint or Address("", 0)
-            return update_raft_voter.UpdateRaftVoterResponse(
-                error_code=reply.error,
-                current_leader=update_raft_voter.CurrentLeader(
-                    leader_id=reply.leader_id, leader_epoch=reply.epoch, host=at.host, port=at.port
-                ),
-            )
-        case _:
-            raise TypeError(f"{reply} is not sent as a message of the quorum")
-
-
-def _fetch_response(reply: m.FetchReply) -> schema.Response:
-    diverging = reply.diverging or m.OffsetAndEpoch(-1, -1)
-    snapshot = reply.snapshot or SnapshotId(-1, -1)
-    part = fetch.PartitionData(
-        partition_index=PARTITION,
-        error_code=reply.error,
-        high_watermark=reply.high_watermark,
-        log_start_offset=reply.log_start_offset,
-        diverging_epoch=fetch.EpochEndOffset(epoch=diverging.epoch, end_offset=diverging.offset),
-        current_leader=fetch.LeaderIdAndEpoch(leader_id=reply.leader_id, leader_epoch=reply.epoch),
-        snapshot_id=fetch.SnapshotId(end_offset=snapshot.offset, epoch=snapshot.epoch),
-        aborted_transactions=[],
-        records=reply.records,
-    )
-    topic = fetch.FetchableTopicResponse(topic=TOPIC, topic_id=TOPIC_ID, partitions=[part])
-    return fetch.FetchResponse(responses=[topic], node_endpoints=_nodes(fetch.NodeEndpoint, reply))
-
-
-def _snapshot_response(reply: m.FetchSnapshotReply) -> schema.Response:
-    part = fetch_snapshot.FetchSnapshotResponsePartitionSnapshot(
-        index=PARTITION,
-        error_code=reply.error,
-        snapshot_id=fetch_snapshot.SnapshotId(end_offset=reply.id.offset, epoch=reply.id.epoch),
-        current_leader=fetch_snapshot.LeaderIdAndEpoch(leader_id=reply.leader_id, leader_epoch=reply.epoch),
-        size=reply.size,
-        position=reply.position,
-        unaligned_records=reply.data,
-    )
-    topic = fetch_snapshot.FetchSnapshotResponseTopicSnapshot(name=TOPIC, partitions=[part])
-    return fetch_snapshot.FetchSnapshotResponse(
-        topics=[topic], node_endpoints=_nodes(fetch_snapshot.NodeEndpoint, reply)
-    )
-
-
-def _nodes(node_class: type[T], reply: m.NewsReply) -> list[T]:
-    if reply.endpoint is None or reply.leader_id < 0:
-        return []
-    return [node_class(node_id=reply.leader_id, host=reply.endpoint.host, port=reply.endpoint.port)]  # type: ignore[call-arg]
-
-
-# Replies, inwards
-
-
-def decode_reply(message: schema.Response) -> m.Reply:
-    """What a response says; KafkaError if it is an error as a whole, or not about the metadata log."""
-    code = getattr(message, "error_code", 0)
-    match message:
-        case add_raft_voter.AddRaftVoterResponse() | remove_raft_voter.RemoveRaftVoterResponse():
-            return m.VoterChangeReply(_error(code), message.error_message)
-        case update_raft_voter.UpdateRaftVoterResponse():
-            leader = message.current_leader
-            at = Address(leader.host, leader.port) if leader.host else None
-            return m.UpdateVoterReply(leader.leader_epoch, leader.leader_id, _error(code), at)
-    if code != ErrorCode.NONE:
-        raise KafkaError(_error(code))
-    match message:
-        case vote.VoteResponse():
-            v = _only(message.topics, "topic_name")
-            at = _endpoint(message.node_endpoints, v.leader_id)
-            return m.VoteReply(v.leader_epoch, v.leader_id, v.vote_granted, _error(v.error_code), at)
-        case begin_quorum_epoch.BeginQuorumEpochResponse():
-            b = _only(message.topics, "topic_name")
-            at = _endpoint(message.node_endpoints, b.leader_id)
-            return m.BeginEpochReply(b.leader_epoch, b.leader_id, _error(b.error_code), at)
-        case end_quorum_epoch.EndQuorumEpochResponse():
-            e = _only(message.topics, "topic_name")
-            at = _endpoint(message.node_endpoints, e.leader_id)
-            return m.EndEpochReply(e.leader_epoch, e.leader_id, _error(e.error_code), at)
-        case fetch.FetchResponse():
-            return _read_fetch_response(message)
-        case fetch_snapshot.FetchSnapshotResponse():
-            s = _only(message.topics, "name")
-            return m.FetchSnapshotReply(
-                s.current_leader.leader_epoch,
-                s.current_leader.leader_id,
-                SnapshotId(s.snapshot_id.end_offset, s.snapshot_id.epoch),
-                s.size,
-                s.position,
-                bytes(s.unaligned_records),
-                _error(s.error_code),
-                _endpoint(message.node_endpoints, s.current_leader.leader_id),
-            )
-        case _:
-            raise TypeError(f"{type(message).__name__} is not an answer of the quorum")
-
-
-def _read_fetch_response(message: fetch.FetchResponse) -> m.FetchReply:
-    if len(message.responses) != 1 or len(message.responses[0].partitions) != 1:
-        raise _not_ours()
-    part = message.responses[0].partitions[0]
-    diverging, snapshot, leader = part.diverging_epoch, part.snapshot_id, part.current_leader
-    return m.FetchReply(
-        leader.leader_epoch,
-        leader.leader_id,
-        part.high_watermark,
-        part.log_start_offset,
-        b"" if part.records is None else bytes(part.records),
-        m.OffsetAndEpoch(diverging.end_offset, diverging.epoch) if diverging.epoch >= 0 else None,
-        SnapshotId(snapshot.end_offset, snapshot.epoch) if snapshot.epoch >= 0 else None,
-        _error(part.error_code),
-        _endpoint(message.node_endpoints, leader.leader_id),
-    )
-
-
-def _error(code: int) -> ErrorCode:
-    try:
-        return ErrorCode(code)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
-
-
-def _endpoint(nodes: Iterable[Any], leader_id: int) -> Address | None:
-    return next((Address(node.host, node.port) for node in nodes if node.node_id == leader_id), None)
 
 
 def supported_kraft_versions(message: api_versions.ApiVersionsResponse) -> tuple[int, int]:

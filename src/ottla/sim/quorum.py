@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeVar
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft import wire
+from ottla.raft import wire, wire_replies
 from ottla.raft.channel import Channel
 from ottla.raft.config import QuorumConfig
 from ottla.raft.disk_log import DiskLogConfig
@@ -242,7 +242,7 @@ class QuorumLife:
                     newest = wire.VERSIONS[message.API_KEY]
                     timeout_ms = self.members[0].config.quorum.request_timeout_ms * 5 // 4
                     response = await channel.ask(address, message, newest, timeout_ms=timeout_ms)
-                    reply = wire.decode_reply(response)
+                    reply = wire_replies.decode_reply(response)
                     assert isinstance(reply, VoterChangeReply)
                     self._tell(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")
                     if reply.error is ErrorCode.NONE:

@@ -50,6 +50,7 @@ fuzz: $(STAMP)
 		OTTLA_MODEL_SEEDS=3000 OTTLA_CHAOS_SECONDS=$(FUZZ_SECONDS) OTTLA_THOROUGH=1 \
 		$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/node/test_fuzz.py \
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_kills.py \
+		tests/acceptance/test_metadata_kills.py \
 		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/coordinator/group/test_random_groups.py \
 		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +14,12 @@ import pytest
 from ottla.cli.pipeline_view import shown
 from ottla.spark import cache, java
 from ottla.spark.java import NoJava, find_java
+from ottla.spark.pipelines import catalog
 from ottla.spark.pipelines import progress as progress_module
 from ottla.spark.pipelines.checkpoints import read_checkpoints
 from ottla.spark.pipelines.progress import Progress, State, readable_error
 from ottla.spark.pipelines.project import ProjectError, find_project
-from ottla.spark.pipelines.running import Selection
+from ottla.spark.pipelines.running import Selection, definition_error
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for
 
@@ -195,6 +197,110 @@ class TestProject:
         chosen = Selection(refresh=["db.a"], full_refresh=["b"])
         assert [chosen.includes(table) for table in "abc"] == [True, True, False]
         assert [chosen.recomputes(table) for table in "abc"] == [False, True, False]
+
+
+class TestDefinitions:
+    @pytest.mark.parametrize(
+        ("source", "complaint"),
+        [
+            ("def f(:\n", r"flows\.py, line 1: SyntaxError: .+"),
+            (
+                "import os\n\ndef f():\n    return nothing\n\nf()\n",
+                r"flows\.py, line 4: NameError: .*nothing.*",
+            ),
+            ("import json\njson.loads('{')\n", r"flows\.py, line 2: JSONDecodeError: .+"),
+        ],
+    )
+    def test_a_mistake_in_them_is_told_with_its_line(
+        self, tmp_path: Path, source: str, complaint: str
+    ) -> None:
+        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
+        file = tmp_path / "flows.py"
+        file.write_text(source)
+        with pytest.raises(Exception) as caught:
+            exec(compile(file.read_text(), str(file), "exec"), {})
+        failure = definition_error(find_project(tmp_path), caught.value)
+        assert re.fullmatch(complaint, str(failure)), str(failure)
+
+
+class TestCatalog:
+    """What is done with the tables of earlier runs; `Sql` is Spark as far as it is asked."""
+
+    class Sql:
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def sql(self, text: str) -> None:
+            self.said.append(text)
+
+    def remembered(self, directory: Path, *tables: tuple[str, bool]) -> Path:
+        entries = []
+        for table, streaming in tables:
+            location = directory / "spark-warehouse" / table
+            location.mkdir(parents=True)
+            entry = {
+                "database": "default",
+                "table": table,
+                "location": str(location),
+                "ddl": "(a INT) USING parquet",
+            }
+            entries.append(entry | {"streaming": streaming})
+        state = directory / ".ottla"
+        state.mkdir()
+        (state / "catalog.json").write_text(json.dumps({"version": 1, "tables": entries}))
+        return state
+
+    @pytest.mark.parametrize(
+        ("selection", "kept"),
+        [
+            (Selection(), {"stream"}),
+            (Selection(refresh=["stream"]), {"stream", "view"}),
+            (Selection(full_refresh=["stream"]), {"view"}),
+            (Selection(full_refresh_all=True), set()),
+        ],
+    )
+    def test_streams_are_kept_and_views_begin_anew(
+        self, tmp_path: Path, selection: Selection, kept: set[str]
+    ) -> None:
+        state = self.remembered(tmp_path, ("stream", True), ("view", False))
+        spark = self.Sql()
+        catalog.restore(spark, tmp_path / "spark-warehouse", state, selection)
+        assert {path.name for path in (tmp_path / "spark-warehouse").iterdir()} == kept
+        assert {text.split("`")[3] for text in spark.said} == kept
+
+    def test_nothing_outside_of_the_warehouse_is_removed(self, tmp_path: Path) -> None:
+        state = self.remembered(tmp_path, ("view", False))
+        catalog.restore(self.Sql(), tmp_path / "elsewhere", state, Selection(full_refresh_all=True))
+        assert (tmp_path / "spark-warehouse" / "view").is_dir()
+
+    def test_a_stream_stays_one_without_its_checkpoint(self, tmp_path: Path) -> None:
+        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
+        project = find_project(tmp_path)
+        entry = {"table": "t", "location": str(tmp_path / "t")}
+        assert not catalog.is_streaming(project, entry, None)
+        (tmp_path / "s" / "_checkpoints" / "spark_catalog" / "default" / "t").mkdir(parents=True)
+        assert catalog.is_streaming(project, entry, None)
+        assert catalog.is_streaming(project, {**entry, "table": "u"}, {"streaming": True})
+
+    def test_a_damaged_file_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "catalog.json").write_text("{")
+        with pytest.raises(ProjectError, match="is damaged"):
+            catalog.restore(self.Sql(), tmp_path, tmp_path, Selection())
+
+    @pytest.mark.parametrize(
+        ("spec", "settings", "needed"),
+        [
+            ("storage: s", {}, True),
+            ("storage: s\ncatalog: lake", {}, False),
+            ("storage: s", {"spark.sql.catalogImplementation": "hive"}, False),
+            ("storage: s3a://bucket/s", {}, False),
+        ],
+    )
+    def test_it_steps_back_where_another_catalog_remembers(
+        self, tmp_path: Path, spec: str, settings: dict[str, str], needed: bool
+    ) -> None:
+        (tmp_path / "spark-pipeline.yml").write_text(f"name: p\n{spec}\n")
+        assert catalog.is_needed(find_project(tmp_path), settings) is needed
 
 
 class TestProgress:

@@ -40,14 +40,15 @@ def run_all(request: Request, log: IO[str] | None) -> None:
     """Runs the project as often as asked. What Spark and the project's definitions print goes to `log`."""
     began = monotonic()
     project = request.project
-    settings = {"spark.sql.warehouse.dir": str(project.directory / "spark-warehouse"), **request.conf}
+    warehouse = project.directory / "spark-warehouse"
+    settings = {"spark.sql.warehouse.dir": str(warehouse), **request.conf}
     remembers = not request.dry and catalog.is_needed(project, {**request.conf, **request.configuration})
     once = request.runs == 1
     with connect_session(request.master, name=project.name, conf=settings, log=log, short=once) as connected:
         spark, context = connected
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
         if remembers:
-            catalog.restore(spark, project, request.state, request.selection)
+            catalog.restore(spark, warehouse, request.state, request.selection)
         number = 1
         while request.runs is None or number <= request.runs:
             if number > 1:
@@ -56,7 +57,7 @@ def run_all(request: Request, log: IO[str] | None) -> None:
                 _run(spark, context, request, log, number)
             finally:
                 if remembers and number == 1:
-                    catalog.remember(context, request.state)
+                    catalog.remember(context, project, request.state)
             number += 1
 
 

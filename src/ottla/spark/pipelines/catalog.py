@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from ottla.spark.pipelines.project import CHECKPOINTS, Project
+from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
 from ottla.spark.pipelines.running import Selection
 
 FILE: Final = "catalog.json"
@@ -24,22 +24,29 @@ _OWN_CATALOG: Final = ("spark.sql.catalogImplementation", "spark.sql.catalog.spa
 
 
 def is_needed(project: Project, settings: Mapping[str, str]) -> bool:
-    """Whether nothing else would remember the tables."""
+    """Whether nothing else would remember the tables, and whether they are within our reach."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     spec = yaml.safe_load(project.spec.read_text())
-    return not spec.get("catalog") and not any(name in settings for name in _OWN_CATALOG)
+    return (
+        not spec.get("catalog")
+        and not any(name in settings for name in _OWN_CATALOG)
+        and project.storage_path is not None
+    )
 
 
-def restore(spark: Any, project: Project, state: Path, selection: Selection) -> None:
-    """Makes the tables of earlier runs known, and removes those that this run begins anew."""
+def restore(spark: Any, warehouse: Path, state: Path, selection: Selection) -> None:
+    """Makes the tables of earlier runs known, and removes those that this run begins anew.
+
+    Nothing is removed outside of the warehouse, and no streaming table unless it was asked for by name.
+    """
     for entry in _remembered(state / FILE):
         location = Path(entry["location"])
         if not location.is_dir():
             continue
         table = entry["table"]
-        afresh = not _is_streaming(project, table) and selection.includes(table)
-        if afresh or selection.recomputes(table):
+        afresh = not entry["streaming"] and selection.includes(table)
+        if (afresh or selection.recomputes(table)) and location.is_relative_to(warehouse):
             shutil.rmtree(location)
             continue
         if entry["database"] != "default":
@@ -48,17 +55,32 @@ def restore(spark: Any, project: Project, state: Path, selection: Selection) -> 
         spark.sql(f"CREATE TABLE IF NOT EXISTS {name} {entry['ddl']} LOCATION '{location.as_uri()}'")
 
 
-def remember(context: Any, state: Path) -> None:
+def remember(context: Any, project: Project, state: Path) -> None:
     """Writes down the tables that there are now. It asks the JVM, where the answers are at hand, and not in
     SQL, which would have to be parsed and planned for each.
     """
-    entries = list(_tables(context))
-    if not entries and not (state / FILE).exists():
+    before = {(entry["database"], entry["table"]): entry for entry in _remembered(state / FILE)}
+    entries = [
+        {**entry, "streaming": is_streaming(project, entry, before.get((entry["database"], entry["table"])))}
+        for entry in _tables(context)
+    ]
+    if not entries and not before:
         return
     state.mkdir(parents=True, exist_ok=True)
     draft = state / (FILE + ".tmp")
     draft.write_text(json.dumps({"version": 1, "tables": entries}, indent=2))
     draft.replace(state / FILE)
+
+
+def is_streaming(project: Project, entry: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
+    """A streaming table goes on where it was; a materialized view is computed anew. The signs of the first: a
+    checkpoint, or the log that Spark keeps beside files that a stream has written. Once seen, it stays one.
+    """
+    if before is not None and before["streaming"]:
+        return True
+    storage = project.storage_path
+    has_checkpoint = storage is not None and any((storage / CHECKPOINTS).glob(f"*/*/{entry['table']}"))
+    return has_checkpoint or (Path(entry["location"]) / "_spark_metadata").exists()
 
 
 def _tables(context: Any) -> Iterator[dict[str, str]]:
@@ -91,17 +113,13 @@ def _directory(uri: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") and parts.path else None
 
 
-def _remembered(file: Path) -> list[dict[str, str]]:
+def _remembered(file: Path) -> list[dict[str, Any]]:
     try:
-        document = json.loads(file.read_text())
+        return list(json.loads(file.read_text())["tables"])
     except FileNotFoundError:
         return []
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); remove it, and run with --full-refresh-all") from None
-    return list(document["tables"])
-
-
-def _is_streaming(project: Project, table: str) -> bool:
-    """A streaming table goes on where its checkpoint says; a materialized view has none."""
-    storage = project.storage_path
-    return storage is not None and any((storage / CHECKPOINTS).glob(f"*/*/{table}"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProjectError(
+            f"{file} is damaged ({error}); remove it with the tables in spark-warehouse/, and run with "
+            "--full-refresh-all"
+        ) from None

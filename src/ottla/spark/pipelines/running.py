@@ -6,9 +6,12 @@ The same session takes run after run; the second begins in a fraction of the tim
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import IO, TYPE_CHECKING, Any
 
 from ottla.spark.pipelines.progress import Flow, Progress, readable_error
@@ -77,6 +80,7 @@ def _run(
     dry: bool,
     output: IO[str] | None,
 ) -> None:
+    from pyspark.errors import PySparkException
     from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
@@ -87,8 +91,13 @@ def _run(
     graph = create_dataflow_graph(spark, spec.catalog, spec.database, configuration)
     try:
         registry = SparkConnectGraphElementRegistry(spark, graph)
-        with redirect_stdout(output):
-            register_definitions(project.spec, registry, spec, spark, graph)
+        try:
+            with redirect_stdout(output or sys.stderr):
+                register_definitions(project.spec, registry, spec, spark, graph)
+        except PySparkException:
+            raise
+        except Exception as error:
+            raise definition_error(project, error) from None
         results = start_run(
             spark,
             graph,
@@ -111,12 +120,27 @@ def storage_for_spark(project: Project) -> str:
     return project.storage if path is None else path.resolve().as_uri()
 
 
+def definition_error(project: Project, error: Exception) -> RunFailed:
+    """What went wrong in the project's own Python, and where: the innermost line that belongs to it."""
+    places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        places.append((error.filename, error.lineno))
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    for name, line in reversed(places):
+        if (file := Path(name).resolve()).is_relative_to(project.directory):
+            where = f"{file.relative_to(project.directory)}, line {line}"
+            return RunFailed(f"{where}: {type(error).__name__}: {said}")
+    return RunFailed(f"{type(error).__name__}: {said}")
+
+
 def _set(spark: Any, project: Project, name: str, value: str) -> None:
-    from pyspark.errors import AnalysisException
+    from pyspark.errors import PySparkException
 
     try:
         spark.conf.set(name, value)
-    except AnalysisException:
+    except PySparkException as error:
+        if "CANNOT_MODIFY" not in str(error):
+            raise ProjectError(f"{project.spec}: {name}: {readable_error(str(error))}") from None
         raise ProjectError(
             f"{project.spec}: {name} cannot be changed once Spark runs; take it out of `configuration` "
             f"and give it as --conf {name}={value}"

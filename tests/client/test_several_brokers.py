@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ottla.client.consumer import Consumer, ConsumerRecord, TopicPartition
+from ottla.client.consumer.fetcher import CHUNKS_AHEAD
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
@@ -219,7 +220,9 @@ async def test_partitions_with_news_do_not_wait_for_those_without(cluster: FakeC
         c.assign([(TOPIC, 0), (TOPIC, 1)])
         records = await c.poll(1, timeout_ms=10_000)
         async with asyncio.timeout(10):
-            while len(c._fetcher.chunks) < 2:  # partition 1 has all it may have, partition 0 nothing
+            while (
+                len(c._fetcher.chunks) < CHUNKS_AHEAD
+            ):  # partition 1 has all it may have, partition 0 nothing
                 await c._fetcher.arrived.wait()
                 c._fetcher.arrived.clear()
         records += await read(c, 999)

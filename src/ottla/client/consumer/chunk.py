@@ -28,6 +28,8 @@ PIECE_BYTES = 64 * 1024
 _FRONT = struct.Struct(">qii")  # base offset, length, leader epoch
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
+_CODEC_AT = 22
+_CODEC_BITS = 0x07
 
 
 class SerializationFailed(KafkaError):
@@ -55,6 +57,7 @@ class Chunk:
         "_fetch_offset",
         "_reader",
         "dropped",
+        "is_compressed",
         "last_epoch",
         "next_offset",
         "node_id",
@@ -84,6 +87,7 @@ class Chunk:
         self._reader = open_reader(start_offset=fetch_offset, check_crc=check_crcs)
         self._reader.set_aborted(aborted)
         self._decoded: list[ConsumerRecord[Any, Any]] = []
+        self.is_compressed = False
         # The offset after the last whole batch, and that batch's leader epoch.
         self.next_offset, self.last_epoch = self._end(fetch_offset)
 
@@ -96,6 +100,7 @@ class Chunk:
                 break
             offset = base_offset + _LAST_DELTA.unpack_from(buf, at + _LAST_DELTA_AT)[0] + 1
             epoch = batch_epoch
+            self.is_compressed |= bool(buf[at + _CODEC_AT] & _CODEC_BITS)
             at += LOG_OVERHEAD + length
         if not at and size:
             raise KafkaError(

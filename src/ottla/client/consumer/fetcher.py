@@ -1,6 +1,6 @@
 """Fetches ahead of the user: one request under way to each broker, for all partitions that want bytes.
 
-A partition wants bytes while fewer than two chunks of it wait. What waits and what may come in is bounded:
+A partition wants bytes while few chunks of it wait. What waits and what may come in is bounded:
 each broker has an equal share of `prefetch.max.bytes`, and a request never asks for more than is left of
 it. (Only a single batch larger than that is delivered all the same, as Kafka promises.)
 """
@@ -28,7 +28,7 @@ __all__ = ["Fetcher"]
 
 log = logging.getLogger(__name__)
 
-CHUNKS_AHEAD = 2
+CHUNKS_AHEAD = 4
 WITHOUT_TOPIC_IDS = 12
 _STALE_METADATA = frozenset(
     {

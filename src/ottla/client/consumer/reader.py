@@ -27,8 +27,10 @@ __all__ = ["Reader"]
 K = TypeVar("K")
 V = TypeVar("V")
 
-DECODED_ASIDE_BYTES = 256 * 1024
-"""From here on, handing the work to a thread costs little beside it."""
+DECODED_ASIDE_BYTES = 16 * 1024 * 1024
+"""What takes some milliseconds. Below, a thread costs more than it gains: the bytes change caches with it."""
+COMPRESSED_EFFORT = 16
+"""A compressed byte takes about as long as so many plain ones."""
 
 
 class Reader(Generic[K, V]):
@@ -78,7 +80,8 @@ class Reader(Generic[K, V]):
         if not chunks:
             return []
         work = [(chunk, chunk.state.position or 0) for chunk in chunks]
-        if sum(chunk.size for chunk in chunks) < DECODED_ASIDE_BYTES:
+        effort = sum(chunk.size * (COMPRESSED_EFFORT if chunk.is_compressed else 1) for chunk in chunks)
+        if effort < DECODED_ASIDE_BYTES:
             decoded, error = decode_chunks(work, columns)
         else:
             decoded, error = await self._pool.run(decode_chunks, work, columns)

@@ -403,3 +403,18 @@ async def test_commits_follow_the_coordinator(cluster: FakeCluster) -> None:
         await c.commit({PART: 5})
     nodes = [node_id for node_id, _ in cluster.asked(OffsetCommitRequest)]
     assert (nodes[0], nodes[-1]) == (1, 2)
+
+
+async def test_a_fault_of_the_client_itself_is_told_to_whoever_polls(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.on(FetchRequest, lambda _, r: fetched(r, lambda p: PartitionData(partition_index=0)))
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
+        monkeypatch.setattr(c._fetcher, "_take", broken)
+        c.assign([PART])
+        with pytest.raises(KafkaError, match=r"t-0: the fetcher has broken down: ZeroDivisionError"):
+            await c.poll(timeout_ms=10_000)

@@ -249,17 +249,21 @@ class Fetcher:
                 connection = await self._cluster.connection(node_id, Lane.FETCH)
                 await connection.drained()
                 answer = self._send(connection, node_id, wanted, room)
-            response = await answer
+            await self._answered(node_id, self._session(node_id), sent, await answer)
         except KafkaError as error:
             self._session(node_id).lost()
             await self._could_not_ask(node_id, sent, error)
-        else:
-            await self._answered(node_id, self._session(node_id), sent, response)
+        except Exception as error:
+            # A fault of ours: whoever polls shall hear of it, rather than wait for ever.
+            log.exception("fetch from broker %d", node_id)
+            self._session(node_id).lost()
+            for partition, entry in sent.items():
+                what = f"{partition}: the fetcher has broken down: {error!r}"
+                self._stop(entry.state, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, what))
         finally:
             del self._under_way[node_id]
             for entry in sent.values():
                 entry.state.fetching = False
-            self._wake.set()
         self._dispatch()  # before whoever waits for these bytes gets to work on them
 
     def _session(self, node_id: int) -> FetchSession:

@@ -54,6 +54,14 @@ class TestAdding:
         lab.pass_time(500)
         assert leader.committed < end, "the new voter counts"
 
+    def test_a_leader_that_was_alone_for_long_does_not_resign_when_it_no_longer_is(self) -> None:
+        lab, leader = ready(1, observers=(2,))
+        lab.pass_time(20_000)
+        epoch = leader.epoch
+        assert settle(lab, leader.ask(add(2))) is ErrorCode.NONE
+        lab.pass_time(1_000)
+        assert (leader.role, leader.epoch) == (Role.LEADER, epoch)
+
     def test_from_one_to_three_and_the_first_may_go(self) -> None:
         lab, leader = ready(1, observers=(2, 3))
         for id in (2, 3):

@@ -1,7 +1,8 @@
 """The quorum: who leads the metadata log, and how far its voters agree.
 
-Nothing here does I/O or reads a clock. :class:`~ottla.raft.quorum.Quorum` is told what happened (a vote is
-durable, the log is durable up to an offset) and says what follows; :mod:`ottla.metadata.metadata_log`
-carries it out. The formats are Kafka's: ``quorum-state``, the control records of leaders and voters, the
-names and frames of snapshots. A node alone is a quorum of one voter.
+:class:`~ottla.raft.machine.Raft` is told what happened (a message came, the log is durable up to an offset,
+time went by) and says what follows; it does no I/O and reads no clock. :class:`~ottla.raft.client.RaftClient`
+runs it over the log on disk and over connections. The protocol and the formats are Kafka's: Vote, Fetch and
+their kin, ``quorum-state``, the control records of leaders and voters, the names and frames of snapshots. A
+node alone is a quorum of one voter.
 """

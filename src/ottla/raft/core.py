@@ -352,7 +352,7 @@ class Core:
         state, voters = self.state, self.membership.voters
         assert isinstance(state, Leader)
         assert voters is not None
-        state.progress.set_voters(voters)
+        state.progress.set_voters(voters, self.now.ms)
         state.remind_ms = self.now.ms
         self.emit(Flush())
         return self.log.end.offset - 1

@@ -43,13 +43,16 @@ class Progress:
         self.quorum_deadline_ms = now_ms + quorum_timeout_ms
         self.high_watermark: int | None = None
         self._local_progress().acknowledged = True
-        self.set_voters(voters)
+        self.set_voters(voters, now_ms)
 
     def _local_progress(self) -> ReplicaProgress:
         return self._replicas.setdefault(self._local, ReplicaProgress(self._local))
 
-    def set_voters(self, voters: VoterSet) -> None:
+    def set_voters(self, voters: VoterSet, now_ms: int) -> None:
         """Other voters are in force; what is known of a replica stays."""
+        if self.is_alone:
+            # Until now it needed nobody; those that it needs from now on get their time.
+            self.quorum_deadline_ms = now_ms + self._quorum_timeout_ms
         self._voters = voters
         for voter in voters.voters.values():
             if self._find(voter.key) is None:

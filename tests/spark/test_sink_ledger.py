@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,12 +34,12 @@ class Log:
         return replayed(self.records)
 
     def append(self, entry: Entry) -> int:
-        offset = 10 * (len(self.records) + 1)
+        offset = self.records[-1][0] + 10 if self.records else 10
         self.records.append((offset, entry))
         return offset
 
     def claim(self, run: str) -> int:
-        return self.append(self.ledger().claim(run))
+        return self.append(self.ledger().claim(run, f"t{len(self.records)}"))
 
     def decide(self, run: str, batch: int, began: int | None = None) -> int:
         ledger = self.ledger()
@@ -129,11 +131,35 @@ def test_a_fence_harms_no_other_run() -> None:
 
 def test_two_tasks_of_one_run_may_both_claim() -> None:
     log = Log()
-    first = log.ledger().claim("r1")
-    early = log.append(first)
-    log.append(first)
-    log.decide("r1", 0, early)
-    assert decided_batch(log.ledger()) == 0
+    one, other = log.ledger().claim("r1", "a"), log.ledger().claim("r1", "b")
+    first = log.append(one)
+    log.append(other)
+    log.decide("r1", 0, first)
+    for records in (log.records, compacted(log.records)):
+        assert decided_batch(replayed(records)) == 0
+        assert replayed(records).began("r1") == first
+
+
+def test_a_second_claim_does_not_bring_a_run_back() -> None:
+    log = Log()
+    first, second = log.ledger().claim("r1", "a"), log.ledger().claim("r1", "b")
+    began = log.append(first)
+    log.claim("r2")
+    log.append(second)
+    assert log.ledger().owner == "r2"
+    assert log.ledger().has_replaced("r1")
+    log.decide("r1", 0, began)
+    assert log.ledger().decided() is None
+    assert replayed(compacted(log.records)).decided() is None
+
+
+def test_two_runs_that_claim_at_once_get_different_lanes() -> None:
+    log = Log()
+    one, other = log.ledger().claim("r1", "a"), log.ledger().claim("r2", "b")
+    log.append(one)
+    log.append(other)
+    ledger = log.ledger()
+    assert not is_lane_of(ledger.lane_of("r2"), ledger.lane_of("r1"))
 
 
 def test_a_claim_carries_on_what_was_decided() -> None:
@@ -154,8 +180,11 @@ def test_a_forgotten_run_leaves_no_trace() -> None:
     log.claim("r2")
     log.decide("r2", 1)
     ledger = log.ledger()
-    ledger.forget("s/r1")
-    ledger.forget("s/r1!")
+    keys = ledger.keys_but_of("r2")
+    assert len(keys) == 3
+    for key in keys:
+        ledger.forget(key)
+    assert ledger.keys_but_of("r2") == []
     assert ledger.owner == "r2"
     assert decided_batch(ledger) == 1
     assert ledger.former == ("r1",)
@@ -184,7 +213,7 @@ def test_lanes_differ_from_run_to_run_and_after_a_disturbed_batch() -> None:
 def test_an_entry_survives_its_encoding() -> None:
     wrote = (("t", 0, 5, 9), ("ü", 1, 0, 0))
     decision = Decision(7, (Transaction("id", 2**40, 3, 6, wrote), Transaction("id2", 1, 0)))
-    entry = Entry(Kind.DECISION, "scope/with/slashes", "run", 12, 17, ("r1",), decision)
+    entry = Entry(Kind.DECISION, "scope/with/slashes", "run", 12, 17, ("r1",), decision, "token")
     assert Entry.decode(entry.encode()) == entry
     assert Entry.decode(Entry(Kind.FENCE, "s", "r").encode()) == Entry(Kind.FENCE, "s", "r")
 
@@ -205,33 +234,56 @@ def test_many_ranges_are_left_out() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["claim", "decide", "late", "fence"]), st.sampled_from(["r1", "r2", "r3", "r4"])
+        st.sampled_from(["look", "claim", "decide", "late", "fence", "forget"]),
+        st.sampled_from(["r1", "r2", "r3", "r4"]),
     ),
-    max_size=24,
+    max_size=30,
 )
 
 
 @given(steps)
-def test_compaction_and_its_moment_change_no_verdict(moves: list[tuple[str, str]]) -> None:
-    """Runs claim once, decide one batch after the other while they may, and at most one decision too late."""
+def test_whoever_reads_whenever_comes_to_the_same_verdict(moves: list[tuple[str, str]]) -> None:
+    """Runs look at the log, and claim later by what they saw, several times each. A run decides one batch
+    after the other while it owns the scope, and at most one too late. That the log was compacted changes
+    nothing.
+    """
     log = Log()
-    claims: dict[str, int] = {}
+    seen: dict[str, Ledger] = {}
     over: set[str] = set()
     next_batch = 0
+    gone: set[str] = set()
     for move, run in moves:
         ledger = log.ledger()
-        if move == "claim" and run not in claims:
-            claims[run] = log.claim(run)
-        elif move == "fence" and run in claims and run not in over:
+        if move == "look":
+            seen[run] = ledger
+        elif move == "claim" and run in seen and not seen[run].has_replaced(run) and run not in gone:
+            claim = seen[run].claim(run, f"t{len(log.records)}")
+            known = ledger.decided()
+            if known is not None and (claim.decision is None or claim.decision.batch < known[1].batch):
+                claim = replace(claim, decision=known[1])  # as a second claim does
+            log.append(claim)
+        elif move == "fence" and ledger.began(run) >= 0 and run not in over:
             log.fence(run)
             over.add(run)
         elif move == "decide" and ledger.owner == run and run not in over:
-            log.decide(run, next_batch, claims[run])
+            log.decide(run, next_batch, ledger.began(run))
             next_batch += 1
-        elif move == "late" and run in claims and run not in over and ledger.owner != run:
-            log.decide(run, next_batch, claims[run])
+        elif move == "late" and ledger.began(run) >= 0 and run not in over and ledger.owner != run:
+            log.decide(run, next_batch, ledger.began(run))
             over.add(run)
+        elif (
+            move == "forget"
+            and ledger.owner == run
+            and (found := ledger.decided()) is not None
+            and found[0] > ledger.began(run)
+        ):
+            keys = set(ledger.keys_but_of(run))
+            gone |= {entry.run for _, entry in log.records if key_of(entry) in keys}
+            log.records = [each for each in log.records if key_of(each[1]) not in keys]
         expected = next_batch - 1 if next_batch else None
+        owner = log.ledger().owner
         for records in (log.records, compacted(log.records), compacted(log.records[:-3]) + log.records[-3:]):
-            assert decided_batch(replayed(records)) == expected
-            assert replayed(records).owner == log.ledger().owner
+            again = replayed(records)
+            assert decided_batch(again) == expected
+            assert again.owner == owner
+            assert owner is None or again.lane_of(owner) == log.ledger().lane_of(owner)

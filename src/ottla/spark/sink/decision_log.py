@@ -137,13 +137,18 @@ class DecisionLog:
 
     async def append(self, entry: Entry) -> int:
         """The offset that the record got. If this fails, whether it was appended is not known."""
-        return await self._send(entry.scope, key_of(entry), entry.encode())
+        offset = await self._send(entry.scope, key_of(entry), entry.encode())
+        ledger = self._ledgers.get(entry.scope)
+        if ledger is not None and offset < ledger.position:
+            raise LogTruncated(await self.partition(entry.scope), ledger.position, offset + 1)
+        if ledger is not None and offset == ledger.position:
+            ledger.apply(offset, entry)  # nobody came between: there is nothing to read
+            ledger.position = offset + 1
+        return offset
 
-    async def forget(self, scope: str, runs: Iterable[str]) -> None:
-        """Tombstones for runs whose records nobody needs any more."""
-        await asyncio.gather(
-            *(self._send(scope, key, None) for run in runs for key in (f"{scope}/{run}", f"{scope}/{run}!"))
-        )
+    async def forget(self, scope: str, keys: Iterable[str]) -> None:
+        """Tombstones for records that nobody needs any more."""
+        await asyncio.gather(*(self._send(scope, key, None) for key in keys))
 
     async def _send(self, scope: str, key: str, value: bytes | None) -> int:
         partition = await self.partition(scope)
@@ -167,9 +172,13 @@ class DecisionLog:
 
     # Reading.
 
-    async def read(self, scope: str, *, through: int = -1) -> Ledger:
-        """The scope's records as far as they are committed now, and at least through this offset."""
+    async def read(self, scope: str, *, through: int | None = None) -> Ledger:
+        """The scope's records through this offset at least, or as far as they are committed now."""
         partition = await self.partition(scope)
+        known = self._ledgers.get(scope)
+        if known is not None and through is not None and known.position > through:
+            return known
+        through = -1 if through is None else through
         ledger = self._ledgers.pop(scope, None) or Ledger(scope)
         while len(self._ledgers) >= MOST_LEDGERS:
             self._ledgers.pop(next(iter(self._ledgers)))

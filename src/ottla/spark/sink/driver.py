@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.endings import Ended, OpenTransaction
-from ottla.spark.sink.ledger import Decision, Entry, Kind, Ledger, Transaction, next_lane, without_ranges
+from ottla.spark.sink.ledger import Decision, Entry, Kind, Transaction, next_lane, without_ranges
 from ottla.spark.sink.messages import Prepared
 from ottla.spark.sink.process import Client
 from ottla.spark.sink.recovery import end_all_of, end_what_is_left, finish_abandoned_writes
@@ -124,26 +124,11 @@ async def _decide(client: Client, prepared: Sequence[Prepared], decision: Decisi
     former = next((each.former for each in prepared if each.began == began), ())
     entry = Entry(Kind.DECISION, scope, run, began, next_lane(lane) if disturbed else lane, former, decision)
     offset = await client.decisions.append(entry)
-    await _check_counts(client, offset, entry, max(each.seen for each in prepared))
+    ledger = await client.decisions.read(scope, through=offset)
+    if not ledger.counts(offset, entry):
+        raise Fenced(scope, run, ledger.owner)
     stop_at(Place.DECIDED)
     await _complete(client, scope, decision)
-
-
-async def _check_counts(client: Client, offset: int, entry: Entry, seen: int) -> None:
-    """Raises if another run has come between. Up to `seen` it is known that none has."""
-    if seen == offset:
-        return
-    if seen > offset:
-        raise KafkaError(
-            ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"the sink's decision log was truncated or made anew: {seen} had been read, and now {offset} was "
-            "appended",
-        )
-    ledger = Ledger(entry.scope)
-    for at, other in await client.decisions.read_between(entry.scope, max(seen, 0), offset):
-        ledger.apply(at, other)
-    if not ledger.counts(offset, entry):
-        raise Fenced(entry.scope, entry.run, ledger.owner)
 
 
 async def _finish_decided(client: Client, message: Prepared, batch: int) -> None:
@@ -200,10 +185,12 @@ async def _clean_up(client: Client, prepared: Sequence[Prepared], *, streaming: 
             else:
                 await end_all_of(client.endings, await client.endings.open_in(scope))
         if first:
-            await client.decisions.forget(scope, prepared[0].former)
+            ledger = await client.decisions.read(scope)
+            if ledger.owner == run:
+                await client.decisions.forget(scope, ledger.keys_but_of(run))
         if not streaming:
             client.endings.forget(each.transaction.id for each in prepared if each.transaction is not None)
-            await client.decisions.forget(scope, [run])
+            await client.decisions.forget(scope, [f"{scope}/{run}"])
         if (first or not streaming) and now - client.last_courtesy > COURTESY_SECONDS:
             client.last_courtesy = now
             before_ms = int((time.time() - ABANDONED_AFTER_SECONDS) * 1000)

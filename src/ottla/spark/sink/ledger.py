@@ -2,18 +2,18 @@
 
 All drivers of a query, living and thought dead, append to one partition of a compacted topic, and the order
 of that log judges between them. What belongs together is a *scope*: a streaming query through all its
-restarts, or one batch write. There are three kinds of records, under keys made of the scope and the run of
-the query:
+restarts, or one batch write. There are three kinds of records, each of a *run*, one start of the query:
 
-* a *claim*: from its offset on, this run owns the scope, and no run before does;
+* a *claim*: from its offset on, this run owns the scope, and no run before does. Only the first claim of a
+  run means anything: once another run has claimed, there is no way back;
 * a *decision*: this batch is committed, with these transactions. It names the claim it rests on (`began`);
 * a *fence*: the run has given up; nothing that it appends from here on counts.
 
-The invariant: a decision counts if and only if no claim of another run lies between its own claim and
-itself, and no fence of its own run lies before it. Whoever has appended a record and read the log up to it
-therefore knows for good whether it counts, and a driver that wakes up late finds that it does not. Because
-the rule needs only the last record of each key, compaction changes no verdict. What a key's last record
-hides (a decision, behind one that does not count) is carried on by the claim that made it void.
+The invariant: a decision counts if and only if no other run's first claim lies between its own and itself,
+and no fence of its own run lies before it. Whoever has appended a record and read the log up to it therefore
+knows for good whether it counts, and a driver that wakes up late finds that it does not. Each claim and each
+run's last decision have a key of their own, so compaction changes no verdict. What a run's last decision
+hides (one before it, if the last does not count) is carried on by the claim that made it void.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Entry:
     former: tuple[str, ...] = ()
     decision: Decision | None = None
     """What a decision decides, and what a claim has found decided."""
+    token: str = ""
+    """Tells the claims of one run apart: several of its tasks may append one."""
 
     @property
     def is_of_a_batch_write(self) -> bool:
@@ -107,8 +109,8 @@ class Entry:
 
 
 def key_of(entry: Entry) -> str:
-    """Fences have a key of their own: a run's decision must not vanish behind its fence."""
-    suffix = "!" if entry.kind is Kind.FENCE else ""
+    """Claims and fences have keys of their own: nothing may hide that there was one."""
+    suffix = {Kind.CLAIM: f"@{entry.token}", Kind.FENCE: "!", Kind.DECISION: ""}[entry.kind]
     return f"{entry.scope}/{entry.run}{suffix}"
 
 
@@ -116,58 +118,85 @@ def key_of(entry: Entry) -> str:
 class _Run:
     """What is known of one run. Two decisions are kept: at most one of a run does not count."""
 
-    began: int = -1
+    claims: dict[str, tuple[int, Entry]] = field(default_factory=dict)
     lane: int = 0
     former: tuple[str, ...] = ()
-    is_claimed: bool = False
     fenced_at: int | None = None
     decisions: list[tuple[int, Entry]] = field(default_factory=list)
+
+    @property
+    def began(self) -> int:
+        """The offset of its first claim, -1 if there is none."""
+        known = [offset for offset, _ in self.claims.values()]
+        known += [entry.began for _, entry in self.decisions if entry.began >= 0]
+        return min(known, default=-1)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.claims and not self.decisions and self.fenced_at is None
 
 
 class Ledger:
     """The records of one scope, applied in the order of the log."""
 
-    __slots__ = ("_inherited", "_runs", "lane", "position", "scope")
+    __slots__ = ("_runs", "lane", "position", "scope")
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
         self.position = 0  # where the log is read next
         self.lane = -1
         self._runs: dict[str, _Run] = {}
-        self._inherited: list[tuple[int, Entry]] = []
 
     def apply(self, offset: int, entry: Entry) -> None:
         run = self._runs.setdefault(entry.run, _Run())
-        self.lane = max(self.lane, entry.lane)
         if entry.kind is Kind.FENCE:
             run.fenced_at = offset if run.fenced_at is None else run.fenced_at
             return
-        began = offset if entry.kind is Kind.CLAIM else entry.began
-        if began >= run.began:
-            run.began = began
-            run.lane = entry.lane
-            run.former = entry.former
-            run.is_claimed |= began >= 0
-        if entry.kind is Kind.CLAIM:
-            if entry.decision is not None:
-                self._inherited = [*self._inherited[-1:], (offset, entry)]
-        else:
+        run.former = entry.former
+        if entry.kind is Kind.DECISION:
             run.decisions = [*run.decisions[-1:], (offset, entry)]
+            run.lane = max(run.lane, entry.lane)
+        else:
+            if run.began < 0:
+                # What the claim says is the least: two runs may have written theirs from the same state.
+                run.lane = max(entry.lane, _first_lane_after(self.lane))
+            run.claims[key_of(entry)] = offset, entry
+        self.lane = max(self.lane, run.lane)
 
     def forget(self, key: str) -> None:
         """A tombstone."""
-        name = key.removeprefix(f"{self.scope}/")
-        if name.endswith("!"):
-            if (run := self._runs.get(name[:-1])) is not None:
-                run.fenced_at = None
+        name = key.removeprefix(f"{self.scope}/").partition("@")[0].removesuffix("!")
+        run = self._runs.get(name)
+        if run is None:
+            return
+        if key.endswith("!"):
+            run.fenced_at = None
+        elif "@" in key.removeprefix(f"{self.scope}/"):
+            run.claims.pop(key, None)
         else:
-            self._runs.pop(name, None)
+            run.decisions = []
+        if run.is_empty:
+            del self._runs[name]
+
+    def keys_but_of(self, run: str) -> list[str]:
+        """The keys of all records that are known, but for those of one run."""
+        keys: list[str] = []
+        for name, known in self._runs.items():
+            if name != run:
+                keys += known.claims
+                keys += [key_of(entry) for _, entry in known.decisions[-1:]]
+                keys += [f"{self.scope}/{name}!"] if known.fenced_at is not None else []
+        return keys
 
     @property
     def owner(self) -> str | None:
         """The run whose decisions count, if it appends one now."""
-        claimed = [(run.began, name) for name, run in self._runs.items() if run.is_claimed]
+        claimed = [(run.began, name) for name, run in self._runs.items() if run.began >= 0]
         return max(claimed)[1] if claimed else None
+
+    def has_replaced(self, run: str) -> bool:
+        """Whether this run owned the scope, and another does now."""
+        return self.owner != run and (self.began(run) >= 0 or run in self.former)
 
     @property
     def former(self) -> tuple[str, ...]:
@@ -176,7 +205,7 @@ class Ledger:
         return () if owner is None else self._runs[owner].former
 
     def began(self, run: str) -> int:
-        """The offset of the run's last claim."""
+        """The offset of the run's first claim."""
         known = self._runs.get(run)
         return known.began if known is not None else -1
 
@@ -191,7 +220,7 @@ class Ledger:
             if name == entry.run:
                 if run.fenced_at is not None and run.fenced_at < offset:
                     return False
-            elif run.is_claimed and entry.began < run.began < offset:
+            elif entry.began < run.began < offset:
                 return False
         return True
 
@@ -205,16 +234,14 @@ class Ledger:
         return max(found, key=lambda each: (each[1].batch, each[0])) if found else None
 
     def _decisions(self) -> list[tuple[int, Decision]]:
-        found = [each for run in self._runs.values() for each in run.decisions if self.counts(*each)]
-        return [
-            (offset, entry.decision)
-            for offset, entry in [*self._inherited, *found]
-            if entry.decision is not None
-        ]
+        runs = self._runs.values()
+        found = [each for run in runs for each in run.decisions if self.counts(*each)]
+        found += [each for run in runs for each in run.claims.values()]
+        return [(offset, entry.decision) for offset, entry in found if entry.decision is not None]
 
     # New records.
 
-    def claim(self, run: str) -> Entry:
+    def claim(self, run: str, token: str) -> Entry:
         """The record by which a run takes the scope over, with all that is known so far."""
         owner = self.owner
         former = self.former if owner is None else (owner, *(each for each in self.former if each != owner))
@@ -223,10 +250,16 @@ class Ledger:
             Kind.CLAIM,
             self.scope,
             run,
-            lane=(self.lane // LANES_OF_A_RUN + 1) * LANES_OF_A_RUN,
+            lane=_first_lane_after(self.lane),
             former=tuple(each for each in former if each != run)[:FORMER_RUNS],
             decision=None if decided is None else decided[1],
+            token=token,
         )
+
+
+def _first_lane_after(lane: int) -> int:
+    """The first lane of the next run."""
+    return (lane // LANES_OF_A_RUN + 1) * LANES_OF_A_RUN
 
 
 def next_lane(lane: int) -> int:
@@ -255,6 +288,7 @@ def _to_json(entry: Entry) -> dict[str, Any]:
         "began": entry.began,
         "lane": entry.lane,
         "former": entry.former,
+        "token": entry.token,
     }
     if entry.decision is not None:
         found["decision"] = {
@@ -296,4 +330,5 @@ def _from_json(data: Any) -> Entry:
         int(data["lane"]),
         tuple(str(each) for each in data["former"]),
         decision,
+        str(data["token"]),
     )

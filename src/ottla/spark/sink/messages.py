@@ -24,13 +24,12 @@ class Prepared(TaskMessage):
     """A task whose rows wait in a transaction, or whose batch it found decided (`decided_at`, the offset of
     a record that says so).
 
-    `seen` is the offset up to which the task knows that `run` owns the scope by its claim at `began`.
+    `run` owns the scope by its claim at the offset `began`, as far as the task knows.
     """
 
     scope: str = ""
     run: str = ""
     began: int = -1
-    seen: int = -1
     lane: int = 0
     former: tuple[str, ...] = ()
     claimed: bool = False

@@ -57,7 +57,7 @@ async def finish_abandoned_writes(decisions: DecisionLog, endings: Endings, befo
                 lost,
                 len(results),
             )
-            await decisions.forget(scope, [run])
+            await decisions.forget(scope, [f"{scope}/{run}"])
     except (KafkaError, ValueError) as error:
         log.warning("could not look for batch writes that were left unfinished: %s", error)
 

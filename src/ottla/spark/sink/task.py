@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from ottla.client.producer import Producer, QueuedRows
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -65,6 +66,10 @@ class TaskPlace:
     partition: int
     attempt: int
     batch: int | None = None
+
+
+def new_token() -> str:
+    return uuid4().hex[:12]
 
 
 def write_at_least_once(
@@ -182,7 +187,7 @@ class _Task:
         self._producer: Producer | None = None
         self._id = ""
         self._lane = 0
-        self._began = self._seen = -1
+        self._began = -1
         self._former: tuple[str, ...] = ()
         self._claimed = False
         self.is_new = True
@@ -212,18 +217,22 @@ class _Task:
                 self.decided_at = decided[0]
                 return
             if ledger.owner == run:
-                self._began, self._seen = ledger.began(run), ledger.position
+                self._began = ledger.began(run)
                 self._lane, self._former = ledger.lane_of(run), ledger.former
                 if self._claimed:
                     await end_what_is_left(decisions, self._client.endings, scope, run, but_lane=self._lane)
                 return
-            if run in ledger.former:
+            if ledger.has_replaced(run):
                 break
             self._claimed = True
-            ledger = await decisions.read(scope, through=await decisions.append(ledger.claim(run)))
+            ledger = await decisions.read(
+                scope, through=await decisions.append(ledger.claim(run, new_token()))
+            )
             if ledger.decided() != decided and ledger.owner == run:
                 # Decided between the look and the claim: a claim has to carry on all that is decided.
-                ledger = await decisions.read(scope, through=await decisions.append(ledger.claim(run)))
+                ledger = await decisions.read(
+                    scope, through=await decisions.append(ledger.claim(run, new_token()))
+                )
         raise Fenced(scope, run, ledger.owner)
 
     async def prepare(self) -> Prepared:
@@ -244,7 +253,6 @@ class _Task:
             scope=place.scope,
             run=place.run,
             began=self._began,
-            seen=self._seen,
             lane=self._lane,
             former=self._former,
             claimed=self._claimed,

@@ -161,10 +161,18 @@ class StreamDriver:
             if begin > 0 and partition not in start.positions:
                 self._loss.expired(partition, 0, begin, begin)
             if stop < begin:
-                self._loss.beyond_the_end(partition, begin, stop)
+                self._went_back(start, partition, begin, stop)
                 continue
             found.append(OffsetRange(partition, end.ids.get(partition.topic), begin, stop))
         return self._cut(found)
+
+    def _went_back(self, start: StreamOffset, partition: TopicPartition, begin: int, stop: int) -> None:
+        """The log ends before where the stream stands: another topic of the same name, or a truncated log."""
+        now = self._discovered(known={partition.topic: b""})
+        if partition.topic in recreated_topics(start, now.ids):
+            self._loss.recreated(partition.topic)
+        else:
+            self._loss.beyond_the_end(partition, begin, stop)
 
     def _cut(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
         options = self._options

@@ -237,7 +237,10 @@ def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
     if streaming:
         for option in _BATCH_ONLY:
             if option.lower() in given:
-                raise ValueError(f"{option} is not valid in streaming queries: a stream has no end")
+                why = (
+                    "Spark offers filters to batches only" if option == "pushdown" else "a stream has no end"
+                )
+                raise ValueError(f"{option} is not valid in streaming queries: {why}")
     else:
         for option in _STREAM_ONLY:
             if option.lower() in given:

@@ -177,7 +177,13 @@ class Channel:
                 self._connect(address, timeout_ms), name=f"connect {address.host}:{address.port}"
             )
             self._connections[key] = task
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if task.cancelled() and current is not None and not current.cancelling():
+                raise ConnectionAbortedError("the connection was given up") from None
+            raise
 
     async def _connect(self, address: Address, timeout_ms: int) -> _Connection:
         _, connection = await self._network.connect(

@@ -1,0 +1,100 @@
+"""Ottla and Apache Kafka as the two voters of one quorum: neither gets anywhere without the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from ottla.raft.config import QuorumConfig
+from ottla.raft.disk_log import METADATA_PARTITION_DIR
+from ottla.raft.states import Role
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from tests.raft.real import Replica, until
+from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("kafka")]
+
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+NEVER_MS = 3_600_000
+LOG = f"{METADATA_PARTITION_DIR}/{0:020d}.log"
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Pair:
+    """Kafka is voter 1, Ottla voter 2."""
+
+    def __init__(self, tmp_path: Path, config: QuorumConfig) -> None:
+        self.ottla = Replica(2, tmp_path / "ottla", cluster_id=CLUSTER_ID, config=config)
+        self.kafka = ApacheKafka(tmp_path / "kafka", cluster_id=CLUSTER_ID)
+
+    async def __aenter__(self) -> Pair:
+        await self.ottla.listen()
+        kafka = self.kafka
+        kafka.port, kafka.controller_port = free_ports(2)
+        ports = {1: kafka.controller_port, 2: self.ottla.port}
+        kafka._properties["controller.quorum.voters"] = ",".join(
+            f"{id}@127.0.0.1:{port}" for id, port in ports.items()
+        )
+        self.voters = VoterSet.of(
+            *(Voter(ReplicaKey(id), {"CONTROLLER": Address("127.0.0.1", port)}) for id, port in ports.items())
+        )
+        await self.ottla.boot(self.voters)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.kafka.kill)
+        await self.ottla.stop()
+        self.ottla.runtime.close()
+
+
+async def test_kafka_leads_and_ottla_follows(tmp_path: Path) -> None:
+    """Kafka's broker is ready only once its registration is committed, which takes Ottla's vote and disk."""
+    config = QuorumConfig(election_timeout_ms=NEVER_MS, fetch_timeout_ms=NEVER_MS)
+    async with Pair(tmp_path, config) as pair:
+        ottla, kafka = pair.ottla, pair.kafka
+        await asyncio.to_thread(kafka.start)
+        core = ottla.client.raft.core
+        assert (core.role, core.leader_id) == (Role.FOLLOWER, 1)
+        end = ottla.high_watermark
+        assert end > 5
+        ours = (ottla.dir / LOG).read_bytes()
+        theirs = (kafka.data_dir / LOG).read_bytes()
+        size = min(len(ours), len(theirs))
+        assert size > 500
+        assert ours[:size] == theirs[:size]
+        state = json.loads((ottla.dir / METADATA_PARTITION_DIR / "quorum-state").read_bytes())
+        assert (state["leaderId"], state["votedId"], state["leaderEpoch"]) == (1, 1, core.epoch)
+        await asyncio.to_thread(kafka.stop)
+        assert ottla.failure is None
+
+
+async def test_ottla_leads_and_kafka_follows(tmp_path: Path) -> None:
+    """Ottla commits the first record of its epoch only once Kafka has fetched it."""
+    config = QuorumConfig(election_timeout_ms=100, fetch_timeout_ms=20_000)
+    async with Pair(tmp_path, config) as pair:
+        ottla = pair.ottla
+        # There is no controller behind this leader, so the broker does not come up; the voter does.
+        start = asyncio.create_task(asyncio.to_thread(pair.kafka.start, timeout_s=45))
+        try:
+            await until(lambda: ottla.leads and ottla.high_watermark > 0)
+            description = ottla.client.describe()
+            assert description is not None
+            [kafka] = [info for info in description.voters if info.key.id == 1]
+            assert kafka.end_offset >= 1
+        finally:
+            await asyncio.to_thread(pair.kafka.kill)
+            with contextlib.suppress(ApacheKafkaError):
+                await start
+        assert ottla.failure is None

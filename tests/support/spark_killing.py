@@ -28,7 +28,7 @@ from tests.support.spark_query import DONE, QuerySpec
 
 __all__ = ["Kill", "Killing", "Target", "chosen_kills", "random_kills"]
 
-PLACE_SECONDS = 240
+PLACE_SECONDS = 600
 LOOK_SECONDS = 0.05
 
 

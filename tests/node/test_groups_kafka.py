@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support import java
+from tests.support.java_driver import JavaDriver
 
 from ottla.testing.local_node import LocalNode
 
@@ -39,12 +40,13 @@ def fill(node: LocalNode, topic: str) -> None:
     assert producer.flush(30) == 0
 
 
-def groups(node: LocalNode, *args: str) -> str:
-    return java.run_tool(GROUPS, "--bootstrap-server", node.bootstrap_servers, *args).text
-
-
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_the_java_consumer_and_the_groups_tool(node: LocalNode, protocol: str) -> None:
+def test_the_java_consumer_and_the_groups_tool(
+    node: LocalNode, protocol: str, java_driver: JavaDriver
+) -> None:
+    def groups(*args: str) -> str:
+        return java_driver.tool(GROUPS, "--bootstrap-server", node.bootstrap_servers, *args).text
+
     topic = group = f"java-{protocol}"
     fill(node, topic)
     read = java.run_tool(
@@ -64,16 +66,16 @@ def test_the_java_consumer_and_the_groups_tool(node: LocalNode, protocol: str) -
     )
     assert '"name":"offsets_committed"' in read.out
     assert "Exception" not in read.text
-    assert group in groups(node, "--list")
-    described = groups(node, "--describe", "--group", group)
+    assert group in groups("--list")
+    described = groups("--describe", "--group", group)
     lines = [line.split() for line in described.splitlines() if topic in line and "no active" not in line]
     assert [(line[2], line[3], line[4], line[5]) for line in lines if line[2] in "01"] == [
         ("0", "10", "10", "0"),
         ("1", "10", "10", "0"),
     ], described
-    assert "Empty" in groups(node, "--describe", "--group", group, "--state")
-    reset = groups(node, "--reset-offsets", "--to-earliest", "--topic", topic, "--group", group, "--execute")
+    assert "Empty" in groups("--describe", "--group", group, "--state")
+    reset = groups("--reset-offsets", "--to-earliest", "--topic", topic, "--group", group, "--execute")
     assert [line.split()[-1] for line in reset.splitlines() if topic in line] == ["0", "0"]
-    deleted = groups(node, "--delete-offsets", "--group", group, "--topic", topic)
+    deleted = groups("--delete-offsets", "--group", group, "--topic", topic)
     assert deleted.count("Successful") == 2, deleted
-    assert "successful" in groups(node, "--delete", "--group", group)
+    assert "successful" in groups("--delete", "--group", group)

@@ -18,10 +18,9 @@ COMMAND = "org.apache.kafka.tools.TransactionsCommand"
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[JavaDriver]:
-    with JavaDriver() as running:
-        yield running
+@pytest.fixture
+def driver(java_driver: JavaDriver) -> JavaDriver:
+    return java_driver
 
 
 @pytest.fixture(scope="module")

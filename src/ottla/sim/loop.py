@@ -53,10 +53,6 @@ class Process:
     def __repr__(self) -> str:
         return f"<process {self.name}{' dead' if self.dead else ' paused' if self.paused else ''}>"
 
-    @property
-    def can_run(self) -> bool:
-        return bool(self.ready) and not self.paused and not self.dead
-
 
 def current_process() -> Process | None:
     return _current.get()
@@ -207,8 +203,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._stopping = True
 
     def _step(self) -> None:
-        self._wake_timers()
-        runnable = [process for process in self._processes if process.can_run]
+        if self._timers and self._timers[0][0] <= self._now_ns:
+            self._wake_timers()
+        runnable = [process for process in self._processes if process.ready and not process.paused]
         if not runnable:
             self._jump()
             return

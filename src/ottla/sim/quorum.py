@@ -94,13 +94,17 @@ class QuorumPlan:
             voters=_or(self.voters, random.choice((1, 2, 3, 3, 3, 3, 4, 5))),
             observers=_or(self.observers, observers),
             dynamic=dynamic,
-            haste=_or(self.haste, random.choice((0.05, 0.1, 0.3, 0.5, 1.0))),
+            haste=_or(self.haste, random.choice((0.05, 0.1, 0.1, 0.2, 0.3, 1.0))),
             append_every_s=_or(self.append_every_s, random.choice((0.05, 0.2, 0.5))),
             change_every_s=_or(self.change_every_s, random.choice((0.5, 3.0))),
             fetch_max_bytes=_or(self.fetch_max_bytes, random.choice((1, 500, 1 << 20))),
             nemesis=_or(
                 self.nemesis,
-                NemesisConfig(interval_s=random.choice((0.3, 1.0, 3.0)), ambush=random.choice(_AMBUSHES)),
+                NemesisConfig(
+                    interval_s=random.choice((0.3, 0.6, 1.0, 3.0)),
+                    longest_s=random.choice((0.3, 1.0, 2.0, 6.0)),
+                    ambush=random.choice(_AMBUSHES),
+                ),
             ),
         )
 

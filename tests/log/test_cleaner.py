@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -466,7 +467,8 @@ def test_a_cleaning_waits_for_its_budget(lab: Lab, monkeypatch: pytest.MonkeyPat
         slept.append(seconds)
         lab.clock.advance_ns(int(seconds * 1e9))
 
-    monkeypatch.setattr("ottla.log.cleaner.asyncio.sleep", sleep)
+    # The cleaner's alone: other tests of this process may have left a node running in a thread.
+    monkeypatch.setattr("ottla.log.cleaner.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     cleaner = cleaner_of(lab, io_max_bytes_per_second=100.0)
     started = lab.clock.monotonic_ns()
     assert asyncio.run(cleaner.clean_dirtiest())

@@ -57,7 +57,11 @@ class Soak:
     read_bytes: int = 0
     vanished: int = 0
     cut_off: int = 0
+    reason: str = ""
     open: "set[Client]" = field(default_factory=set)
+    filled: int = 0
+    # A listener holds fifty connections that have not been accepted yet, and drops others.
+    door: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(25))
 
     def somewhere(self) -> tuple[str, int]:
         return random.choice(self.topics), random.randrange(PARTITIONS_PER_TOPIC)
@@ -72,8 +76,10 @@ class Client:
 
     @classmethod
     async def connect(cls, soak: Soak) -> "Client":
-        client = cls(*await asyncio.open_connection("127.0.0.1", soak.port, limit=65536))
-        soak.open.add(client)
+        async with soak.door:
+            client = cls(*await asyncio.open_connection("127.0.0.1", soak.port, limit=65536))
+            soak.open.add(client)
+            await client.ask(ApiVersionsRequest(), 0)
         return client
 
     async def ask(self, request: Request, version: int) -> int:
@@ -141,6 +147,7 @@ async def slow(soak: Soak) -> None:
     for _ in range(20):
         await client.ask(produce(topic, partition), 9)
     client.writer.write(frame(fetch(topic, partition, 50_000_000), 12) * 500)
+    soak.filled += 1
     while not soak.over:
         soak.read_bytes += len(await client.reader.read(100))
         await asyncio.sleep(1)
@@ -166,8 +173,9 @@ async def again_and_again(life: Callable[[Soak], Awaitable[None]], soak: Soak) -
     while not soak.over:
         try:
             await life(soak)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
             soak.cut_off += 1
+            soak.reason = f"a client that is {life.__name__}: {error!r}"
             await asyncio.sleep(0.1)
 
 
@@ -225,9 +233,11 @@ async def run(node: NodeProcess, seconds: float, connections: int, partitions: i
         *[vanish] * VANISHING,
         *[idle] * (100 - BUSY - SLOW - VANISHING),
     ]
-    tasks += [
-        asyncio.create_task(again_and_again(kinds[number % 100], soak)) for number in range(connections)
-    ]
+    lives = [kinds[number % 100] for number in range(connections)]
+    tasks += [asyncio.create_task(again_and_again(life, soak)) for life in lives]
+    while len(soak.open) < 0.9 * connections or soak.filled < lives.count(slow):  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    look(f"{connections:,} clients are there", process, soak)
     samples = []
     for number in range(SAMPLES):
         await asyncio.sleep(seconds / SAMPLES)
@@ -246,7 +256,7 @@ async def run(node: NodeProcess, seconds: float, connections: int, partitions: i
     gone = look("all clients gone", process, soak)
     left = connected(process)
     growth_mb = samples[-1].memory_mb - samples[SAMPLES // 2 - 1].memory_mb
-    assert soak.cut_off == 0, f"{soak.cut_off} clients lost their connections"
+    assert soak.cut_off == 0, f"{soak.cut_off} clients lost their connections, the last {soak.reason}"
     assert left == 0, f"{left} connections were not given back within {GIVE_BACK_SECONDS} s"
     assert gone.handles <= MAX_FILES, f"{gone.handles} handles are open without a client"
     assert growth_mb < MAX_GROWTH_MB, f"memory grew by {growth_mb:.0f} MB in the second half"
@@ -255,8 +265,8 @@ async def run(node: NodeProcess, seconds: float, connections: int, partitions: i
         figure(f"to make {made:,} partitions", "s", took_s),
         figure(f"memory with {made:,} empty partitions", "MB", empty.memory_mb),
         figure(f"memory {under}", "MB", samples[-1].memory_mb),
-        figure(f"handles {under}", "", samples[-1].handles, f"< {MAX_FILES + connections:,}"),
         figure("growth of it in the second half", "MB", growth_mb, f"< {MAX_GROWTH_MB}"),
+        figure(f"handles {under}", "", samples[-1].handles, f"< {MAX_FILES + connections:,}"),
         figure(f"a small request {under}, p50", "ms", statistics.median(each.median_ms for each in samples)),
         figure(f"a small request {under}, p99", "ms", statistics.median(each.late_ms for each in samples)),
         figure("clients that vanished meanwhile", "", soak.vanished),

@@ -390,7 +390,13 @@ def conclude(shop: Shop, outcome: Outcome, measured: Measured) -> int:
     return 0 if outcome.is_right else 1
 
 
+def interrupt(*_: object) -> None:
+    """Ends the demo as Ctrl-C does, with its processes."""
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     directory = Path(tempfile.mkdtemp(prefix="ottla-demo-"))
     try:
         status = asyncio.run(main(directory))

@@ -12,6 +12,7 @@ gone through.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -142,6 +143,14 @@ def tell(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def listen(finish: threading.Event) -> None:
+    """Waits for the word. When whoever started us is gone there is nobody to finish for."""
+    if sys.stdin.readline():
+        finish.set()
+    else:
+        os._exit(1)
+
+
 def main(brokers: str, checkpoints: str, table: str) -> None:
     conf = {
         "spark.sql.shuffle.partitions": "2",
@@ -154,7 +163,7 @@ def main(brokers: str, checkpoints: str, table: str) -> None:
     pipeline = Pipeline(spark, brokers, checkpoints, table)
     queries = {name: pipeline.start(name) for name in ("clean", "revenue", "table")}
     finish = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), finish.set()), daemon=True).start()
+    threading.Thread(target=listen, args=(finish,), daemon=True).start()
     restarts = 0
     left = list(queries)
     while left:

@@ -264,6 +264,7 @@ class Fetcher:
             del self._under_way[node_id]
             for entry in sent.values():
                 entry.state.fetching = False
+            self._wake.set()
         self._dispatch()  # before whoever waits for these bytes gets to work on them
 
     def _session(self, node_id: int) -> FetchSession:

@@ -225,14 +225,13 @@ class _Task:
             if ledger.has_replaced(run):
                 break
             self._claimed = True
-            ledger = await decisions.read(
-                scope, through=await decisions.append(ledger.claim(run, new_token()))
-            )
-            if ledger.decided() != decided and ledger.owner == run:
+            claim = ledger.claim(run, new_token())
+            ledger = await decisions.read(scope, through=await decisions.append(claim))
+            found = ledger.decided()
+            if found is not None and found[1] != claim.decision and ledger.owner == run:
                 # Decided between the look and the claim: a claim has to carry on all that is decided.
-                ledger = await decisions.read(
-                    scope, through=await decisions.append(ledger.claim(run, new_token()))
-                )
+                claim = ledger.claim(run, new_token())
+                ledger = await decisions.read(scope, through=await decisions.append(claim))
         raise Fenced(scope, run, ledger.owner)
 
     async def prepare(self) -> Prepared:

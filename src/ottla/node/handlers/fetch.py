@@ -154,7 +154,7 @@ class _Reader:
         self._min_bytes = min(request.min_bytes, limit)
         self.keys: list[TopicPartition] = []
         # Where each partition stood when it was read: (partition, leader and its epoch, readable end, active
-        # segment's base offset and size).
+        # segment's base offset and size); a base offset of -1 where the log went on beyond the readable end.
         self._marks: list[tuple[Partition, int | None, int, int, int, int]] = []
         self._read_bytes = 0
         self.satisfied = False
@@ -268,15 +268,11 @@ class _Reader:
     def _mark(self, partition: Partition) -> None:
         self.keys.append(partition.topic_partition)
         segment = partition.log.active_segment
+        end = self._readable_end(partition)
+        # What becomes readable next may have been written long before, so growth would not show it.
+        base_offset = segment.base_offset if end == partition.log.log_end_offset else -1
         self._marks.append(
-            (
-                partition,
-                partition.leader_id,
-                partition.leader_epoch,
-                self._readable_end(partition),
-                segment.base_offset,
-                segment.size,
-            )
+            (partition, partition.leader_id, partition.leader_epoch, end, base_offset, segment.size)
         )
 
     def _readable_end(self, partition: Partition) -> int:

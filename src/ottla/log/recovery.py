@@ -277,6 +277,9 @@ class _Loader:
             snapshots=snapshots,
         )
         _log.info("%r was recovered from offset %d on", log, self.recovery_point)
+        if log.committable_offset < end_offset:
+            # Nobody else would flush it before the next append, and until then its readers would wait.
+            log.flush()
         return log
 
     def _take_snapshot(self, producers: ProducerStateManager, snapshots: ProducerSnapshots) -> None:

@@ -202,6 +202,7 @@ class MetadataLog:
         for _, _, waited, future in waiters:
             if (epoch is None or waited <= epoch) and not future.done():
                 future.set_exception(error)
+                future.exception()  # seen, also where nobody waits any more
 
     # What is known
 

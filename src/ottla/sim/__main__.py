@@ -7,6 +7,7 @@ from collections import Counter
 
 import click
 
+from ottla.sim.node_life import NodeLife
 from ottla.sim.planted import BUGS, planted
 from ottla.sim.quorum import QuorumLife
 
@@ -24,20 +25,36 @@ def main() -> None:
 @click.option("--plant", type=click.Choice(sorted(BUGS)), help="Put a bug in, to see whether it is found.")
 def quorum(seed: int, seeds: int, seconds: float, trace: bool, plant: str | None) -> None:
     """A quorum of controllers: crashes, partitions, changes of voters."""
+    with planted(plant):
+        _live(QuorumLife, seed, seeds, seconds, trace, f" --plant {plant}" if plant else "")
+
+
+@main.command()
+@click.option("--seed", type=int, required=True, help="The first seed.")
+@click.option("--seeds", type=int, default=1, show_default=True, help="How many seeds, one after the other.")
+@click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
+@click.option("--trace", is_flag=True, help="Show what happens, line by line.")
+def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
+    """A node alone with producers and a consumer: crashes, power cuts, slow disks."""
+    _live(NodeLife, seed, seeds, seconds, trace, "")
+
+
+def _live(
+    kind: type[QuorumLife] | type[NodeLife], seed: int, seeds: int, seconds: float, trace: bool, more: str
+) -> None:
     coverage: Counter[str] = Counter()
     for number in range(seed, seed + seeds):
-        with planted(plant):
-            life = QuorumLife(number, seconds=seconds)
-            if trace:
-                life.world.trace.echo = click.echo
-            outcome = life.run()
+        life = kind(number, seconds=seconds)
+        if trace:
+            life.world.trace.echo = click.echo
+        outcome = life.run()
         coverage.update(outcome.coverage)
         click.echo(str(outcome))
         if outcome.violations:
             if not trace:
                 click.echo("\n".join(outcome.tail))
             click.echo(f"VIOLATION: {outcome.violations[0]}")
-            click.echo(f"replay: {outcome.command}{f' --plant {plant}' if plant else ''}")
+            click.echo(f"replay: {outcome.command} --seconds {seconds:g}{more}")
             sys.exit(1)
     for fault, count in sorted(coverage.items()):
         click.echo(f"  {fault}: {count}")

@@ -1,0 +1,39 @@
+"""Lives of a whole node with our own clients, in virtual time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import pytest
+
+from ottla.sim.node_life import NodeLife, NodeOutcome
+
+SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "10"))
+SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
+FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
+
+
+def explain(outcome: NodeOutcome) -> str:
+    tail = "\n".join(outcome.tail)
+    return f"{tail}\n{outcome}\n{outcome.violations[0]}\nreplay: {outcome.command} --seconds {SECONDS:g}"
+
+
+@pytest.mark.timeout(0 if SEEDS > 1000 else 300)
+def test_fresh_lives_lose_nothing_that_was_acknowledged() -> None:
+    acknowledged = 0
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        outcome = NodeLife(seed, seconds=SECONDS).run()
+        assert not outcome.violations, explain(outcome)
+        acknowledged += outcome.acknowledged
+    assert acknowledged
+
+
+def test_the_check_sees_records_that_a_power_cut_took() -> None:
+    outcomes = (NodeLife(seed, seconds=6, synced=False).run() for seed in range(100))
+    found = next(outcome for outcome in outcomes if outcome.violations)
+    assert "lost" in found.violations[0]
+
+
+def test_one_seed_is_one_life() -> None:
+    assert NodeLife(3, seconds=3).run().fingerprint == NodeLife(3, seconds=3).run().fingerprint

@@ -12,7 +12,7 @@ import pytest
 
 from ottla.client.blocking import Admin, Consumer
 from ottla.records.partitioning import partition_for
-from tests.support.spark_sink_lab import committed_values
+from tests.support.spark_sink_lab import await_markers, committed_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +47,7 @@ def dotted(options: dict[str, str]) -> dict[str, str]:
 
 def records_of(node: LocalNode, topic: str, partitions: int = 1) -> list[Any]:
     """All committed records in the order of their partitions."""
+    await_markers(node.bootstrap_servers)
     found: list[Any] = []
     consumer: Consumer[bytes, bytes]
     with Consumer(

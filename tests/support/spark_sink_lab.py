@@ -4,20 +4,23 @@ repeated or come too late.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from ottla.client.blocking import Consumer
+from ottla.client.blocking import Admin, Consumer
 from ottla.spark.sink import driver
 from ottla.spark.sink.messages import TaskMessage
 from ottla.spark.sink.options import SinkOptions, sink_options
 from ottla.spark.sink.process import Client, client_of
 from ottla.spark.sink.task import TaskPlace, write_prepared
 
-__all__ = ["Query", "committed_values"]
+__all__ = ["Query", "await_markers", "committed_values"]
+
+MARKER_SECONDS = 30
 
 
 class Query:
@@ -69,8 +72,18 @@ class Query:
         return sorted(each.id for each in self.client.call(self.client.endings.open_in(self.scope)))
 
 
+def await_markers(bootstrap: str) -> None:
+    """A commit is answered when it is certain; the partitions get to know a moment later."""
+    deadline = time.monotonic() + MARKER_SECONDS
+    with Admin(bootstrap) as admin:
+        while admin.transactions.list(states=["PrepareCommit", "PrepareAbort"]):
+            assert time.monotonic() < deadline, "transactions stay prepared"
+            time.sleep(0.01)
+
+
 def committed_values(bootstrap: str, topic: str, partitions: int = 1) -> Counter[bytes]:
     """How often each value is there for readers of committed records, up to the last stable offset."""
+    await_markers(bootstrap)
     found: Counter[bytes] = Counter()
     consumer: Consumer[bytes, bytes]
     with Consumer(bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:

@@ -105,10 +105,12 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(t
 @pytest.mark.parametrize("master", ["local[2,4]", "local-cluster[2,1,1024]"], ids=["local", "cluster"])
 def test_many_kills_lose_and_double_nothing(tmp_path: Path, master: str, two_phase: bool) -> None:
     settings = {**FAST, "transaction.two.phase.commit.enable": str(two_phase).lower()}
-    targets = [Target.DRIVER, Target.NODE, Target.WORKER]
-    if not master.startswith("local["):
-        targets.append(Target.EXECUTOR)
-    kills: list[Kill] = [*chosen_kills(), *random_kills(KILLS, SEED, targets)][:KILLS]
+    everybody = [Target.DRIVER, Target.NODE, Target.WORKER]
+    kills: list[Kill]
+    if master.startswith("local["):
+        kills = [*chosen_kills(), *random_kills(KILLS, SEED, everybody)][:KILLS]
+    else:
+        kills = list(random_kills(KILLS, SEED, [*everybody, *[Target.EXECUTOR] * 4]))
     with Killing(tmp_path, settings, seed=SEED) as killing:
         spec = prepare(killing.node.bootstrap, tmp_path, master=master)
         rows = 0

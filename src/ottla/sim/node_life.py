@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
+from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer
 from ottla.client.producer import Producer
 from ottla.node.config import NodeConfig
@@ -36,7 +37,6 @@ _SETTINGS = {
     "listeners": f"PLAINTEXT://{ADDRESS}",
     "advertised.listeners": f"PLAINTEXT://{ADDRESS}",
     "log.dirs": "/data",
-    "num.partitions": str(PARTITIONS),
     "log.flush.interval.messages": "1",
 }
 
@@ -82,6 +82,7 @@ class NodeLife:
         self._node = self.world.machine(NODE, self._serve)
         for number in range(_PRODUCERS):
             self.world.machine(f"producer{number}", partial(self._produce, number))
+        self._created = False
         self._stopping = False
         self._finished = 0
         config = NemesisConfig(
@@ -93,6 +94,14 @@ class NodeLife:
         await Node(runtime, NodeConfig(self._settings)).start()
 
     # The workload
+
+    async def _create_topic(self, runtime: Runtime) -> None:
+        """With short segments, in some lives, so that the log rolls in the middle of everything."""
+        segment_ms = self.world.random.choice(("604800000", "300"))
+        async with Admin(ADDRESS, runtime=runtime) as admin:
+            configs = {"segment.ms": segment_ms}
+            await admin.topics.create(TOPIC, partitions=PARTITIONS, configs=configs)
+        self._created = True
 
     async def _produce(self, number: int, runtime: Runtime) -> None:
         """Send as long as the life lasts; a producer that gives up is followed by another one."""
@@ -164,6 +173,9 @@ class NodeLife:
         self._node.boot()
         await asyncio.sleep(1)
         producers = [self.world.machines[f"producer{number}"] for number in range(_PRODUCERS)]
+        self.world.machine("admin", self._create_topic).boot()
+        while not self._created:  # noqa: ASYNC110 - in another process, which has no event to share
+            await asyncio.sleep(0.1)
         for machine in producers:
             machine.boot()
         await self._nemesis.run(self._seconds)

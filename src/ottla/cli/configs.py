@@ -16,7 +16,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import print_json, print_table
+from ottla.cli.output import note, print_json, print_table
 from ottla.cli.session import topic_or_fail, with_admin
 from ottla.cli.settings import check_removed
 
@@ -127,6 +127,8 @@ def describe(
         columns.append("meaning")
         rows = [[*row, c.documentation or ""] for row, c in zip(rows, shown)]
     print_table(columns, rows)
+    if not rows:
+        note("nothing was set; --all shows the defaults")
 
 
 def _is_inherited(config: Config, kind: ResourceType) -> bool:

@@ -92,9 +92,12 @@ A pipeline of Spark over topics of Ottla, or of any Kafka.
     ottla pipeline run -b localhost:9092     # with brokers that run already
     ottla pipeline status
 
-Orders are lines like this in the topic `{source}`:
+The first run finds an empty topic. Orders are lines of JSON in `{source}`, sent
+to the node that `ottla start` runs in another terminal:
 
-    {{"number": 1, "customer": "ada", "item": "tea", "cents": 1250}}
+    echo '{{"number": 1, "customer": "ada", "item": "tea", "cents": 7250}}' | ottla produce {source} --create
+    ottla pipeline run
+    ottla consume {sink} --from-beginning --exit
 
 `transformations/` has the flows: `orders.py` reads the topic into a table, `turnover.sql` sums it up,
 `large_orders.py` writes a topic. Spark's own `spark-pipelines run` runs the same project.

@@ -158,7 +158,8 @@ class Member:
     def committed(self, high_watermark: int) -> None:
         client = self.client
         assert client is not None
-        self._checker.committed(self.id, client.log, self._applied, high_watermark)
+        epoch = client.raft.core.epoch
+        self._checker.committed(self.id, client.log, self._applied, high_watermark, epoch)
         start = len(self.values)
         for data in client.log.batches(self._applied, high_watermark):
             for position, header in iter_batches(data):

@@ -77,8 +77,8 @@ def _translated(error: KafkaError) -> CliError:
 
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
         return CliError(
-            f"{error.message}\nIs the broker running there? --bootstrap-server or OTTLA_BOOTSTRAP_SERVERS "
-            "says where to look; `ottla start` starts one.",
+            f"{error.message}\n--bootstrap-server or OTTLA_BOOTSTRAP_SERVERS says where to look; "
+            "`ottla start` starts a broker.",
             status=UNREACHABLE,
         )
     return CliError(str(error))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -37,6 +39,27 @@ BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 
 def parsed(*, streaming: bool = False, **options: str) -> SourceOptions:
     return source_options({**BASE, **options}, streaming=streaming)
+
+
+# Discovery.
+
+
+def test_spark_finds_the_format_by_itself() -> None:
+    import pyspark_ottla
+
+    assert pyspark_ottla.DefaultSource.name() == "ottla"
+
+
+def test_a_broken_installation_leaves_other_formats_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark imports all such modules in one go, and gives up on all of them when one fails."""
+    monkeypatch.delitem(sys.modules, "pyspark_ottla", raising=False)
+    monkeypatch.setitem(sys.modules, "ottla.spark.datasource", None)
+    module = importlib.import_module("pyspark_ottla")
+    assert not hasattr(module, "DefaultSource")
+    assert 'format("ottla") is not available' in caplog.text
+    monkeypatch.delitem(sys.modules, "pyspark_ottla")
 
 
 # Options.

@@ -36,20 +36,21 @@ class Pair:
     """Kafka is voter 1, Ottla voter 2."""
 
     def __init__(self, tmp_path: Path, config: QuorumConfig) -> None:
+        client_port, *ports = free_ports(3)
+        addresses = {id: Address("127.0.0.1", port) for id, port in enumerate(ports, 1)}
+        self.voters = VoterSet.of(
+            *(Voter(ReplicaKey(id), {"CONTROLLER": address}) for id, address in addresses.items())
+        )
         self.ottla = Replica(2, tmp_path / "ottla", cluster_id=CLUSTER_ID, config=config)
-        self.kafka = ApacheKafka(tmp_path / "kafka", cluster_id=CLUSTER_ID)
+        self.ottla.port = ports[1]
+        voters = ",".join(f"{id}@{address.host}:{address.port}" for id, address in addresses.items())
+        self.kafka = ApacheKafka(
+            tmp_path / "kafka", cluster_id=CLUSTER_ID, properties={"controller.quorum.voters": voters}
+        )
+        self.kafka.port, self.kafka.controller_port = client_port, ports[0]
 
     async def __aenter__(self) -> Pair:
         await self.ottla.listen()
-        kafka = self.kafka
-        kafka.port, kafka.controller_port = free_ports(2)
-        ports = {1: kafka.controller_port, 2: self.ottla.port}
-        kafka._properties["controller.quorum.voters"] = ",".join(
-            f"{id}@127.0.0.1:{port}" for id, port in ports.items()
-        )
-        self.voters = VoterSet.of(
-            *(Voter(ReplicaKey(id), {"CONTROLLER": Address("127.0.0.1", port)}) for id, port in ports.items())
-        )
         await self.ottla.boot(self.voters)
         return self
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
 from ottla.raft.core import Core, Now
 from ottla.raft.effects import Answer, Committed, Flush, InstallSnapshot, Persist, Send
@@ -55,6 +56,7 @@ class MemoryLog:
         self.high_watermark = 0
         self.snapshots: dict[SnapshotId, bytes] = {}
         self.download: tuple[SnapshotId, bytearray] | None = None
+        self.refuse = False  # whether records from a leader arrive damaged
 
     @property
     def end(self) -> OffsetAndEpoch:
@@ -82,6 +84,8 @@ class MemoryLog:
         self._append(batch)
 
     def append_as_follower(self, records: bytes, epoch: int) -> None:
+        if self.refuse:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a damaged batch")
         self._append(records)
 
     def _append(self, data: bytes) -> None:

@@ -159,6 +159,20 @@ class TestDivergence:
         [new] = one.ask(Fetch(key(2), 2, OffsetAndEpoch(0, 0), 0, 100))
         assert (old.error, new.error) == (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH)
 
+    def test_damaged_records_are_asked_for_again_after_a_rest(self) -> None:
+        lab, leader, followers = elected(1, 2, 3)
+        follower = followers[0]
+        [exchange] = follower.core.peers.under_way(leader.id)
+        follower.log.refuse = True
+        end = leader.append(b"a")
+        records = leader.log.batches[-1][1]
+        reply = FetchReply(leader.epoch, leader.id, leader.committed, 0, records)
+        follower.raft.answered(exchange.number, reply, lab.now)
+        lab.carry_out(follower)
+        assert follower.core.peers.is_resting(leader.id, lab.now.ms)
+        follower.log.refuse = False
+        lab.until(lambda: replicated(lab, end))
+
 
 class TestWaiting:
     def test_a_fetch_waits_for_something_new(self) -> None:

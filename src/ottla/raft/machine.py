@@ -204,9 +204,11 @@ class Raft:
                 if isinstance(core.state, Resigned) and from_id in core.state.unacknowledged:
                     core.state.unacknowledged.remove(from_id)
             case Fetch(), FetchReply():
-                replication.take_fetched(core, from_id, request, reply)
+                if not replication.take_fetched(core, from_id, request, reply):
+                    core.peers.rest(from_id, core.now.ms)
             case FetchSnapshot(), FetchSnapshotReply():
-                replication.take_snapshot_piece(core, from_id, request, reply)
+                if not replication.take_snapshot_piece(core, from_id, request, reply):
+                    core.peers.rest(from_id, core.now.ms)
             case AskVersions(), VersionsReply():
                 voter_changes.take_versions(core, from_id, reply)
             case _:

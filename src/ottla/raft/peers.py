@@ -66,6 +66,10 @@ class Peers:
         peer.rest_until_ms = now_ms + self._config.retry_backoff_ms if failed else -1
         return exchange
 
+    def rest(self, node_id: int, now_ms: int) -> None:
+        """Let a peer be for a moment: its answer was of no use."""
+        self._peers.setdefault(node_id, _Peer()).rest_until_ms = now_ms + self._config.retry_backoff_ms
+
     def under_way(self, node_id: int) -> list[Exchange]:
         return [exchange for exchange in self._exchanges.values() if exchange.node_id == node_id]
 

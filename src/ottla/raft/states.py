@@ -41,11 +41,10 @@ class Role(Enum):
 class Tally:
     """The votes of one election, by the voters that were in force when it began."""
 
-    __slots__ = ("_answers", "_majority", "granting", "unanswered")
+    __slots__ = ("_majority", "granting", "unanswered")
 
     def __init__(self, voters: VoterSet, local: ReplicaKey) -> None:
         self._majority = voters.majority
-        self._answers: dict[int, bool] = {}
         # Voters that have not answered yet, in order.
         self.unanswered: list[int] = list(voters.ids)
         self.granting: list[int] = []
@@ -54,7 +53,6 @@ class Tally:
     def record(self, id: int, granted: bool) -> None:
         if id in self.unanswered:
             self.unanswered.remove(id)
-            self._answers[id] = granted
             if granted:
                 self.granting.append(id)
 

@@ -35,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 class Pair:
     """Kafka is voter 1, Ottla voter 2."""
 
-    def __init__(self, tmp_path: Path, config: QuorumConfig) -> None:
+    def __init__(self, tmp_path: Path, config: QuorumConfig, **properties: str) -> None:
         client_port, *ports = free_ports(3)
         addresses = {id: Address("127.0.0.1", port) for id, port in enumerate(ports, 1)}
         self.voters = VoterSet.of(
@@ -45,7 +45,12 @@ class Pair:
         self.ottla.port = ports[1]
         voters = ",".join(f"{id}@{address.host}:{address.port}" for id, address in addresses.items())
         self.kafka = ApacheKafka(
-            tmp_path / "kafka", cluster_id=CLUSTER_ID, properties={"controller.quorum.voters": voters}
+            tmp_path / "kafka",
+            cluster_id=CLUSTER_ID,
+            properties={
+                "controller.quorum.voters": voters,
+                **{name.replace("_", "."): value for name, value in properties.items()},
+            },
         )
         self.kafka.port, self.kafka.controller_port = client_port, ports[0]
 
@@ -84,7 +89,7 @@ async def test_kafka_leads_and_ottla_follows(tmp_path: Path) -> None:
 async def test_ottla_leads_and_kafka_follows(tmp_path: Path) -> None:
     """Ottla commits the first record of its epoch only once Kafka has fetched it."""
     config = QuorumConfig(election_timeout_ms=100, fetch_timeout_ms=20_000)
-    async with Pair(tmp_path, config) as pair:
+    async with Pair(tmp_path, config, controller_quorum_election_timeout_ms=str(NEVER_MS)) as pair:
         ottla = pair.ottla
         # There is no controller behind this leader, so the broker does not come up; the voter does.
         start = asyncio.create_task(asyncio.to_thread(pair.kafka.start, timeout_s=45))

@@ -238,10 +238,11 @@ class ApacheKafka:
             )
 
     def _await_ready(self, timeout_s: float) -> None:
-        assert self._process is not None
+        process = self._process  # which another thread may end, and take away, meanwhile
+        assert process is not None
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 self._process = None
                 log = self.log_tail()
                 if "Address already in use" in log:

@@ -25,6 +25,10 @@ def ottla_for_clients() -> Iterator[LocalNode]:
         "num.partitions": 3,
         "group.consumer.min.heartbeat.interval.ms": 200,
         "group.consumer.heartbeat.interval.ms": 200,
+        # Retention is at work all the time: a test whose records are too old to stay fails always, and not
+        # only where a slow machine lets it live to the node's first look, 30 s after its start.
+        "log.initial.task.delay.ms": 20,
+        "log.retention.check.interval.ms": 20,
     }
     with LocalNode(settings) as node:
         yield node
@@ -51,9 +55,9 @@ async def admin(servers: str) -> AsyncIterator[Admin]:
 
 @pytest.fixture
 async def topic(admin: Admin) -> str:
-    """A topic of this test alone, with three partitions."""
+    """A topic of this test alone, with three partitions. It keeps records, whatever time they are from."""
     name = f"topic-{next(_names)}"
-    await admin.topics.create(name, partitions=3)
+    await admin.topics.create(name, partitions=3, configs={"retention.ms": "-1"})
     return name
 
 

@@ -288,6 +288,22 @@ def test_a_request_that_fails_closes_the_connection(caplog: pytest.LogCaptureFix
     assert "boom" in caplog.text
 
 
+def test_a_request_that_is_given_up_does_not_hold_back_those_after_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with serving() as bench:
+            client = await bench.client()
+            client.send(b"wait a", b"echo b")
+            await until(lambda: b"echo b" in bench.script.started)
+            bench.script.gates[b"a"].cancel()
+            assert await client.closed()
+            await until(lambda: bench.server.connections == 0 and bench.server.memory.used == 0)
+
+    run(main())
+    assert "given up" in caplog.text
+
+
 @scenario
 async def test_no_more_requests_are_started_than_may_be_in_work() -> None:
     async with serving(queued_max_requests="3") as bench:

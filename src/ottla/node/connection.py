@@ -283,9 +283,13 @@ class Connection(asyncio.BufferedProtocol):
     # Responses.
 
     def _done(self, exchange: Exchange, task: asyncio.Future[Parts | None]) -> None:
-        if task.cancelled() or self.closed:
+        if self.closed:
             if not task.cancelled():
                 task.exception()
+            return
+        if task.cancelled():
+            # By something that it waited for. Left unanswered, it would hold back all that come after it.
+            self.close_because("its request was given up")
             return
         error = task.exception()
         if error is not None:

@@ -179,6 +179,30 @@ class TestHandingOut:
             consumer.resume((topic, 1))
             assert [r.offset for r in await take(consumer, 10)] == list(range(10))
 
+    async def test_paused_partitions_do_not_take_the_others_room(
+        self, servers: str, topic: str, producer: Producer
+    ) -> None:
+        for n in range(600):
+            await producer.ready(topic)
+            producer.send_nowait(topic, b"x" * 1000, partition=n % 2)
+        await producer.flush()
+        settings = {"prefetch_max_bytes": 100_000, "max_partition_fetch_bytes": 50_000, **EARLIEST}
+        async with Consumer(servers, **settings) as consumer:
+            consumer.assign([(topic, 0)])
+            await take(consumer, 1)
+            async with asyncio.timeout(20):
+                while consumer._fetcher.buffered_bytes < 80_000:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            consumer.pause((topic, 0))
+            consumer.assign([(topic, 0), (topic, 1)])
+            for _ in range(5):  # each time, what was fetched ahead is of no more use
+                assert [r.offset for r in await take(consumer, 2)] == [0, 1]
+                consumer.seek((topic, 1), 0)
+            consumer.resume((topic, 0))
+            found = await take(consumer, 599)
+        assert [r.offset for r in found if r.partition == 0] == list(range(1, 300))
+        assert [r.offset for r in found if r.partition == 1] == list(range(300))
+
     async def test_lag(self, servers: str, topic: str, producer: Producer) -> None:
         await fill(producer, topic, 10)
         async with Consumer(servers, **EARLIEST) as consumer:

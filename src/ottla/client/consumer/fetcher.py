@@ -187,11 +187,23 @@ class Fetcher:
 
     def _room(self, node_id: int, nodes: int) -> int:
         share = self._config.prefetch_max_bytes // max(nodes, 1)
-        waiting = self._waiting_bytes.get(node_id, 0)
         # No crumbs: a request is worth it when a good part of the share is free.
-        if waiting and waiting > share * 3 // 4:
+        most = share * 3 // 4
+        if self._waiting_bytes.get(node_id, 0) > most:
+            self._make_room(node_id)
+        waiting = self._waiting_bytes.get(node_id, 0)
+        if waiting and waiting > most:
             return 0
         return max(min(self._config.fetch_max_bytes, share - waiting), 1)
+
+    def _make_room(self, node_id: int) -> None:
+        """Lets go of what nobody is going to read soon: bytes of former positions, and of partitions that are
+        paused, which fetch them again when they go on. Otherwise those that are read would wait for them.
+        """
+        for chunk in [c for c in self.chunks if c.node_id == node_id and (c.dropped or c.state.paused)]:
+            if not chunk.dropped:
+                chunk.state.forget_fetched()
+            self.finish(chunk)
 
     def _ask(self, node_id: int, wanting: list[tuple[PartitionState, PartitionInfo]], room: int) -> None:
         """Asks a broker for bytes: at once if it is connected, as it can then work while the user does."""

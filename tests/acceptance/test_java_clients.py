@@ -25,7 +25,7 @@ THEN = 1_700_000_000_000
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LocalNode]:
-    with LocalNode() as node:
+    with LocalNode({"log.retention.ms": -1}) as node:  # the records are older than a node keeps them
         yield node
 
 

@@ -13,7 +13,7 @@ from ottla.node import cold_reads
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from ottla.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -34,7 +34,8 @@ DEADLINE_S = 30
 def old_data(tmp_path: Path) -> str:
     """The data directory of a node that has stopped: what it wrote itself, a node has in memory."""
     with LocalNode(data_dir=str(tmp_path)) as node, WireClient(node.bootstrap_servers) as wire:
-        topic = CreatableTopic(name="old", num_partitions=1, replication_factor=1)
+        keep = CreatableTopicConfig(name="retention.ms", value="-1")  # the records are from 1970
+        topic = CreatableTopic(name="old", num_partitions=1, replication_factor=1, configs=[keep])
         wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7)
         for n, value in enumerate(VALUES):
             data = PartitionProduceData(index=0, records=build_batch([(1000 + n, None, value)]))

@@ -84,10 +84,15 @@ def dirs(tmp_path: Path) -> list[Path]:
     return [tmp_path / "one", tmp_path / "two"]
 
 
+def settings(dirs: list[Path]) -> dict[str, str]:
+    """Those of a node that keeps its records, which are from 1970."""
+    return {"log.dirs": ",".join(map(str, dirs)), "log.retention.ms": "-1"}
+
+
 @pytest.fixture
 def client(dirs: list[Path]) -> Iterator[Client]:
     with (
-        LocalNode({"log.dirs": ",".join(map(str, dirs))}) as node,
+        LocalNode(settings(dirs)) as node,
         WireClient(node.bootstrap_servers) as wire,
     ):
         yield Client(wire)
@@ -119,15 +124,14 @@ def test_a_move_to_where_it_is_does_nothing_and_to_nowhere_is_refused(
 
 
 def test_a_moved_partition_is_found_again_after_a_restart(dirs: list[Path]) -> None:
-    settings = {"log.dirs": ",".join(map(str, dirs))}
-    with LocalNode(settings) as node, WireClient(node.bootstrap_servers) as wire:
+    with LocalNode(settings(dirs)) as node, WireClient(node.bootstrap_servers) as wire:
         client = Client(wire)
         client.produce(0, 50)
         (before,) = client.where()
         target = next(path for path in dirs if str(path) != before)
         client.move(target)
         client.wait_until_in(target)
-    with LocalNode(settings) as node, WireClient(node.bootstrap_servers) as wire:
+    with LocalNode(settings(dirs)) as node, WireClient(node.bootstrap_servers) as wire:
         client = Client(wire)
         assert client.where() == [str(target)]
         assert client.fetch() == [b"%d" % n for n in range(50)]

@@ -139,6 +139,18 @@ class TestSharing:
             views = await asyncio.gather(*(cluster.refresh() for _ in range(20)))
             assert len(set(map(id, views))) == 1
 
+    async def test_whoever_asks_for_a_topic_is_told_of_it_whatever_refresh_is_under_way(
+        self, runtime: Runtime, ottla_for_clients: LocalNode, fresh_name: str
+    ) -> None:
+        async with Cluster(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:
+            without = asyncio.ensure_future(cluster.refresh())
+            for _ in range(3):  # now it has been sent
+                await asyncio.sleep(0)
+            views = await asyncio.gather(*(cluster.refresh(topics=[fresh_name]) for _ in range(3)))
+            assert fresh_name not in (await without).topics
+            assert all(fresh_name in view.topics for view in views)
+            assert len(set(map(id, views))) == 1
+
     async def test_pipelined_requests_get_their_own_answers(
         self, runtime: Runtime, ottla_for_clients: LocalNode
     ) -> None:

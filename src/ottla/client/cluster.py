@@ -119,6 +119,12 @@ def _seen(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+def _covers(asked: MetadataRequest | None, wanted: set[str], *, all_topics: bool) -> bool:
+    if asked is None or asked.topics is None:
+        return True
+    return not all_topics and wanted <= {topic.name for topic in asked.topics}
+
+
 class Cluster:
     """Use `async with Cluster(...)`, or `start` and `close`."""
 
@@ -131,6 +137,8 @@ class Cluster:
         self._topics: set[str] = set()
         self._all_topics = False
         self._refresh: asyncio.Task[ClusterView] | None = None
+        # What the refresh under way has asked for; None before it has, as then it will ask for everything.
+        self._asked: MetadataRequest | None = None
         self._refreshed_at: float | None = None
         self._coordinators: dict[tuple[CoordinatorType, str], Broker] = {}
         self._closed = False
@@ -291,12 +299,11 @@ class Cluster:
         them.
         """
         wanted = set(topics)
-        covered = wanted <= self._topics and (not all_topics or self._all_topics)
         self._topics |= wanted
         self._all_topics |= all_topics
         if self._refresh is not None:
-            task = self._refresh
-            view = await asyncio.shield(task)
+            covered = _covers(self._asked, wanted, all_topics=all_topics)
+            view = await asyncio.shield(self._refresh)
             if covered:
                 return view
         if self._refresh is None:
@@ -307,11 +314,11 @@ class Cluster:
     async def _fetch_metadata(self) -> ClusterView:
         try:
             all_topics, topics = self._all_topics, sorted(self._topics)
-            connection = await self._metadata_connection()
-            request = MetadataRequest(
+            self._asked = request = MetadataRequest(
                 topics=None if all_topics else [MetadataRequestTopic(name=name) for name in topics],
                 allow_auto_topic_creation=self.config.allow_auto_create_topics and not all_topics,
             )
+            connection = await self._metadata_connection()
             response = await connection.request(
                 request, MetadataResponse, timeout_ms=self.config.request_timeout_ms
             )
@@ -319,7 +326,7 @@ class Cluster:
             self._refreshed_at = asyncio.get_running_loop().time()
             return self.view
         finally:
-            self._refresh = None
+            self._refresh = self._asked = None
 
     async def _metadata_connection(self) -> Connection:
         open_ones = [c for node_id in self.view.brokers if (c := self.open_connection(node_id)) is not None]

@@ -15,6 +15,7 @@ from ottla.client.blocking import Admin, Producer
 from ottla.spark.session import prepare_environment
 from ottla.testing.local_node import LocalNode
 from tests.spark.test_pipelines import Pipeline, order, values
+from tests.support.effort import THOROUGH
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -110,6 +111,7 @@ def test_the_same_pipeline_runs_on_a_cluster(
         assert any((cluster.directory / f"work-{number}").glob("app-*/*/stderr"))
 
 
+@pytest.mark.skipif(not THOROUGH, reason="a minute more; OTTLA_THOROUGH=1 runs it")
 def test_a_plain_program_takes_its_package_along(
     cluster: Cluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
 ) -> None:

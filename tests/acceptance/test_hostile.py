@@ -22,7 +22,12 @@ import pytest
 
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from ottla.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -48,7 +53,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     data_dir: Path = tmp_path_factory.mktemp("hostile")
     with NodeProcess(data_dir, "--set", "auto.create.topics.enable=false") as node:
         with WireClient(node.bootstrap) as wire:
-            topics = [CreatableTopic(name="victim", num_partitions=1, replication_factor=1)]
+            keep = [CreatableTopicConfig(name="retention.ms", value="-1")]  # the records are from 1970
+            topics = [CreatableTopic(name="victim", num_partitions=1, replication_factor=1, configs=keep)]
             wire.get(CreateTopicsRequest(topics=topics, timeout_ms=9000), 7, CreateTopicsResponse)
             for _ in range(8):
                 wire.ask(produce(bytes(900_000)), 9)

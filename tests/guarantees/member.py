@@ -113,19 +113,26 @@ async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None
     from aiokafka.coordinator.assignors.range import RangePartitionAssignor
     from aiokafka.errors import KafkaError
 
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
-        group_id=group,
-        group_instance_id=instance,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        partition_assignment_strategy=(RangePartitionAssignor,),
-        session_timeout_ms=SESSION_TIMEOUT_MS,
-        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
-        metadata_max_age_ms=METADATA_AGE_MS,
-    )
-    consumer.subscribe(**_subscription(topic))
-    await consumer.start()
+    while True:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=group,
+            group_instance_id=instance,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            partition_assignment_strategy=(RangePartitionAssignor,),
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+            metadata_max_age_ms=METADATA_AGE_MS,
+        )
+        consumer.subscribe(**_subscription(topic))
+        try:
+            await consumer.start()
+            break
+        except KafkaError as error:
+            # It gives up where the group changes its protocol while it joins; a user starts it again.
+            print(error, file=sys.stderr)
+            await consumer.stop()
     while True:
         polled = await consumer.getmany(timeout_ms=100, max_records=50)
         if journal(_rows(polled)):

@@ -73,11 +73,15 @@ class Query:
 
 
 def await_markers(bootstrap: str) -> None:
-    """A commit is answered when it is certain; the partitions get to know a moment later."""
+    """A commit is answered when it is certain; the partitions get to know a moment later.
+
+    Other tests' transactions count too, so it waits for a while and no longer: what is read tells the rest.
+    """
     deadline = time.monotonic() + MARKER_SECONDS
     with Admin(bootstrap) as admin:
         while admin.transactions.list(states=["PrepareCommit", "PrepareAbort"]):
-            assert time.monotonic() < deadline, "transactions stay prepared"
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.01)
 
 

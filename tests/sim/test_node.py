@@ -28,6 +28,12 @@ def test_fresh_lives_lose_nothing_that_was_acknowledged() -> None:
     assert acknowledged
 
 
+def test_names_of_a_killed_process_are_synced_before_they_are_relied_on() -> None:
+    """It made the directories of a topic and was killed; the next one wrote to them, and lost its power."""
+    outcome = NodeLife(258025642, seconds=6).run()
+    assert not outcome.violations, explain(outcome)
+
+
 def test_the_check_sees_records_that_a_power_cut_took() -> None:
     outcomes = (NodeLife(seed, seconds=6, synced=False).run() for seed in range(100))
     found = next(outcome for outcome in outcomes if outcome.violations)

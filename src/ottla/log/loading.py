@@ -96,7 +96,8 @@ def list_directory(directory: LogDirectory) -> Contents:
     if epoch is not None:
         # Should the load be interrupted, the next one must not rely on it.
         disk.unlink(posixpath.join(directory.path, checkpoints.CLEAN_SHUTDOWN))
-        disk.sync_dir(directory.path)
+    # Also what a process made that was killed before it could sync: the names found here count as durable.
+    disk.sync_dir(directory.path)
     contents = Contents(epoch, _read_high_watermarks(directory))
     for name in disk.list_dir(directory.path):
         path = posixpath.join(directory.path, name)

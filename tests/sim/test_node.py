@@ -19,7 +19,7 @@ def explain(outcome: NodeOutcome) -> str:
 
 
 @pytest.mark.timeout(0 if SEEDS > 1000 else 300)
-def test_fresh_lives_lose_nothing_that_was_acknowledged() -> None:
+def test_lives_lose_nothing_that_was_acknowledged() -> None:
     acknowledged = 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         outcome = NodeLife(seed, seconds=SECONDS).run()

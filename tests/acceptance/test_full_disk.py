@@ -74,7 +74,8 @@ def node(monkeypatch: pytest.MonkeyPatch, disk: FillingDisk) -> Iterator[LocalNo
         return Runtime(real.clock, real.random, disk, real.pool, real.network)
 
     monkeypatch.setattr(Runtime, "real", classmethod(with_disk))
-    with LocalNode({"log.segment.bytes": 1048576}) as node:
+    # The records are from 1970, and a node would not keep them for long.
+    with LocalNode({"log.segment.bytes": 1048576, "log.retention.ms": -1}) as node:
         yield node
         disk.full = False
 

@@ -50,7 +50,7 @@ ROUNDS = int(os.environ.get("KILL_ROUNDS", "3"))
 SEED = int(os.environ.get("KILL_SEED", str(random.SystemRandom().randrange(2**31))))
 DEADLINE_SECONDS = 60
 TOPIC = 2
-SETTING = "retention.ms"
+SETTING = "delete.retention.ms"
 
 
 class Changes:

@@ -30,7 +30,10 @@ from ottla.testing.local_node import LocalNode
 @pytest.fixture
 def wire() -> Iterator[WireClient]:
     with LocalNode() as node, WireClient(node.bootstrap_servers) as wire:
-        settings = [CreatableTopicConfig(name="flush.messages", value="1")]
+        settings = [
+            CreatableTopicConfig(name="flush.messages", value="1"),
+            CreatableTopicConfig(name="retention.ms", value="-1"),  # the records are from 1970
+        ]
         topic = CreatableTopic(name="sure", num_partitions=2, replication_factor=1, configs=settings)
         wire.get(CreateTopicsRequest(topics=[topic]), 6, CreateTopicsResponse)
         yield wire

@@ -62,7 +62,7 @@ def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.Monkey
     questions = SlowQuestions()
     monkeypatch.setattr(produce._Appends, "verify", lambda self, name: questions.verify(self, name))
     with (
-        LocalNode() as node,
+        LocalNode({"log.retention.ms": -1}) as node,  # the records are from 1970
         WireClient(node.bootstrap_servers) as wire,
         WireClient(node.bootstrap_servers) as other,
     ):

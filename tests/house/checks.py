@@ -27,8 +27,8 @@ FLOORS = (
     "client",
     "spark",
     "console",
-    "cli",
     "testing",
+    "cli",
     "sim",
 )
 # Downwards, and still not allowed: a client speaks to any broker, so it knows none from the inside.

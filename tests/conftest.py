@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from ottla.runtime import process
 from tests.support import kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import JavaDriver
@@ -24,6 +25,7 @@ settings.load_profile("ottla")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
 

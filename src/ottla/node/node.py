@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
+from ottla.log.handles import DEFAULT_CAPACITY
 from ottla.log.log import Log
 from ottla.log.manager import LogManager
 from ottla.metadata.control import Result
@@ -239,7 +240,8 @@ class Node:
             random=self.runtime.random,
             pool=self.runtime.pool,
             producer_config=producer_config(config),
-            unsynced_files=process.open_file_limit() // 2,
+            open_files=min(DEFAULT_CAPACITY, process.open_file_limit() // 8),
+            unsynced_files=process.open_file_limit() // 4,
             on_directory_failure=self._directory_failed_anywhere,
             lock=False,
         )

@@ -125,8 +125,10 @@ class LocalNode:
             atexit.unregister(self._clean_up)
 
     def _run(self) -> None:
+        from ottla.runtime import process
         from ottla.runtime.loop import run
 
+        process.raise_open_file_limit()  # as `ottla start` does: many systems begin with a thousand, or fewer
         try:
             run(self._serve())
         except BaseException as error:  # handed to whoever waits in start()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin as Admin
     from ottla.client.consumer import Consumer as Consumer
     from ottla.client.producer import Producer as Producer
+    from ottla.testing.local_cluster import LocalCluster as LocalCluster
     from ottla.testing.local_node import LocalNode as LocalNode
 
 __version__ = "0.1.0.dev0"
@@ -17,12 +18,13 @@ __version__ = "0.1.0.dev0"
 _LAZY = {
     "Admin": "ottla.client.admin",
     "Consumer": "ottla.client.consumer",
+    "LocalCluster": "ottla.testing.local_cluster",
     "LocalNode": "ottla.testing.local_node",
     "Producer": "ottla.client.producer",
     "blocking": "ottla.client.blocking",
 }
 
-__all__ = ["Admin", "Consumer", "LocalNode", "Producer", "__version__", "blocking"]
+__all__ = ["Admin", "Consumer", "LocalCluster", "LocalNode", "Producer", "__version__", "blocking"]
 
 
 def __getattr__(name: str) -> Any:

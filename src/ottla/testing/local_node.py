@@ -6,7 +6,7 @@
 The node runs in a thread of this process, on an event loop of its own: that is ready several times sooner
 than another process would be, needs no executable on the path, and shows its lines in the caller's log
 and debugger. It listens on a free port of the loopback interface and keeps its data in a temporary
-directory, which is gone when it stops. For a node to kill, start `ottla start` as a process instead.
+directory, which is gone when it stops. For a node to kill, take a `LocalCluster(nodes=1)` instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final, Self
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 30.0
 # What a test wants: no waiting for members that will not come, and few partitions to load.
-_DEFAULTS: Final = {
+FOR_TESTS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
@@ -49,7 +49,7 @@ class LocalNode:
         data_dir: str | None = None,
         port: int = 0,
     ) -> None:
-        self._settings = {name: _text(value) for name, value in (settings or {}).items()}
+        self._settings = settings_text(settings or {})
         self._given_dir = data_dir
         self._wanted_port = port
         self._data_dir: str | None = None
@@ -144,7 +144,7 @@ class LocalNode:
         assert self._data_dir is not None
         config = NodeConfig(
             {
-                **_DEFAULTS,
+                **FOR_TESTS,
                 "listeners": f"PLAINTEXT://127.0.0.1:{self._wanted_port}",
                 "log.dirs": self._data_dir,
                 **self._settings,
@@ -186,5 +186,9 @@ class LocalNode:
         await asyncio.to_thread(self.stop)
 
 
-def _text(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def settings_text(settings: Mapping[str, str | int | bool]) -> dict[str, str]:
+    """Settings as they are written in a file."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in settings.items()
+    }

@@ -1,17 +1,19 @@
 """The pytest plugin that comes with Ottla: fixtures that give a test a Kafka without a container.
 
 `ottla_node` is one node for the whole test session: give topics names of their own. `ottla_fresh_node` is
-a node for one test alone.
+a node for one test alone. `ottla_cluster` and `ottla_fresh_cluster` are the same with three nodes, each a
+process; when a test that uses one fails, the ends of the nodes' logs are in its report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from ottla.testing.local_cluster import LocalCluster
     from ottla.testing.local_node import LocalNode
 
 
@@ -31,3 +33,34 @@ def ottla_fresh_node() -> Iterator[LocalNode]:
 
     with LocalNode() as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def ottla_cluster() -> Iterator[LocalCluster]:
+    """Three nodes, shared by all tests of the session: leave them running."""
+    from ottla.testing.local_cluster import LocalCluster
+
+    with LocalCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ottla_fresh_cluster() -> Iterator[LocalCluster]:
+    """Three nodes with nothing in them, for this test alone: to kill, pause and restart."""
+    from ottla.testing.local_cluster import LocalCluster
+
+    with LocalCluster() as cluster:
+        yield cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            # By its name: whoever uses no cluster need not import it.
+            if type(value).__name__ == "LocalCluster":
+                report.sections.append((f"nodes of {name}", value.logs()))
+    return report

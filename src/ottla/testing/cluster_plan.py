@@ -1,0 +1,306 @@
+"""A cluster on one machine as it lies on disk: who its nodes are, where they listen, what they run by.
+
+    DIR/cluster.json                the plan
+    DIR/node-1/server.properties    what `ottla start` is given
+    DIR/node-1/data/                formatted for this node of this cluster
+    DIR/node-1/node.log             what its process printed
+    DIR/node-1/process.json         its process, see `cluster_process`
+
+The plan is made once and never changed: a node that was killed comes back as itself, and whoever knows the
+directory knows the cluster, from any process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from ottla.metadata.storage import format_directory
+from ottla.protocol.json_form import uuid_text
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.runtime.clock import SystemClock
+from ottla.runtime.disk import RealDisk
+from ottla.runtime.random import SystemRandom
+
+HOST: Final = "127.0.0.1"
+PLAN_FILE: Final = "cluster.json"
+BROKER: Final = "broker"
+CONTROLLER: Final = "controller"
+MAX_NODES: Final = 100
+# Below what systems hand out to outgoing connections: the port of a node that is down stays free for it.
+_PORTS: Final = range(10_000, 32_000)
+_PORT_ATTEMPTS: Final = 1000
+_LISTENER: Final = "PLAINTEXT"
+_CONTROLLER_LISTENER: Final = "CONTROLLER"
+
+
+class PlanError(ValueError):
+    """A cluster that cannot be had like this; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """`port` is for clients and other brokers, `controller_port` for the quorum; each role has its own."""
+
+    id: int
+    directory: Path
+    port: int | None
+    controller_port: int | None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(
+            role
+            for role, port in ((BROKER, self.port), (CONTROLLER, self.controller_port))
+            if port is not None
+        )
+
+    @property
+    def is_broker(self) -> bool:
+        return self.port is not None
+
+    @property
+    def address(self) -> str | None:
+        """Where clients connect; None for a controller."""
+        return None if self.port is None else f"{HOST}:{self.port}"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def properties_file(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "node.log"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    directory: Path
+    cluster_id: str
+    nodes: tuple[NodePlan, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What every node is given, over what the plan sets itself."""
+    dynamic_quorum: bool = False
+    """Whether the voters are kept in the metadata log, so that controllers can be added and removed."""
+
+    @classmethod
+    def make(
+        cls,
+        directory: str | Path,
+        *,
+        brokers: int = 3,
+        controllers: int = 0,
+        settings: Mapping[str, str] | None = None,
+        first_port: int | None = None,
+        dynamic_quorum: bool = False,
+    ) -> Self:
+        """A new plan. Without `controllers` of their own the brokers are controllers as well. The ports count
+        up from `first_port`, or are free ones.
+        """
+        if not 1 <= brokers <= MAX_NODES or not 0 <= controllers <= MAX_NODES:
+            raise PlanError(f"a cluster has 1 to {MAX_NODES} brokers and at most {MAX_NODES} controllers")
+        path = Path(directory).absolute()
+        combined = controllers == 0
+        count = brokers + (brokers if combined else controllers)
+        ports = free_ports(count) if first_port is None else counted_ports(first_port, count)
+        of_clients, of_controllers = ports[:brokers], ports[brokers:]
+        nodes = [
+            NodePlan(n, path / f"node-{n}", port, of_controllers[n - 1] if combined else None)
+            for n, port in enumerate(of_clients, 1)
+        ]
+        if not combined:
+            nodes += [
+                NodePlan(n, path / f"node-{n}", None, port)
+                for n, port in enumerate(of_controllers, brokers + 1)
+            ]
+        cluster_id = uuid_text(SystemRandom().uuid())
+        return cls(path, cluster_id, tuple(nodes), dict(settings or {}), dynamic_quorum)
+
+    @property
+    def brokers(self) -> tuple[NodePlan, ...]:
+        return tuple(node for node in self.nodes if node.is_broker)
+
+    @property
+    def voters(self) -> tuple[NodePlan, ...]:
+        return tuple(node for node in self.nodes if node.controller_port is not None)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"{HOST}:{node.port}" for node in self.brokers)
+
+    def node(self, node_id: int) -> NodePlan:
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        known = ", ".join(str(node.id) for node in self.nodes)
+        raise PlanError(f"there is no node {node_id}; the cluster in {self.directory} has {known}")
+
+    # On disk
+
+    def write(self) -> None:
+        """Make the directories of all nodes, formatted and configured. The plan itself comes last: a
+        directory without it is none of a cluster.
+        """
+        if self.directory.exists() and any(self.directory.iterdir()):
+            raise PlanError(
+                f"{self.directory} is not empty, and has no {PLAN_FILE}; choose another directory"
+            )
+        directory_ids = {node.id: SystemRandom().uuid() for node in self.nodes}
+        for node in self.nodes:
+            node.directory.mkdir(parents=True)
+            lines = [f"{name}={_escaped(value)}\n" for name, value in self.properties(node).items()]
+            node.properties_file.write_text("".join(lines))
+            format_directory(
+                RealDisk(),
+                SystemRandom(),
+                SystemClock(),
+                str(node.data_dir),
+                cluster_id=self.cluster_id,
+                node_id=node.id,
+                directory_id=directory_ids[node.id],
+                dynamic_voters=self._voter_set(directory_ids)
+                if self.dynamic_quorum and node.controller_port is not None
+                else None,
+            )
+        unfinished = self.directory / f"{PLAN_FILE}.tmp"
+        unfinished.write_text(json.dumps(self._document(), indent=2) + "\n")
+        unfinished.replace(self.directory / PLAN_FILE)
+
+    @classmethod
+    def read(cls, directory: str | Path) -> Self:
+        """The plan of a directory; PlanError where there is none."""
+        path = Path(directory).absolute()
+        try:
+            document = json.loads((path / PLAN_FILE).read_text())
+            return cls(
+                path,
+                document["cluster_id"],
+                tuple(
+                    NodePlan(node["id"], path / f"node-{node['id']}", node["port"], node["controller_port"])
+                    for node in document["nodes"]
+                ),
+                document["settings"],
+                document["dynamic_quorum"],
+            )
+        except FileNotFoundError:
+            raise PlanError(
+                f"there is no cluster in {path}; `ottla cluster up --data-dir {directory}` makes one"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise PlanError(f"{path / PLAN_FILE} cannot be read: {error!r}") from None
+
+    @staticmethod
+    def exists(directory: str | Path) -> bool:
+        return (Path(directory) / PLAN_FILE).exists()
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "cluster_id": self.cluster_id,
+            "dynamic_quorum": self.dynamic_quorum,
+            "settings": dict(self.settings),
+            "nodes": [
+                {"id": node.id, "port": node.port, "controller_port": node.controller_port}
+                for node in self.nodes
+            ],
+        }
+
+    def _voter_set(self, directory_ids: Mapping[int, bytes]) -> VoterSet:
+        return VoterSet.of(
+            *(
+                Voter(
+                    ReplicaKey(node.id, directory_ids[node.id]),
+                    {_CONTROLLER_LISTENER: Address(HOST, node.controller_port or 0)},
+                )
+                for node in self.voters
+            )
+        )
+
+    # What a node runs by
+
+    def properties(self, node: NodePlan) -> dict[str, str]:
+        """The node's `server.properties`. Every topic has three replicas where there are as many brokers, of
+        which two must have a record: the cluster loses nothing with one node, and goes on.
+        """
+        replicas = min(3, len(self.brokers))
+        in_sync = min(2, replicas) if replicas > 2 else 1
+        listeners = [f"{_LISTENER}://{HOST}:{node.port}"] if node.port is not None else []
+        if node.controller_port is not None:
+            listeners.append(f"{_CONTROLLER_LISTENER}://{HOST}:{node.controller_port}")
+        addresses = [(each.id, f"{HOST}:{each.controller_port}") for each in self.voters]
+        if self.dynamic_quorum:
+            quorum = {"controller.quorum.bootstrap.servers": ",".join(at for _, at in addresses)}
+        else:
+            quorum = {"controller.quorum.voters": ",".join(f"{n}@{at}" for n, at in addresses)}
+        return {
+            "process.roles": ",".join(node.roles),
+            "node.id": str(node.id),
+            "listeners": ",".join(listeners),
+            "listener.security.protocol.map": f"{_LISTENER}:PLAINTEXT,{_CONTROLLER_LISTENER}:PLAINTEXT",
+            "controller.listener.names": _CONTROLLER_LISTENER,
+            "inter.broker.listener.name": _LISTENER,
+            **quorum,
+            "log.dirs": str(node.data_dir),
+            "default.replication.factor": str(replicas),
+            "min.insync.replicas": str(in_sync),
+            "offsets.topic.replication.factor": str(replicas),
+            "transaction.state.log.replication.factor": str(replicas),
+            "transaction.state.log.min.isr": str(in_sync),
+            "share.coordinator.state.topic.replication.factor": str(replicas),
+            "share.coordinator.state.topic.min.isr": str(in_sync),
+            **self.settings,
+        }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens at, chosen at random, so that clusters that are
+    planned at the same time hardly meet.
+    """
+    found: list[int] = []
+    for _ in range(_PORT_ATTEMPTS):
+        port = random.choice(_PORTS)
+        if port not in found and is_free(port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise PlanError(f"there are no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+
+
+def counted_ports(first: int, count: int) -> list[int]:
+    if not 1 <= first <= 65_536 - count:
+        raise PlanError(f"{count} ports from {first} on: ports go from 1 to 65535")
+    ports = list(range(first, first + count))
+    check_free(ports)
+    return ports
+
+
+def check_free(ports: Sequence[int]) -> None:
+    taken = [port for port in ports if not is_free(port)]
+    if taken:
+        raise PlanError(
+            f"port {taken[0]} is in use; is another cluster or node running? --port chooses others"
+        )
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        if os.name == "posix":  # as a node binds it: what lingers of closed connections does not matter
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\")

@@ -1,0 +1,183 @@
+"""The processes of a cluster's nodes: started, signalled and looked at, by whoever knows the directory.
+
+A node's `process.json` names the process that was last started for it. It is written by the starter and read
+by anybody: the test that made the cluster, `ottla cluster up` in one terminal, `ottla cluster kill` in
+another. A number alone proves nothing, as systems use them again: a process counts as the node only while its
+command line names the node's `server.properties`. So nobody else's process is ever signalled.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ottla.testing.cluster_plan import NodePlan
+
+STOP_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.02
+_READY: Final = b" is ready: "
+
+# The processes that were started here, by number: they have to be waited for when they end. Their objects are
+# kept to the end, since those that go on by themselves outlive whoever started them.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class ClusterError(RuntimeError):
+    """A node did not do what was asked of it; the text carries the end of its log."""
+
+
+class State(enum.StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    DOWN = "down"
+
+
+class _Started(NamedTuple):
+    pid: int
+    log_from: int
+    """Where its part of the log begins."""
+
+
+class NodeProcess:
+    """A node of the plan, and the process that runs it, if one does."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self.plan = plan
+        self._file = plan.directory / "process.json"
+
+    def start(self, *, log_level: str = "warning", lifeline: int | None = None) -> None:
+        """Start it without waiting for anything. With a `lifeline` it ends with this process, else it goes on
+        by itself.
+        """
+        if self.state() is not State.DOWN:
+            raise ClusterError(f"node {self.plan.id} runs already, as process {self.pid()}")
+        module = ["ottla"] if lifeline is None else ["ottla.testing.tether", str(lifeline)]
+        with self.plan.log_file.open("ab") as log:
+            log_from = log.tell()
+            child = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", *module),
+                    *("start", str(self.plan.properties_file), "--log-level", log_level),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for whoever watches the cluster, who then stops the nodes in good order.
+                start_new_session=True,
+                pass_fds=() if lifeline is None else (lifeline,),
+            )
+        _children[child.pid] = child
+        unfinished = self._file.with_suffix(".tmp")
+        unfinished.write_text(json.dumps({"pid": child.pid, "log_from": log_from}))
+        unfinished.replace(self._file)
+
+    def pid(self) -> int | None:
+        """The process that runs the node; None when it is down."""
+        started = self._started()
+        return started.pid if started is not None and self._look(started.pid) is not State.DOWN else None
+
+    def state(self) -> State:
+        started = self._started()
+        return State.DOWN if started is None else self._look(started.pid)
+
+    def exit_status(self) -> int | None:
+        """How it ended, if it was started here and is down."""
+        started = self._started()
+        child = None if started is None else _children.get(started.pid)
+        return None if child is None or self.state() is not State.DOWN else child.returncode
+
+    def said_ready(self) -> bool:
+        """Whether the process that was started last has said that it serves."""
+        return _READY in self._own_log()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the node's process; ClusterError if there is none."""
+        pid = self.pid()
+        if pid is None:
+            raise ClusterError(f"node {self.plan.id} is down")
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            raise ClusterError(f"node {self.plan.id} is down") from None
+
+    def wait_until_down(self, timeout_s: float = STOP_SECONDS) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.state() is not State.DOWN:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"node {self.plan.id} did not end within {timeout_s:.0f} s:\n{self.log_tail()}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def log_tail(self, size: int = 4000) -> str:
+        """The end of what the node's processes printed."""
+        try:
+            with self.plan.log_file.open("rb") as log:
+                log.seek(max(log.seek(0, os.SEEK_END) - size, 0))
+                return log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def resident_bytes(self) -> int | None:
+        """The memory that it has, where the system tells (Linux)."""
+        pid = self.pid()
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return None
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _own_log(self) -> bytes:
+        started = self._started()
+        try:
+            with self.plan.log_file.open("rb") as log:
+                log.seek(started.log_from if started is not None else 0)
+                return log.read()
+        except FileNotFoundError:
+            return b""
+
+    def _started(self) -> _Started | None:
+        try:
+            document = json.loads(self._file.read_text())
+            return _Started(int(document["pid"]), int(document["log_from"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _look(self, pid: int) -> State:
+        child = _children.get(pid)
+        found = _process(pid)
+        if child is not None:
+            # Ours until we have asked how it ended, so nobody else can have its number.
+            if child.poll() is not None:
+                return State.DOWN
+        elif found is None or str(self.plan.properties_file) not in found.command:
+            return State.DOWN
+        return State.PAUSED if found is not None and found.status.startswith("T") else State.RUNNING
+
+
+class _Process(NamedTuple):
+    status: str
+    """The letter of the system: T is stopped by a signal, Z has ended and nobody has asked."""
+    command: str
+
+
+def _process(pid: int) -> _Process | None:
+    if sys.platform == "linux":
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (OSError, IndexError):
+            return None
+        return _Process(status, command)
+    told = subprocess.run(
+        ["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    status, _, command = told.stdout.strip().partition(" ")
+    return _Process(status, command) if status else None

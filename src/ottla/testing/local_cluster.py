@@ -1,0 +1,469 @@
+"""A cluster for tests and notebooks: real processes on this machine, to be killed, paused and restarted.
+
+    with LocalCluster(nodes=3) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+        cluster.kill(cluster.leader("orders"))
+
+The nodes listen on free ports of the loopback interface, keep them through every restart, and end with the
+process that started them, however that ends. Without a `data_dir` their files are gone when the cluster
+stops. When the block ends with an error the ends of their logs are printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from ottla.protocol.errors import ErrorCode, MalformedMessage
+from ottla.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+    DescribeQuorumResponse,
+)
+from ottla.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponsePartition,
+)
+from ottla.testing.ask import ask
+from ottla.testing.cluster_plan import ClusterPlan, NodePlan
+from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, State
+from ottla.testing.local_node import FOR_TESTS, settings_text
+
+__all__ = ["ClusterError", "ClusterNode", "LocalCluster", "State"]
+
+START_SECONDS: Final = 60.0
+_ASK_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.02
+_METADATA_VERSION: Final = 12
+_QUORUM_VERSION: Final = 1
+
+
+class ClusterNode:
+    """One node of a `LocalCluster`: who it is, and what its process does."""
+
+    def __init__(self, process: NodeProcess) -> None:
+        self._process = process
+
+    def __repr__(self) -> str:
+        return f"<ClusterNode {self.id}, {self.state}>"
+
+    @property
+    def plan(self) -> NodePlan:
+        return self._process.plan
+
+    @property
+    def id(self) -> int:
+        return self.plan.id
+
+    @property
+    def port(self) -> int:
+        """Where clients connect; ValueError for a controller, to which they do not."""
+        if self.plan.port is None:
+            raise ValueError(f"node {self.id} is a controller only")
+        return self.plan.port
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """This node alone, as `bootstrap.servers`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def is_broker(self) -> bool:
+        return self.plan.is_broker
+
+    @property
+    def is_controller(self) -> bool:
+        return self.plan.controller_port is not None
+
+    @property
+    def data_dir(self) -> str:
+        return str(self.plan.data_dir)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while it is down."""
+        return self._process.pid()
+
+    @property
+    def state(self) -> State:
+        return self._process.state()
+
+    def log(self, size: int = 4000) -> str:
+        """The end of what it logged."""
+        return self._process.log_tail(size)
+
+
+class LocalCluster:
+    """A cluster that lives as long as the `with` block, or from `start` to `stop`.
+
+        >>> with LocalCluster(nodes=3) as cluster:
+        ...     [node.id for node in cluster.nodes]
+        [1, 2, 3]
+
+    `settings` are those of `server.properties`, for every node. Each node is broker and controller; with
+    `controllers` there are that many controllers of their own, whose numbers come after the brokers'. With
+    `dynamic_quorum` the voters are kept in the metadata log, and can be added and removed. With `data_dir`
+    the cluster is kept there, and found again by the next one that is given it.
+
+    Methods that take a node take its number or the `ClusterNode`.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        settings: Mapping[str, str | int | bool] | None = None,
+        *,
+        controllers: int = 0,
+        dynamic_quorum: bool = False,
+        data_dir: str | None = None,
+        log_level: str = "warning",
+    ) -> None:
+        self._size = nodes
+        self._settings = {**FOR_TESTS, **settings_text(settings or {})}
+        self._controllers = controllers
+        self._dynamic_quorum = dynamic_quorum
+        self._given_dir = data_dir
+        self._log_level = log_level
+        self._plan: ClusterPlan | None = None
+        self._processes: dict[int, NodeProcess] = {}
+        self._lifeline: tuple[int, int] | None = None
+        # The nodes that nobody has stopped or killed; one of these that is down has failed.
+        self._wanted: set[int] = set()
+
+    def __repr__(self) -> str:
+        if self._plan is None:
+            return "<LocalCluster, not started>"
+        states = ", ".join(f"{node.id} {node.state}" for node in self.nodes)
+        return f"<LocalCluster at {self.bootstrap_servers}: {states}>"
+
+    # What it is
+
+    @property
+    def plan(self) -> ClusterPlan:
+        if self._plan is None:
+            raise RuntimeError(
+                "the cluster has not been started: use `with LocalCluster() as cluster:` or `start()`"
+            )
+        return self._plan
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients want as `bootstrap.servers`: all brokers."""
+        return self.plan.bootstrap_servers
+
+    @property
+    def cluster_id(self) -> str:
+        return self.plan.cluster_id
+
+    @property
+    def data_dir(self) -> str:
+        return str(self.plan.directory)
+
+    @property
+    def nodes(self) -> tuple[ClusterNode, ...]:
+        return tuple(ClusterNode(self._processes[node.id]) for node in self.plan.nodes)
+
+    def node(self, node: int | ClusterNode) -> ClusterNode:
+        return ClusterNode(self._process(node))
+
+    def _process(self, node: int | ClusterNode) -> NodeProcess:
+        number = node if isinstance(node, int) else node.id
+        return self._processes[self.plan.node(number).id]
+
+    # Its life
+
+    def start(self, node: int | ClusterNode | None = None) -> Self:
+        """Start the cluster, or one of its nodes that is down, and return when it serves."""
+        if node is not None:
+            self._launch(self._process(node))
+            self.wait_ready()
+            return self
+        if self._plan is not None:
+            raise RuntimeError("the cluster has been started already; make another LocalCluster")
+        try:
+            self._plan = self._make_plan()
+            self._processes = {each.id: NodeProcess(each) for each in self._plan.nodes}
+            self._lifeline = os.pipe()
+            for process in self._processes.values():
+                self._launch(process)
+            self.wait_ready()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _make_plan(self) -> ClusterPlan:
+        if self._given_dir is not None and ClusterPlan.exists(self._given_dir):
+            return ClusterPlan.read(self._given_dir)
+        directory = self._given_dir or self._temporary_dir()
+        plan = ClusterPlan.make(
+            directory,
+            brokers=self._size,
+            controllers=self._controllers,
+            settings=self._settings,
+            dynamic_quorum=self._dynamic_quorum,
+        )
+        plan.write()
+        return plan
+
+    def _launch(self, process: NodeProcess) -> None:
+        assert self._lifeline is not None
+        process.start(log_level=self._log_level, lifeline=self._lifeline[0])
+        self._wanted.add(process.plan.id)
+
+    def stop(self, node: int | ClusterNode | None = None) -> None:
+        """Stop the cluster, or one node of it, in good order. Stopping a stopped cluster is harmless.
+
+        The files of a cluster without a `data_dir` are removed.
+        """
+        if node is not None:
+            process = self._process(node)
+            self._wanted.discard(process.plan.id)
+            process.signal(signal.SIGTERM)
+            process.wait_until_down()
+            return
+        try:
+            _stop_all(self._processes.values())
+        finally:
+            self._end()
+
+    def kill(self, node: int | ClusterNode, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a node as a crash would; with another signal, whatever that does to it."""
+        process = self._process(node)
+        if how is signal.SIGKILL:
+            self._wanted.discard(process.plan.id)
+        process.signal(how)
+        if how is signal.SIGKILL:
+            process.wait_until_down()
+
+    def pause(self, node: int | ClusterNode) -> None:
+        """Let a node fall silent (SIGSTOP): its connections stay open, and nothing answers."""
+        process = self._process(node)
+        process.signal(signal.SIGSTOP)
+        _wait_for(lambda: process.state() is State.PAUSED, STOP_SECONDS, f"{node} is not paused")
+
+    def resume(self, node: int | ClusterNode) -> None:
+        """Let a paused node go on, as if no time had passed."""
+        self._process(node).signal(signal.SIGCONT)
+
+    def restart(self, node: int | ClusterNode) -> None:
+        """Stop a node in good order, if it runs, start it again, and return when it serves."""
+        if self._process(node).state() is not State.DOWN:
+            self.stop(node)
+        self.start(node)
+
+    def _temporary_dir(self) -> str:
+        atexit.register(self._end)
+        return tempfile.mkdtemp(prefix="ottla-cluster-")
+
+    def _end(self) -> None:
+        """Kill what still runs, and leave nothing behind that nobody asked for."""
+        for process in self._processes.values():
+            with contextlib.suppress(ClusterError):
+                process.signal(signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait_until_down()
+        if self._lifeline is not None:
+            for end in self._lifeline:
+                os.close(end)
+            self._lifeline = None
+        if self._given_dir is None and self._plan is not None:
+            shutil.rmtree(self._plan.directory, ignore_errors=True)
+            atexit.unregister(self._end)
+
+    # Waiting and asking
+
+    def wait_ready(self, timeout_s: float = START_SECONDS) -> None:
+        """Wait until all nodes that run serve, know of each other, and have a controller."""
+
+        def ready() -> bool:
+            wanted = [self._processes[number] for number in sorted(self._wanted)]
+            running = [process for process in wanted if process.state() is not State.PAUSED]
+            return all(self._serves(process) for process in running) and self._agreed(running)
+
+        self._wait(ready, timeout_s, "the cluster was not ready")
+
+    def _serves(self, process: NodeProcess) -> bool:
+        if process.state() is State.DOWN:
+            status = process.exit_status()
+            raise ClusterError(f"node {process.plan.id} ended with status {status}:\n{process.log_tail()}")
+        return process.said_ready()
+
+    def _agreed(self, running: Iterable[NodeProcess]) -> bool:
+        brokers = {process.plan.id: process.plan.port for process in running if process.plan.is_broker}
+        for port in brokers.values():
+            assert port is not None
+            found = _metadata(port, [])
+            if found is None or not brokers.keys() <= {broker.node_id for broker in found.brokers}:
+                return False
+        return not brokers or self.find_controller() is not None
+
+    def wait_in_sync(self, timeout_s: float = START_SECONDS) -> None:
+        """Wait until every replica of every partition is in sync, and every partition has a leader."""
+
+        def in_sync() -> bool:
+            found = self._metadata(None)
+            return found is not None and all(
+                partition.leader_id >= 0 and set(partition.isr_nodes) == set(partition.replica_nodes)
+                for topic in found.topics
+                for partition in topic.partitions
+            )
+
+        self._wait(in_sync, timeout_s, "not all replicas are in sync")
+
+    def partition(self, topic: str, partition: int = 0) -> MetadataResponsePartition:
+        """A partition as the brokers describe it: leader, replicas, in-sync set. Waits for its leader."""
+        seen: list[MetadataResponsePartition] = []
+
+        def led() -> bool:
+            found = self._metadata([topic])
+            if found is None:
+                return False
+            seen[:] = [
+                each
+                for described in found.topics
+                if described.error_code == ErrorCode.NONE
+                for each in described.partitions
+                if each.partition_index == partition
+            ]
+            return bool(seen) and seen[0].leader_id >= 0
+
+        self._wait(led, START_SECONDS, f"{topic}-{partition} has no leader")
+        return seen[0]
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads a partition."""
+        return self.partition(topic, partition).leader_id
+
+    def controller(self) -> int:
+        """The node that leads the quorum."""
+        found: list[int] = []
+
+        def led() -> bool:
+            leader = self.find_controller()
+            found[:] = [] if leader is None else [leader]
+            return bool(found)
+
+        self._wait(led, START_SECONDS, "the quorum has no leader")
+        return found[0]
+
+    def find_controller(self) -> int | None:
+        """The node that leads the quorum, as the first broker that answers says; None if none does."""
+        topic = DescribeQuorumRequestTopicData(
+            topic_name="__cluster_metadata",
+            partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
+        )
+        for process in self._running_brokers():
+            assert process.plan.port is not None
+            with contextlib.suppress(OSError, MalformedMessage):
+                answer = ask(
+                    process.plan.port,
+                    DescribeQuorumRequest(topics=[topic]),
+                    _QUORUM_VERSION,
+                    DescribeQuorumResponse,
+                    timeout_s=_ASK_SECONDS,
+                )
+                for described in answer.topics:
+                    for partition in described.partitions:
+                        if not partition.error_code and partition.leader_id >= 0:
+                            return partition.leader_id
+        return None
+
+    def _metadata(self, topics: list[str] | None) -> MetadataResponse | None:
+        """What the first running broker that answers says of topics, all of them for None."""
+        for process in self._running_brokers():
+            assert process.plan.port is not None
+            found = _metadata(process.plan.port, topics)
+            if found is not None:
+                return found
+        return None
+
+    def _running_brokers(self) -> list[NodeProcess]:
+        return [
+            process
+            for process in self._processes.values()
+            if process.plan.is_broker and process.state() is State.RUNNING
+        ]
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        _wait_for(condition, timeout_s, otherwise, lambda: f"\n{self.logs()}")
+
+    def logs(self, size: int = 4000) -> str:
+        """The ends of what all nodes logged."""
+        return "\n".join(
+            f"--- node {number}, {process.state()}\n{process.log_tail(size)}"
+            for number, process in self._processes.items()
+        )
+
+    # As a context
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            print(self.logs())  # noqa: T201
+            self._end()
+        else:
+            self.stop()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+def _stop_all(processes: Iterable[NodeProcess]) -> None:
+    """All at once: the last ones have nobody left to hand their leaderships to, and do not wait for it."""
+    running = [process for process in processes if process.state() is not State.DOWN]
+    for process in running:
+        with contextlib.suppress(ClusterError):
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)
+    for process in running:
+        process.wait_until_down()
+
+
+def _metadata(port: int, topics: list[str] | None) -> MetadataResponse | None:
+    wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+    request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+    try:
+        return ask(port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_ASK_SECONDS)
+    except (OSError, MalformedMessage):
+        return None
+
+
+def _wait_for(
+    condition: Callable[[], bool],
+    timeout_s: float,
+    otherwise: str,
+    details: Callable[[], str] = str,
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{otherwise} within {timeout_s:.0f} s{details()}")
+        time.sleep(_POLL_SECONDS)

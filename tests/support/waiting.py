@@ -1,0 +1,17 @@
+"""Waiting for a condition, with a deadline: no test sleeps and hopes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+DEADLINE_S = 30.0
+POLL_S = 0.01
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str, seconds: float = DEADLINE_S) -> None:
+    """Return as soon as the condition holds; AssertionError with `otherwise` when time is up."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{otherwise} after {seconds:.0f} s"
+        time.sleep(POLL_S)

@@ -1,0 +1,1 @@
+"""What Ottla gives to other people's tests."""

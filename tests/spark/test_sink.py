@@ -47,7 +47,7 @@ def dotted(options: dict[str, str]) -> dict[str, str]:
 
 def records_of(node: LocalNode, topic: str, partitions: int = 1) -> list[Any]:
     """All committed records in the order of their partitions."""
-    await_markers(node.bootstrap_servers)
+    await_markers(node.bootstrap_servers, topic)
     found: list[Any] = []
     consumer: Consumer[bytes, bytes]
     with Consumer(

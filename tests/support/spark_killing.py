@@ -25,6 +25,7 @@ from ottla.spark.sink.stops import VARIABLE, Place
 from tests.support import java
 from tests.support.node_process import NodeProcess
 from tests.support.spark_query import DONE, QuerySpec
+from tests.support.spark_standalone import StandaloneCluster
 
 __all__ = ["Kill", "Killing", "Target", "chosen_kills", "random_kills"]
 
@@ -87,6 +88,8 @@ class Killing:
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
     seed: int = 0
+    cluster: StandaloneCluster | None = None
+    """Where the query's executors live, if they are not its own children."""
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -215,8 +218,9 @@ class Killing:
     def _processes(self, pattern: str) -> list[int]:
         if self._query is None:
             return []
+        heads = [self._query.pid, *(self.cluster.pids if self.cluster is not None else ())]
         found = []
-        for process in _family(self._query.pid):
+        for process in (process for head in heads for process in _family(head)):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if re.search(pattern, " ".join(process.cmdline())):
                     found.append(process.pid)

@@ -72,22 +72,29 @@ class Query:
         return sorted(each.id for each in self.client.call(self.client.endings.open_in(self.scope)))
 
 
-def await_markers(bootstrap: str) -> None:
-    """A commit is answered when it is certain; the partitions get to know a moment later.
-
-    Other tests' transactions count too, so it waits for a while and no longer: what is read tells the rest.
-    """
+def await_markers(bootstrap: str, topic: str) -> None:
+    """A commit is answered when it is certain; the partitions of `topic` get to know a moment later."""
     deadline = time.monotonic() + MARKER_SECONDS
     with Admin(bootstrap) as admin:
-        while admin.transactions.list(states=["PrepareCommit", "PrepareAbort"]):
-            if time.monotonic() > deadline:
-                return
+        while late := [each for each in _ending(admin) if _concerns(admin, each, topic)]:
+            assert time.monotonic() < deadline, f"{topic} waits for the ends of {late}"
             time.sleep(0.01)
+
+
+def _ending(admin: Admin) -> list[str]:
+    found = admin.transactions.list(states=["PrepareCommit", "PrepareAbort"])
+    return [each.transactional_id for each in found]
+
+
+def _concerns(admin: Admin, transactional_id: str, topic: str) -> bool:
+    """Whether a partition of the topic has yet to be told."""
+    info = admin.transactions.describe(transactional_id)
+    return info.state.startswith("Prepare") and any(each.topic == topic for each in info.partitions)
 
 
 def committed_values(bootstrap: str, topic: str, partitions: int = 1) -> Counter[bytes]:
     """How often each value is there for readers of committed records, up to the last stable offset."""
-    await_markers(bootstrap)
+    await_markers(bootstrap, topic)
     found: Counter[bytes] = Counter()
     consumer: Consumer[bytes, bytes]
     with Consumer(bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:

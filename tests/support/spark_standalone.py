@@ -16,7 +16,7 @@ from typing import Self
 
 from ottla.spark.session import prepare_environment
 
-__all__ = ["StandaloneCluster"]
+__all__ = ["HOSTS", "StandaloneCluster"]
 
 START_SECONDS = 120
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -35,13 +35,13 @@ class StandaloneCluster:
         try:
             port = _free_port()
             self.url = f"spark://{HOSTS[0]}:{port}"
-            place = ("--host", HOSTS[0], "--port", str(port), "--webui-port", str(_free_port()))
-            self._daemon("master.Master", HOSTS[0], *place)
+            where = ("--host", HOSTS[0], "--port", str(port), "--webui-port", str(_free_port()))
+            self._daemon("master.Master", HOSTS[0], *where)
             self._await("master.Master", "I have been elected leader", 1)
             for host in HOSTS:
                 limits = ("--cores", str(self._cores), "--memory", "1g", "--webui-port", "0")
-                work = str(self._directory / f"work-{host}")
-                self._daemon("worker.Worker", host, "--host", host, "--work-dir", work, *limits, self.url)
+                place = ("--host", host, "--work-dir", str(self.work_of(host)))
+                self._daemon("worker.Worker", host, *place, *limits, self.url)
             self._await("worker.Worker", "Successfully registered with master", len(HOSTS))
             return self
         except BaseException:
@@ -52,6 +52,15 @@ class StandaloneCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the master and the workers; executors are children of the workers."""
+        return [process.pid for process in self._processes]
+
+    def work_of(self, host: str) -> Path:
+        """Where the worker of a host keeps what its executors write."""
+        return self._directory / f"work-{host}"
 
     def stop(self) -> None:
         for process in reversed(self._processes):

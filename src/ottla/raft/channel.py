@@ -29,7 +29,8 @@ _LONG_REQUESTS: Final = (FetchRequest, FetchSnapshotRequest)
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self) -> None:
+    def __init__(self, client_id: str) -> None:
+        self._client_id: Final = client_id
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._waiting: dict[int, tuple[Request, int, asyncio.Future[Response]]] = {}
@@ -78,7 +79,7 @@ class _Connection(asyncio.Protocol):
         self._number = number = (self._number + 1) & 0x7FFF_FFFF
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (request, version, answer)
-        self._transport.writelines(request_parts(version, number, "ottla-quorum", request))
+        self._transport.writelines(request_parts(version, number, self._client_id, request))
         return await answer
 
     def _answer(self, frame: bytes) -> None:
@@ -146,8 +147,9 @@ class Connector(Protocol):
 class Channel:
     """All connections of one node to the others."""
 
-    def __init__(self, network: Connector) -> None:
+    def __init__(self, network: Connector, client_id: str = "ottla-quorum") -> None:
         self._network: Final = network
+        self._client_id: Final = client_id
         self._connections: dict[tuple[Address, bool], asyncio.Task[_Connection]] = {}
         self._closed = False
 
@@ -187,7 +189,7 @@ class Channel:
 
     async def _connect(self, address: Address, timeout_ms: int) -> _Connection:
         _, connection = await self._network.connect(
-            _Connection, address.host, address.port, timeout_ms=timeout_ms
+            lambda: _Connection(self._client_id), address.host, address.port, timeout_ms=timeout_ms
         )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -202,6 +204,12 @@ class Channel:
         for long in (False, True):
             self._discard(self._connections.pop((address, long), None))
 
+    def drop_all(self) -> None:
+        """Give all connections up, and with them whatever was asked; the next question makes new ones."""
+        connections, self._connections = self._connections, {}
+        for task in connections.values():
+            self._discard(task)
+
     @staticmethod
     def _discard(task: asyncio.Task[_Connection] | None) -> None:
         if task is None:
@@ -213,9 +221,7 @@ class Channel:
 
     def close(self) -> None:
         self._closed = True
-        connections, self._connections = self._connections, {}
-        for task in connections.values():
-            self._discard(task)
+        self.drop_all()
 
 
 def _is_usable(task: asyncio.Task[_Connection]) -> bool:

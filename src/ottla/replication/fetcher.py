@@ -2,8 +2,9 @@
 
 The loop asks, takes the answer apart and asks again; the leader lets a request wait when there is nothing
 new, so it costs little when nothing happens and nothing is lost in between. A partition that cannot go on
-at the moment pauses for `replica.fetch.backoff.ms` while the others go on; a leader that cannot be reached
-makes all of them pause. Invariant: an answer is taken only for the leader epoch that it was asked for.
+at the moment pauses, up to `replica.fetch.backoff.ms`, while the others go on; a leader that cannot be
+reached makes all of them pause. Invariant: an answer is taken only for the leader epoch that it was asked
+for.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from ottla.protocol.messages.list_offsets import (
 from ottla.protocol.schema import Request, Response
 from ottla.replication.fetch_session import FollowersSession, Key
 from ottla.replication.following import Following, Next
+from ottla.replication.partition import Partition
+from ottla.replication.throttle import ReplicationQuota, is_throttled
 from ottla.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -41,6 +44,12 @@ FETCH_VERSION: Final = 17
 _LIST_OFFSETS_VERSION: Final = 8
 _LATEST: Final = -1
 _EARLIEST_LOCAL: Final = -4
+# A fetch under way is not given up more often than this, so that large answers get through in the end.
+_HANG_UP_EVERY_MS: Final = 1_000
+_THROTTLED_MS: Final = 200
+_SESSION_LOST: Final = frozenset(
+    (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+)
 
 R = TypeVar("R", bound=Response)
 
@@ -49,6 +58,9 @@ class Leader(Protocol):
     """The way to one broker: OSError if it cannot be reached or does not answer in time."""
 
     async def ask(self, request: Request, newest_version: int, timeout_ms: int) -> Response: ...
+
+    def hang_up(self) -> None:
+        """Have the question under way fail, as nobody waits for its answer any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +75,55 @@ class FetcherConfig:
     socket_timeout_ms: int = 30_000
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """The broker that follows, with what all of its fetchers share."""
+
+    broker_id: int
+    broker_epoch: Callable[[], int]
+    clock: Clock
+    config: FetcherConfig
+    quota: ReplicationQuota
+    # Told of partitions whose log cannot be written; they are no longer followed.
+    failed: Callable[[TopicPartition, KafkaError], None]
+
+    def now_ms(self) -> int:
+        """For pauses; it never goes back."""
+        return self.clock.monotonic_ns() // 1_000_000
+
+    def is_throttled(self, partition: Partition) -> bool:
+        replicas = partition.log.config.follower_replication_throttled_replicas
+        return is_throttled(replicas, partition.topic_partition.partition, self.broker_id)
+
+
 class Fetcher:
     """Add and remove partitions; `run` is the loop, for a task of its own."""
 
-    def __init__(
-        self,
-        leader_id: int,
-        leader: Leader,
-        broker_id: int,
-        broker_epoch: Callable[[], int],
-        clock: Clock,
-        config: FetcherConfig,
-        *,
-        failed: Callable[[TopicPartition, KafkaError], None],
-    ) -> None:
-        """``failed`` is told of partitions whose log cannot be written; they are no longer followed."""
+    def __init__(self, leader_id: int, leader: Leader, follower: Follower) -> None:
         self.leader_id: Final = leader_id
         self._leader: Final = leader
-        self._broker_id: Final = broker_id
-        self._broker_epoch: Final = broker_epoch
-        self._clock: Final = clock
-        self._config: Final = config
-        self._failed: Final = failed
+        self._follower: Final = follower
         self._followed: dict[Key, Following] = {}
         self._session: Final = FollowersSession()
         self._changed: Final = asyncio.Event()
+        self._asking = False
+        self._hung_up = False
+        self._hung_up_ms = -_HANG_UP_EVERY_MS
 
     def __len__(self) -> int:
         return len(self._followed)
 
     def add(self, following: Following) -> None:
+        """Follow a partition from now on. A fetch that waits at the leader for news of others is given up:
+        after an election, whoever writes with acks=all would wait for it to end.
+        """
         partition = following.partition
         self._followed[partition.topic_id, partition.topic_partition.partition] = following
         self._changed.set()
+        now_ms = self._follower.now_ms()
+        if self._asking and not self._hung_up and now_ms - self._hung_up_ms >= _HANG_UP_EVERY_MS:
+            self._hung_up, self._hung_up_ms = True, now_ms
+            self._leader.hang_up()
 
     def remove(self, topic_id: bytes, index: int) -> None:
         self._followed.pop((topic_id, index), None)
@@ -109,14 +137,16 @@ class Fetcher:
                 continue
             try:
                 response = await self._fetch(wanted)
-            except OSError as error:
-                _log.info("broker %d cannot be fetched from: %s", self.leader_id, error)
+            except (OSError, KafkaError) as error:
                 self._session.forget()
-                self._pause(wanted)
+                if not self._hung_up:
+                    _log.info("broker %d cannot be fetched from: %s", self.leader_id, error)
+                    self._pause(wanted)
                 continue
             if not self._session.answered(response):
-                code = ErrorCode(response.error_code) if response.error_code else None
-                if code not in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH):
+                if response.error_code not in _SESSION_LOST:
+                    code = ErrorCode.of(response.error_code).name
+                    _log.info("broker %d refuses to be fetched from: %s", self.leader_id, code)
                     self._pause(wanted)
                 continue
             for topic in response.responses:
@@ -126,36 +156,56 @@ class Fetcher:
     # What to ask
 
     def _ready(self) -> dict[Key, tuple[Following, FetchPartition]]:
-        now = self._clock.wall_ms()
+        follower = self._follower
+        now_ms = follower.now_ms()
+        held_back = follower.quota.is_exceeded
         found = {}
         for key, following in list(self._followed.items()):
             if not following.is_current:
                 del self._followed[key]
-            elif not now < following.paused_until_ms <= now + self._config.backoff_ms:
-                found[key] = (following, following.request(self._config.max_bytes))
+            elif following.paused_until_ms > now_ms:
+                continue
+            elif held_back and not following.has_caught_up and follower.is_throttled(following.partition):
+                following.paused_until_ms = now_ms + _THROTTLED_MS
+            else:
+                found[key] = (following, following.request(follower.config.max_bytes))
         return found
 
     async def _wait_for_work(self) -> None:
         """Until a partition comes, or a pause is over."""
         self._changed.clear()
-        pause = self._config.backoff_ms / 1000 if self._followed else None
+        pause_ms = self._until_a_pause_ends_ms()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause):
+            async with asyncio.timeout(None if pause_ms is None else pause_ms / 1000):
                 await self._changed.wait()
 
+    def _until_a_pause_ends_ms(self) -> int | None:
+        now_ms = self._follower.now_ms()
+        pauses = [
+            following.paused_until_ms - now_ms
+            for following in self._followed.values()
+            if following.paused_until_ms > now_ms
+        ]
+        return min(pauses, default=None)
+
     async def _fetch(self, wanted: dict[Key, tuple[Following, FetchPartition]]) -> FetchResponse:
-        config = self._config
+        follower = self._follower
+        config = follower.config
         request = FetchRequest(
-            replica_state=ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch()),
-            max_wait_ms=config.wait_max_ms,
+            replica_state=ReplicaState(replica_id=follower.broker_id, replica_epoch=follower.broker_epoch()),
+            max_wait_ms=min(config.wait_max_ms, self._until_a_pause_ends_ms() or config.wait_max_ms),
             min_bytes=config.min_bytes,
             max_bytes=config.response_max_bytes,
         )
         self._session.fill(request, {key: asked for key, (_, asked) in wanted.items()})
-        return await self._ask(request, FETCH_VERSION, FetchResponse, config.wait_max_ms)
+        self._asking, self._hung_up = True, False
+        try:
+            return await self._ask(request, FETCH_VERSION, FetchResponse, config.wait_max_ms)
+        finally:
+            self._asking = False
 
     async def _ask(self, request: Request, version: int, kind: type[R], wait_ms: int = 0) -> R:
-        response = await self._leader.ask(request, version, self._config.socket_timeout_ms + wait_ms)
+        response = await self._leader.ask(request, version, self._follower.config.socket_timeout_ms + wait_ms)
         assert isinstance(response, kind)
         return response
 
@@ -167,18 +217,26 @@ class Fetcher:
         following, asked = wanted.get(key, (None, None))
         if following is None or asked is None or not self._is_followed(key, following):
             return
+        follower = self._follower
+        if answer.records and follower.is_throttled(following.partition):
+            follower.quota.record(len(answer.records))
         try:
-            then = following.take(asked.fetch_offset, answer, self._clock.wall_ms())
+            then = following.take(asked.fetch_offset, answer, follower.clock.wall_ms())
             if then is Next.FIND_START:
                 then = await self._find_start(key, following)
         except KafkaError as error:
             del self._followed[key]
-            self._failed(following.partition.topic_partition, error)
+            follower.failed(following.partition.topic_partition, error)
             return
+        except Exception:
+            _log.exception("%s: an answer of its leader could not be taken", following)
+            then = Next.PAUSE
         if then is Next.PAUSE:
-            following.paused_until_ms = self._clock.wall_ms() + self._config.backoff_ms
+            following.pause(follower.now_ms(), follower.config.backoff_ms)
         elif then is Next.STOP:
             self._followed.pop(key, None)
+        else:
+            following.goes_on()
 
     def _is_followed(self, key: Key, following: Following) -> bool:
         return self._followed.get(key) is following and following.is_current
@@ -188,7 +246,7 @@ class Fetcher:
         try:
             end = await self._offset(following, _LATEST)
             start = await self._offset(following, _EARLIEST_LOCAL)
-        except OSError as error:
+        except (OSError, KafkaError) as error:
             _log.info("broker %d did not tell the bounds of its log: %s", self.leader_id, error)
             return Next.PAUSE
         if end is None or start is None:
@@ -201,7 +259,7 @@ class Fetcher:
         """An offset of the leader's log; None if it refuses to tell."""
         tp = following.partition.topic_partition
         request = ListOffsetsRequest(
-            replica_id=self._broker_id,
+            replica_id=self._follower.broker_id,
             topics=[
                 ListOffsetsTopic(
                     name=tp.topic,
@@ -223,6 +281,7 @@ class Fetcher:
         return None
 
     def _pause(self, wanted: dict[Key, tuple[Following, FetchPartition]]) -> None:
-        until = self._clock.wall_ms() + self._config.backoff_ms
+        follower = self._follower
+        now_ms = follower.now_ms()
         for following, _ in wanted.values():
-            following.paused_until_ms = until
+            following.pause(now_ms, follower.config.backoff_ms)

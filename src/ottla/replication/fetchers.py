@@ -1,78 +1,81 @@
-"""All that this broker follows, by leader: a fetcher for each broker that leads something of which it has a
-replica.
+"""All that this broker follows, by leader: `num.replica.fetchers` for each broker that leads something of
+which it has a replica.
 
-It goes by what following the metadata changed: a partition that is followed in a new epoch moves to the
-fetcher of its new leader, one that is led here or deleted leaves. A fetcher without partitions ends.
+It goes by what following the metadata changed: a partition that is followed in a new epoch moves to a
+fetcher of its new leader, one that is led here or gone leaves. A fetcher without partitions ends. Invariant:
+a partition is with one fetcher at most, so its fetches never overtake each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias
 
 from ottla.log.files import TopicPartition
-from ottla.metadata.image import MetadataImage
-from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.raft.channel import Channel
 from ottla.raft.voters import Address
-from ottla.replication.fetcher import Fetcher, FetcherConfig
+from ottla.replication.fetcher import Fetcher, Follower
 from ottla.replication.following import Following
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
-from ottla.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
 
+_Place: TypeAlias = tuple[int, int]
+"""A leader, and which of the fetchers from it."""
 
-class _Broker:
-    """The way to a broker: where it is may change with every new registration of it."""
 
-    def __init__(self, channel: Channel, where: Callable[[], Address | None], broker: int) -> None:
+class LeaderLink:
+    """A fetcher's own way to a leader, whose address may change with every new registration of it."""
+
+    __slots__ = ("_broker", "_channel", "_where")
+
+    def __init__(self, broker: int, channel: Channel, where: Callable[[int], Address | None]) -> None:
+        self._broker: Final = broker
         self._channel: Final = channel
         self._where: Final = where
-        self._broker: Final = broker
 
     async def ask(self, request: Request, newest_version: int, timeout_ms: int) -> Response:
-        address = self._where()
+        address = self._where(self._broker)
         if address is None:
             raise ConnectionError(f"broker {self._broker} is not registered with an address for brokers")
         try:
             return await self._channel.ask(address, request, newest_version, timeout_ms=timeout_ms)
         except TimeoutError:
-            self._channel.drop(address)
+            self.hang_up()
             raise
+
+    def hang_up(self) -> None:
+        self._channel.drop_all()
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 class Fetchers:
+    """`channel` makes the connections of one fetcher; `where` knows the addresses of brokers."""
+
     def __init__(
         self,
-        broker_id: int,
-        broker_epoch: Callable[[], int],
-        channel: Channel,
-        clock: Clock,
-        listener: str,
-        config: FetcherConfig,
+        follower: Follower,
+        channel: Callable[[], Channel],
+        where: Callable[[int], Address | None],
         *,
-        failed: Callable[[TopicPartition, KafkaError], None],
+        per_leader: int = 1,
     ) -> None:
-        """``listener`` is the name of the one by which brokers talk to each other."""
-        self._broker_id: Final = broker_id
-        self._broker_epoch: Final = broker_epoch
+        self._follower: Final = follower
         self._channel: Final = channel
-        self._clock: Final = clock
-        self._listener: Final = listener
-        self._config: Final = config
-        self._failed: Final = failed
-        self._image = MetadataImage.EMPTY
-        self._fetchers: dict[int, tuple[Fetcher, asyncio.Task[None]]] = {}
-        self._where: dict[TopicPartition, tuple[bytes, int]] = {}  # topic id, leader
+        self._where: Final = where
+        self._per_leader = per_leader
+        self._fetchers: dict[_Place, tuple[Fetcher, LeaderLink, asyncio.Task[None]]] = {}
+        self._places: dict[TopicPartition, tuple[Partition, _Place]] = {}
 
-    def follow(self, image: MetadataImage, changes: ReplicaChanges) -> None:
-        """Act upon what following the image has changed."""
-        self._image = image
+    def follow(self, changes: ReplicaChanges) -> None:
+        """Act upon what following the metadata has changed."""
         for partition in changes.leaders:
             self._leave(partition.topic_partition)
         for tp in changes.deleted:
@@ -81,47 +84,60 @@ class Fetchers:
             self._leave(partition.topic_partition)
             if partition.leader_id is not None:
                 self._join(partition, partition.leader_id)
-        for leader in [leader for leader, (fetcher, _) in self._fetchers.items() if not len(fetcher)]:
-            self._end(leader)
+        self._end_idle()
 
-    def _join(self, partition: Partition, leader: int) -> None:
-        if leader not in self._fetchers:
-            fetcher = self._fetcher(leader)
-            task = asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
-            task.add_done_callback(_ended)
-            self._fetchers[leader] = (fetcher, task)
-        self._fetchers[leader][0].add(Following(partition))
-        self._where[partition.topic_partition] = (partition.topic_id, leader)
+    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that this broker can no longer write."""
+        for tp in partitions:
+            self._leave(tp)
+        self._end_idle()
 
-    def _fetcher(self, leader: int) -> Fetcher:
-        return Fetcher(
-            leader,
-            _Broker(self._channel, lambda: self._address(leader), leader),
-            self._broker_id,
-            self._broker_epoch,
-            self._clock,
-            self._config,
-            failed=self._failed,
-        )
-
-    def _address(self, broker: int) -> Address | None:
-        registration = self._image.cluster.brokers.get(broker)
-        endpoint = None if registration is None else registration.listeners.get(self._listener)
-        return None if endpoint is None else Address(endpoint.host, endpoint.port)
-
-    def _leave(self, tp: TopicPartition) -> None:
-        topic_id, leader = self._where.pop(tp, (b"", -1))
-        if leader in self._fetchers:
-            self._fetchers[leader][0].remove(topic_id, tp.partition)
-
-    def _end(self, leader: int) -> asyncio.Task[None]:
-        _, task = self._fetchers.pop(leader)
-        task.cancel()
-        return task
+    def configure(self, per_leader: int) -> None:
+        """Spread what is followed over another number of fetchers."""
+        if per_leader == self._per_leader:
+            return
+        self._per_leader = per_leader
+        for partition, (leader, _) in list(self._places.values()):
+            self._leave(partition.topic_partition)
+            self._join(partition, leader)
+        self._end_idle()
 
     async def close(self) -> None:
-        tasks = [self._end(leader) for leader in list(self._fetchers)]
+        tasks = [self._end(place) for place in list(self._fetchers)]
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        """How many partitions are followed."""
+        return len(self._places)
+
+    def _join(self, partition: Partition, leader: int) -> None:
+        tp = partition.topic_partition
+        place = leader, (zlib.crc32(tp.topic.encode()) + tp.partition) % self._per_leader
+        if place not in self._fetchers:
+            link = LeaderLink(leader, self._channel(), self._where)
+            fetcher = Fetcher(leader, link, self._follower)
+            task = asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
+            task.add_done_callback(_ended)
+            self._fetchers[place] = (fetcher, link, task)
+        self._fetchers[place][0].add(Following(partition))
+        self._places[tp] = (partition, place)
+
+    def _leave(self, tp: TopicPartition) -> None:
+        found = self._places.pop(tp, None)
+        if found is not None:
+            partition, place = found
+            self._fetchers[place][0].remove(partition.topic_id, tp.partition)
+
+    def _end_idle(self) -> None:
+        used = {place for _, place in self._places.values()}
+        for place in [place for place in self._fetchers if place not in used]:
+            self._end(place)
+
+    def _end(self, place: _Place) -> asyncio.Task[None]:
+        _, link, task = self._fetchers.pop(place)
+        task.cancel()
+        link.close()
+        return task
 
 
 def _ended(task: asyncio.Task[None]) -> None:

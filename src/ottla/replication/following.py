@@ -45,15 +45,21 @@ _PASSING: Final = frozenset(
 )
 
 
+_FIRST_PAUSE_MS: Final = 20
+
+
 class Following:
     """One partition in one leader epoch. A new epoch makes a new object, so late answers find nobody."""
 
-    __slots__ = ("leader_epoch", "partition", "paused_until_ms")
+    __slots__ = ("_pause_ms", "has_caught_up", "leader_epoch", "leader_id", "partition", "paused_until_ms")
 
     def __init__(self, partition: Partition) -> None:
         self.partition: Final = partition
         self.leader_epoch: Final = partition.leader_epoch
-        self.paused_until_ms = 0
+        self.leader_id: Final = partition.leader_id
+        self.paused_until_ms = 0  # of a monotonic clock
+        self.has_caught_up = False  # with the leader's high watermark, as of the last answer
+        self._pause_ms = 0
 
     def __repr__(self) -> str:
         return f"<following {self.partition.topic_partition} in epoch {self.leader_epoch}>"
@@ -61,7 +67,18 @@ class Following:
     @property
     def is_current(self) -> bool:
         partition = self.partition
-        return partition.leader_epoch == self.leader_epoch and not partition.is_leader
+        return partition.leader_epoch == self.leader_epoch and partition.leader_id == self.leader_id
+
+    def pause(self, now_ms: int, longest_ms: int) -> None:
+        """Rest: shortly at first, as what is wrong right after an election mostly passes at once, then up to
+        `replica.fetch.backoff.ms`.
+        """
+        self._pause_ms = min(max(2 * self._pause_ms, _FIRST_PAUSE_MS), longest_ms)
+        self.paused_until_ms = now_ms + self._pause_ms
+
+    def goes_on(self) -> None:
+        """An answer was of use: the next pause is a short one again."""
+        self._pause_ms = 0
 
     def request(self, max_bytes: int) -> FetchPartition:
         log = self.partition.log
@@ -98,6 +115,7 @@ class Following:
                 _log.warning("%s: the leader sent records that are broken: %s", self, error.message)
                 return Next.PAUSE
         self.partition.followed(answer.high_watermark, answer.log_start_offset)
+        self.has_caught_up = log.log_end_offset >= answer.high_watermark
         return Next.FETCH
 
     def _refused(self, error: ErrorCode) -> Next:

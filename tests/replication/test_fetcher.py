@@ -1,0 +1,294 @@
+"""A fetcher against a leader that answers, fails, refuses and waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ottla.log.config import LogConfig
+from ottla.log.files import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from ottla.protocol.schema import Request, Response
+from ottla.replication.fetcher import Fetcher, FetcherConfig, Follower
+from ottla.replication.following import Following
+from ottla.replication.partition import Partition
+from ottla.replication.throttle import UNLIMITED, ReplicationQuota
+from ottla.replication.types import FetchFrom, Isolation
+from ottla.runtime.clock import SystemClock
+from tests.replication.world import TOPIC_ID, TP, Leader, batch, registration
+
+FOLLOWER = 1
+CONFIG = FetcherConfig(wait_max_ms=5_000, backoff_ms=40)
+
+
+class Lab:
+    """Broker 0 leads, broker 1 follows through a fetcher; the lab is the wire in between."""
+
+    def __init__(self, *, config: FetcherConfig = CONFIG, log_config: LogConfig | None = None) -> None:
+        self.leader = Leader(lead=False)
+        told = registration(replicas=(0, FOLLOWER))
+        self.leader.partition.become_leader(told, self.leader.now_ms)
+        self.follower = Leader(lead=False, config=log_config)
+        self.partition = Partition(TP, TOPIC_ID, self.follower.log, FOLLOWER, self.follower)
+        self.partition.become_follower(told)
+        self.troubles: list[OSError | ErrorCode] = []
+        self.asked: list[FetchRequest] = []
+        self.hung_up = 0
+        self.failed: list[tuple[TopicPartition, KafkaError]] = []
+        self.news = asyncio.Event()
+        self.waiting: asyncio.Future[None] | None = None
+        self.quota = ReplicationQuota(SystemClock(), UNLIMITED)
+        self.fetcher = Fetcher(
+            0,
+            self,
+            Follower(
+                FOLLOWER,
+                lambda: 7,
+                SystemClock(),
+                config,
+                self.quota,
+                lambda tp, error: self.failed.append((tp, error)),
+            ),
+        )
+
+    # The wire
+
+    async def ask(self, request: Request, newest_version: int, timeout_ms: int) -> Response:
+        await asyncio.sleep(0)
+        if isinstance(request, ListOffsetsRequest):
+            return self._bounds(request)
+        assert isinstance(request, FetchRequest)
+        self.asked.append(request)
+        if self.troubles:
+            trouble = self.troubles.pop(0)
+            if isinstance(trouble, OSError):
+                raise trouble
+            if trouble in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.UNKNOWN_SERVER_ERROR):
+                return FetchResponse(error_code=trouble)
+            return self._response([PartitionData(error_code=trouble)])
+        found = [self._read(asked) for topic in request.topics for asked in topic.partitions]
+        if not any(data.records or data.error_code for data in found):
+            await self._wait(request.max_wait_ms)
+        return self._response(found)
+
+    async def _wait(self, max_wait_ms: int) -> None:
+        self.news.clear()
+        self.waiting = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(max_wait_ms / 1000):
+                await self.waiting
+        except TimeoutError:
+            pass
+        finally:
+            self.waiting = None
+
+    def hang_up(self) -> None:
+        self.hung_up += 1
+        if self.waiting is not None:
+            self.waiting.set_exception(ConnectionResetError("hung up"))
+
+    def wake(self) -> None:
+        if self.waiting is not None:
+            self.waiting.set_result(None)
+
+    def _read(self, asked: Any) -> PartitionData:
+        leader = self.leader.partition
+        try:
+            fetched = leader.fetch(
+                asked.fetch_offset,
+                asked.partition_max_bytes,
+                isolation=Isolation.LOG_END,
+                now_ms=self.leader.now_ms,
+                current_leader_epoch=asked.current_leader_epoch,
+                last_fetched_epoch=asked.last_fetched_epoch,
+                follower=FetchFrom(FOLLOWER, asked.log_start_offset, 7),
+            )
+        except KafkaError as error:
+            return PartitionData(error_code=error.code)
+        return PartitionData(
+            high_watermark=fetched.high_watermark,
+            log_start_offset=fetched.log_start_offset,
+            records=fetched.records,
+        )
+
+    def _bounds(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
+        log = self.leader.log
+        (asked,) = request.topics[0].partitions
+        offset = log.log_end_offset if asked.timestamp == -1 else log.log_start_offset
+        return ListOffsetsResponse(
+            topics=[ListOffsetsTopicResponse(partitions=[ListOffsetsPartitionResponse(offset=offset)])]
+        )
+
+    @staticmethod
+    def _response(found: list[PartitionData]) -> FetchResponse:
+        return FetchResponse(responses=[FetchableTopicResponse(topic_id=TOPIC_ID, partitions=found)])
+
+    # The test's part
+
+    def follow(self) -> None:
+        self.fetcher.add(Following(self.partition))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110  of two replicas, neither of which tells
+                await asyncio.sleep(0.001)
+
+    def live(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def both() -> None:
+            task = asyncio.get_running_loop().create_task(self.fetcher.run())
+            await part()
+            assert not task.done(), "a fetcher goes on whatever happens"
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(both())
+
+    @property
+    def end(self) -> int:
+        return self.partition.log.log_end_offset
+
+
+def test_what_the_leader_has_is_fetched_and_its_high_watermark_followed() -> None:
+    lab = Lab()
+
+    async def part() -> None:
+        lab.leader.produce(3, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == 3 and lab.waiting is not None)
+        assert lab.leader.high_watermark == 3, "the next fetch said that the follower has them"
+        lab.wake()
+        await lab.until(lambda: lab.partition.log.high_watermark == 3)
+
+    lab.live(part)
+    assert lab.asked[0].replica_state.replica_id == FOLLOWER
+    assert lab.asked[0].replica_state.replica_epoch == 7
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        ConnectionRefusedError("nobody there"),
+        TimeoutError("no answer"),
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+    ],
+    ids=str,
+)
+def test_what_passes_is_tried_again(trouble: OSError | ErrorCode) -> None:
+    lab = Lab()
+    lab.troubles = [trouble] * 4
+
+    async def part() -> None:
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == 2)
+
+    lab.live(part)
+    assert not lab.failed
+
+
+def test_a_leader_of_the_past_is_left_alone_until_the_metadata_tells_more() -> None:
+    lab = Lab()
+    lab.troubles = [ErrorCode.FENCED_LEADER_EPOCH]
+
+    async def part() -> None:
+        lab.follow()
+        await lab.until(lambda: not len(lab.fetcher) and len(lab.asked) == 1)
+
+    lab.live(part)
+
+
+def test_an_offset_that_the_leader_no_longer_has_begins_the_log_anew() -> None:
+    lab = Lab()
+
+    async def part() -> None:
+        lab.leader.partition.become_leader(
+            registration(replicas=(0, FOLLOWER), isr=(0,), partition_epoch=1), lab.leader.now_ms
+        )
+        lab.leader.produce(5, acks=1)
+        lab.leader.log.truncate_fully_and_start_at(5)
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == 7)
+
+    lab.live(part)
+    assert lab.partition.log.log_start_offset == 5
+
+
+def test_a_partition_that_comes_does_not_wait_for_a_fetch_that_waits() -> None:
+    lab = Lab()
+    other = Leader(lead=False)
+    newcomer = Partition(TopicPartition("others", 0), b"others-topic-id!", other.log, FOLLOWER, other)
+    newcomer.become_follower(registration(replicas=(0, FOLLOWER)))
+
+    async def part() -> None:
+        lab.follow()
+        await lab.until(lambda: lab.waiting is not None)
+        asked = len(lab.asked)
+        lab.fetcher.add(Following(newcomer))
+        await lab.until(lambda: len(lab.asked) > asked and lab.waiting is not None)
+        assert {topic.topic_id for topic in lab.asked[-1].topics} == {TOPIC_ID, b"others-topic-id!"}
+
+    lab.live(part)
+    assert lab.hung_up == 1
+
+
+def test_a_partition_that_was_given_up_is_not_written_to() -> None:
+    lab = Lab()
+
+    async def part() -> None:
+        lab.follow()
+        await lab.until(lambda: lab.waiting is not None)
+        lab.leader.produce(1, acks=1)
+        lab.partition.resign()
+        lab.wake()
+        await lab.until(lambda: not len(lab.fetcher))
+
+    lab.live(part)
+    assert lab.end == 0
+
+
+def test_a_throttled_follower_rests_while_it_is_behind_and_above_its_rate() -> None:
+    throttled = replace(LogConfig(), follower_replication_throttled_replicas=("*",))
+    lab = Lab(config=replace(CONFIG, max_bytes=1_000), log_config=throttled)
+    lab.quota.limit = 20_000
+
+    async def part() -> None:
+        out_of_sync = registration(replicas=(0, FOLLOWER), isr=(0,), partition_epoch=1)
+        lab.leader.partition.become_leader(out_of_sync, lab.leader.now_ms)
+        lab.leader.ineligible = {FOLLOWER}
+        for _ in range(100):
+            lab.leader.partition.append(
+                batch(1, lab.leader.now_ms, bytes(900)), now_ms=lab.leader.now_ms, acks=1
+            )
+        lab.follow()
+        await lab.until(lambda: lab.quota.is_exceeded)
+        fetched = lab.end
+        assert 20 <= fetched < 40
+        asked = len(lab.asked)
+        await lab.until(lambda: not lab.quota.is_exceeded)
+        assert len(lab.asked) <= asked + 1
+        lab.quota.limit = UNLIMITED
+        await lab.until(lambda: lab.end == 100)
+
+    lab.live(part)

@@ -11,7 +11,7 @@ from ottla.metadata.control import ControllerSettings
 from ottla.metadata.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
-from ottla.metadata.quorum_controller import QuorumController
+from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
 from ottla.metadata.storage import format_directory, read_bootstrap, read_meta_properties
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
@@ -42,13 +42,19 @@ async def open_log(runtime: Runtime, dir: Path) -> QuorumController:
             Voter(ReplicaKey(properties.node_id), {"CONTROLLER": Address("127.0.0.1", 9093)})
         ),
     )
-    return await QuorumController.activate(
-        runtime,
+    seat = ControllerSeat(
         log,
-        ControllerSettings(node_id=properties.node_id, cluster_id=properties.cluster_id),
-        SmallSchema(),
-        read_bootstrap(runtime.disk, str(dir)),
+        lambda: QuorumController.activate(
+            runtime,
+            log,
+            ControllerSettings(node_id=properties.node_id, cluster_id=properties.cluster_id),
+            SmallSchema(),
+            read_bootstrap(runtime.disk, str(dir)),
+        ),
     )
+    log.start()
+    await log.until(lambda: seat.active is not None and log.is_caught_up)
+    return seat.occupied()
 
 
 async def beat(qc: QuorumController, broker: int, *, leave: bool = False) -> None:
@@ -123,7 +129,7 @@ async def test_what_kafka_wrote_is_loaded_and_kafka_goes_on_after_ottla(tmp_path
         await join(qc, runtime, kafka.data_dir)
         await create(qc, "from-ottla", kafka.node_id, **{"segment.bytes": "1048576"})
         await beat(qc, kafka.node_id, leave=True)
-        await qc.close()
+        await qc.log.close()
     finally:
         runtime.close()
     with kafka:
@@ -154,7 +160,7 @@ async def test_kafka_starts_on_a_directory_that_ottla_formatted(tmp_path: Path, 
             await qc.log.write_snapshot(qc.image)
             await create(qc, "after", kafka.node_id)
         await beat(qc, kafka.node_id, leave=True)
-        await qc.close()
+        await qc.log.close()
         text = dump(kafka.data_dir)
         assert "letters" in text
         assert "LeaderChange:" in text
@@ -199,7 +205,7 @@ async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
         await join(qc, runtime, kafka.data_dir)
         await create(qc, "letters", kafka.node_id)
         await beat(qc, kafka.node_id, leave=True)
-        await qc.close()
+        await qc.log.close()
         with kafka:
             assert "letters" in kafka.tool(TOPICS, "--list").out.split()
             kafka.tool(TOPICS, "--create", "--topic", "from-kafka")
@@ -207,7 +213,7 @@ async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
         assert qc.log.kraft_version == 1
         assert qc.log.voters.voters[kafka.node_id].key == voter.key
         assert {"letters", "from-kafka"} <= set(qc.image.topics.by_name)
-        await qc.close()
+        await qc.log.close()
     finally:
         runtime.close()
 

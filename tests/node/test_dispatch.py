@@ -36,7 +36,7 @@ def client(node: LocalNode) -> Iterator[WireClient]:
 
 
 def test_every_api_that_is_served_has_a_handler_and_every_handler_is_served() -> None:
-    modules = {handler_module(API[key]) for key in SERVED}
+    modules = {handler_module(API[key], kind) for key in SERVED for kind in API[key].listeners}
     found = {
         f"ottla.node.handlers.{each.name}" for each in pkgutil.iter_modules(ottla.node.handlers.__path__)
     }

@@ -40,6 +40,8 @@ def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> No
     modules = done.stdout.split()
     assert "ottla.node.node" in modules
     assert not LATER & set(modules)
-    assert not [name for name in modules if name.startswith("ottla.node.handlers.")]
+    # Its own registration goes the same way as everybody's.
+    handlers = {name for name in modules if name.startswith("ottla.node.handlers.")}
+    assert handlers == {f"ottla.node.handlers.broker_{what}" for what in ("registration", "heartbeat")}
     messages = [name for name in modules if name.startswith("ottla.protocol.messages.")]
     assert len(messages) < 30, messages

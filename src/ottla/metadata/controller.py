@@ -113,6 +113,10 @@ class Controller:
         """Whether the log ends inside a metadata transaction, which then has to be aborted first."""
         return self._replayer.transaction_open
 
+    def follow_quorum(self, voters: Sequence[int], kraft_version: int) -> None:
+        """Decide from here on with these voters and this version of the quorum."""
+        self._state.voters, self._state.kraft_version = voters, kraft_version
+
     @property
     def settings(self) -> ControllerSettings:
         return self._state.settings

@@ -1,23 +1,24 @@
 """The metadata log: what the quorum agrees on, as records of metadata.
 
-Opening it loads the newest snapshot and the log after it, and waits until this node leads, as a quorum of
-one does at once. From then on records are appended in batches of its epoch; a batch is committed once a
-majority has it on disk, and syncs are shared by all that was appended meanwhile. Invariant: nobody is told
-that a record is committed before it would survive a power cut.
+Opening it loads the newest snapshot; starting it makes this node take its part in the quorum, and a voter
+alone leads at once. As the high watermark moves, what is committed is replayed and published, on every node.
+Where this node leads, records are appended in batches of its epoch; a batch is committed once a majority has
+it on disk, and syncs are shared by all that was appended meanwhile. Invariant: nobody is told that a record
+is committed before it would survive a power cut and has been published here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ottla.metadata.delta import ReplayError
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage, Provenance
-from ottla.metadata.loader import replay_log, replay_snapshot
+from ottla.metadata.loader import Loader, Subscriber
 from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.metadata.replay import Replayer
 from ottla.metadata.snapshots import snapshot_batches, snapshot_id
@@ -25,17 +26,29 @@ from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.client import RaftClient, read_election
 from ottla.raft.config import QuorumConfig
-from ottla.raft.disk_log import MAX_BATCH_BYTES, METADATA_PARTITION, DiskLog, DiskLogConfig, LogGap
-from ottla.raft.election_state import BadQuorumState
+from ottla.raft.disk_log import (
+    MAX_BATCH_BYTES,
+    METADATA_PARTITION,
+    DiskLog,
+    DiskLogConfig,
+    LoadedSnapshot,
+    LogGap,
+)
+from ottla.raft.election_state import BadQuorumState, ElectionState
 from ottla.raft.membership import Membership
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.snapshots import Snapshots
+from ottla.raft.states import Leader
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from ottla.records.builder import build_batch
 from ottla.runtime.runtime import Runtime
 
 __all__ = ["DEFAULT_CONFIG", "METADATA_PARTITION", "MetadataLog", "MetadataLogConfig"]
 
+_logger = logging.getLogger(__name__)
+
+# How much of the log is replayed at once before the loop runs again.
+_REPLAY_BYTES: Final = 4 * 1024 * 1024
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
@@ -63,45 +76,51 @@ DEFAULT_CONFIG: Final = MetadataLogConfig()
 class _Loaded:
     log: DiskLog
     membership: Membership
-    replayer: Replayer
-    bytes_since_snapshot: int
+    loader: Loader
+    election: ElectionState | None
 
 
-def _load(runtime: Runtime, dir: str, config: MetadataLogConfig, static_voters: VoterSet) -> _Loaded:
-    """Everything that the files say. Blocks: for the pool."""
+def _load(runtime: Runtime, dir: str, config: MetadataLogConfig, static_voters: VoterSet | None) -> _Loaded:
+    """What the files say is certain. Blocks: for the pool."""
     log = DiskLog.open(runtime.disk, runtime.clock, runtime.random, dir, config.on_disk())
     try:
         membership, snapshot = log.load(static_voters)
-        replayer = Replayer()
-        start = replay_snapshot(replayer, snapshot)
-        size = replay_log(replayer, log, start, log.end.offset)
+        loader = Loader(log, snapshot)
+        election = read_election(runtime.disk, log.dir)
     except LogGap as error:
         log.release()
         raise StorageError(str(error)) from error
-    except (ReplayError, KafkaError) as error:
+    except BadQuorumState as error:
         log.release()
-        raise StorageError(f"{log.dir}: the metadata log cannot be replayed: {error}") from error
-    return _Loaded(log, membership, replayer, size)
+        raise StorageError(f"{log.dir}/quorum-state: {error}") from error
+    except BaseException:
+        log.release()
+        raise
+    return _Loaded(log, membership, loader, election)
 
 
 class MetadataLog:
-    """Use :meth:`open`. ``on_commit(high_watermark)`` is called before whoever waits for the offset is
-    woken.
-    """
+    """Use :meth:`open`."""
 
     def __init__(self, runtime: Runtime, loaded: _Loaded, config: MetadataLogConfig) -> None:
         self._runtime: Final = runtime
         self._log: Final = loaded.log
         self._membership: Final = loaded.membership
-        self._replayer: Final = loaded.replayer
+        self._loader: Final = loaded.loader
         self.config: Final = config
         self.client: RaftClient
-        self.on_commit: Callable[[int], None] | None = None
         # A heap of (end offset, number, epoch, future).
         self._waiters: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._waiter_count = 0
-        self._led_epoch = -1  # the last one of which it was told that it leads
-        self._bytes_since_snapshot = loaded.bytes_since_snapshot
+        self._news: asyncio.Future[None] | None = None  # done when anything below has changed
+        self._leader_id: int | None = None
+        self._told_epoch = -1  # the last one of which it was told that it leads
+        self._led_epoch = -1  # the last one that was begun here: all before it is replayed
+        self._on_lead: Callable[[int], None] | None = None
+        self._on_leave: Callable[[], None] | None = None
+        self._going_on = False
+        self._bytes_since_snapshot = 0
+        self._snapshot_running = False
         self._last_snapshot_ms = runtime.clock.wall_ms()
 
     @classmethod
@@ -115,23 +134,26 @@ class MetadataLog:
         cluster_id: str = "",
         static_voters: VoterSet | None = None,
         endpoints: Mapping[str, Address] | None = None,
+        bootstrap: Sequence[Address] = (),
+        listener: str = "CONTROLLER",
         config: MetadataLogConfig = DEFAULT_CONFIG,
         quorum: QuorumConfig | None = None,
     ) -> MetadataLog:
-        """Load the metadata log of a formatted log directory and become its leader.
+        """Load the metadata log of a formatted log directory; :meth:`start` it then.
 
-        ``static_voters`` is what ``controller.quorum.voters`` says, if anything; ``endpoints`` are this
-        node's controller listeners, for a quorum whose voters are in the log.
+        ``static_voters`` is what ``controller.quorum.voters`` says, if anything, ``bootstrap`` where the
+        quorum is found if its voters are in the log, and ``endpoints`` are this node's controller listeners.
+        With neither voters nor bootstrap servers, the node is a quorum by itself.
         """
         local = Voter(ReplicaKey(node_id, directory_id), endpoints or {})
-        configured = static_voters or VoterSet.of(Voter(ReplicaKey(node_id), local.endpoints))
-        self = cls(runtime, await runtime.pool.run(_load, runtime, dir, config, configured), config)
+        alone = static_voters is None and not bootstrap
+        if alone:
+            static_voters = VoterSet.of(Voter(ReplicaKey(node_id), local.endpoints))
+        loaded = await runtime.pool.run(_load, runtime, dir, config, static_voters)
+        self = cls(runtime, loaded, config)
         try:
-            self._check_voters(local.key)
-            try:
-                election = await runtime.pool.run(read_election, runtime.disk, self._log.dir)
-            except BadQuorumState as error:
-                raise StorageError(f"{self._log.dir}/quorum-state: {error}") from error
+            if alone:
+                self._check_alone(local.key)
             self.client = RaftClient(
                 runtime,
                 self._log,
@@ -139,60 +161,101 @@ class MetadataLog:
                 local,
                 self,
                 cluster_id=cluster_id,
-                election=election,
+                election=loaded.election,
                 config=quorum,
+                listener_name=listener,
+                bootstrap=bootstrap,
             )
-            self.client.start()
-            await self.committed_end(self.next_offset)
         except BaseException:
             self._log.release()
             raise
-        now_ms = runtime.clock.wall_ms()
-        self._replayer.replay([], Provenance(self.next_offset - 1, self.epoch, now_ms))
         return self
 
-    def _check_voters(self, local: ReplicaKey) -> None:
+    def _check_alone(self, local: ReplicaKey) -> None:
         voters = self._membership.voters
-        if voters is None or not voters.is_voter(local):
-            ids = () if voters is None else voters.ids
+        assert voters is not None
+        if not voters.is_voter(local) or len(voters.voters) > 1:
             raise StorageError(
-                f"{self._log.dir}: node {local.id} is not among the voters {ids}; check node.id and "
-                "controller.quorum.voters"
-            )
-        if len(voters.voters) > 1:
-            raise StorageError(
-                f"{self._log.dir}: the voters {voters.ids} are more than one; this node can only form a "
-                "quorum alone"
+                f"{self._log.dir}: node {local.id} is not the only voter of its quorum; the voters are "
+                f"{voters.ids}: set controller.quorum.bootstrap.servers, or check node.id"
             )
 
-    def take_replayer(self) -> Replayer:
-        """What was loaded, to go on from: its image, and whether a metadata transaction is open."""
-        return self._replayer
+    def follow_leadership(self, lead: Callable[[int], None], leave: Callable[[], None]) -> None:
+        """Have ``lead`` called with each epoch that this node leads, once everything before it is committed
+        and replayed, and ``leave`` when that is over.
+        """
+        self._on_lead, self._on_leave = lead, leave
+
+    def start(self) -> None:
+        """Take part in the quorum."""
+        self.client.start()
 
     # What the quorum tells
 
     def committed(self, high_watermark: int) -> None:
-        if self.on_commit is not None:
-            self.on_commit(high_watermark)
-        while self._waiters and self._waiters[0][0] <= high_watermark:
+        if not self._going_on:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Replay what is committed. A long log is taken in pieces, and the loop runs in between."""
+        self._going_on = False
+        end = self._log.high_watermark
+        self._bytes_since_snapshot += self._loader.replay(end, _REPLAY_BYTES)
+        if self._loader.next_offset < end:
+            self._going_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+        while self._waiters and self._waiters[0][0] <= self._loader.next_offset:
             future = heapq.heappop(self._waiters)[3]
             if not future.done():
                 future.set_result(None)
+        self._maybe_lead()
+        self._tell()
+
+    def _go_on(self) -> None:
+        if self.client.is_closed or self.client.failure is not None:
+            return
+        try:
+            self._catch_up()
+        except Exception as error:
+            self.client.fail(error)
+
+    def _maybe_lead(self) -> None:
+        core = self.client.raft.core
+        epoch = self._told_epoch
+        if not core.is_leader or epoch != core.epoch or self._led_epoch == epoch:
+            return
+        state = core.state
+        assert isinstance(state, Leader)
+        if self._loader.next_offset > state.epoch_start:
+            self._led_epoch = epoch
+            if self._on_lead is not None:
+                self._on_lead(epoch)
 
     def leader_changed(self, leader_id: int | None, epoch: int) -> None:
+        self._leader_id = leader_id
         if leader_id == self.client.raft.core.local.key.id:
-            self._led_epoch = epoch
-            return
-        # Before it is told that it leads an epoch it is told that nobody does yet; who waits by then stays.
-        lost = epoch if self._led_epoch == epoch else epoch - 1
-        news = f"the leader of epoch {epoch} is {leader_id}"
-        self._give_up(KafkaError(ErrorCode.NOT_CONTROLLER, news), lost)
+            self._told_epoch = epoch
+            self._maybe_lead()
+        else:
+            # Before it is told that it leads an epoch it is told that nobody does yet; who waits stays.
+            lost = epoch if self._told_epoch == epoch else epoch - 1
+            self._told_epoch = -1
+            news = f"the leader of epoch {epoch} is {leader_id}"
+            self._give_up(KafkaError(ErrorCode.NOT_CONTROLLER, news), lost)
+            if self._on_leave is not None:
+                self._on_leave()
+        self._tell()
 
     def snapshot_loaded(self, id: SnapshotId) -> None:
-        """A leader never begins anew."""
+        self._loader.begin_anew(LoadedSnapshot(id, self.snapshots.read(id)))
+        self._bytes_since_snapshot = 0
+        self._tell()
 
     def failed(self, error: BaseException) -> None:
         self._give_up(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}"))
+        if self._on_leave is not None:
+            self._on_leave()
+        self._tell()
 
     def _give_up(self, error: KafkaError, epoch: int | None = None) -> None:
         """Nobody knows what becomes of what was appended up to ``epoch``; of anything, if it is None."""
@@ -204,7 +267,63 @@ class MetadataLog:
                 future.set_exception(error)
                 future.exception()  # seen, also where nobody waits any more
 
+    def _tell(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds; it is looked at whenever the image or the leader has changed.
+        StorageError if the log fails before.
+        """
+        while not condition():
+            failure = self.client.failure
+            if failure is not None:
+                raise (
+                    failure
+                    if isinstance(failure, StorageError)
+                    else StorageError(f"the metadata log failed: {failure}")
+                )
+            if self._news is None:
+                self._news = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._news)
+
     # What is known
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed image."""
+        return self._loader.image
+
+    def subscribe(self, subscriber: Subscriber) -> MetadataImage:
+        """Call ``subscriber`` with every delta and image from here on; gives the image to start from."""
+        return self._loader.subscribe(subscriber)
+
+    def fork(self) -> Replayer:
+        """What was replayed, for the controller to go on from."""
+        return self._loader.fork()
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that is known to be committed, by what the leader says, has been replayed."""
+        high_watermark = self.client.raft.core.high_watermark
+        return high_watermark is not None and self._loader.next_offset >= high_watermark
+
+    @property
+    def leader_id(self) -> int | None:
+        """Who leads the quorum, as far as is known."""
+        return self._leader_id
+
+    @property
+    def leader_address(self) -> Address | None:
+        """Where the leader's controller is reached; None if it is not known, or this node."""
+        return None if self.client.raft.core.is_leader else self.client.raft.core.leader_endpoint()
+
+    @property
+    def led_epoch(self) -> int:
+        """The epoch that this node leads, with all before it replayed; -1 if it does not."""
+        core = self.client.raft.core
+        return core.epoch if core.is_leader and core.epoch == self._led_epoch else -1
 
     @property
     def voters(self) -> VoterSet:
@@ -260,25 +379,27 @@ class MetadataLog:
                 "that fit in one batch. Split it into smaller requests.",
             )
         self.client.append(batch)
-        self._bytes_since_snapshot += len(batch)
         return Provenance(self.next_offset - 1, self.epoch, now_ms)
 
-    async def committed_end(self, end_offset: int) -> None:
-        """Return once everything below ``end_offset`` is committed."""
+    def committed_end(self, end_offset: int) -> asyncio.Future[None]:
+        """Done once everything below ``end_offset`` is committed and published. KafkaError NOT_CONTROLLER if
+        this node stops leading before: then it may be committed or not.
+        """
         self.client.check_usable()
-        high_watermark = self.client.raft.core.high_watermark
-        if high_watermark is not None and high_watermark >= end_offset:
-            return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiter_count += 1
-        heapq.heappush(self._waiters, (end_offset, self._waiter_count, self.epoch, future))
-        await future
+        if self._loader.next_offset >= end_offset:
+            future.set_result(None)
+        else:
+            self._waiter_count += 1
+            heapq.heappush(self._waiters, (end_offset, self._waiter_count, self.epoch, future))
+        return future
 
     # Snapshots
 
-    def snapshot_due(self, image: MetadataImage) -> bool:
+    def snapshot_due(self) -> bool:
         """Whether enough was written, or enough time went by, since the last snapshot."""
-        if image.is_empty or image.provenance.last_contained_offset < 0:
+        image = self.image
+        if image.is_empty or image.provenance.last_contained_offset < 0 or self._loader.transaction_open:
             return False
         newest = self.snapshots.newest
         if newest is not None and image.provenance.last_contained_offset + 1 <= newest.offset:
@@ -289,6 +410,17 @@ class MetadataLog:
         if interval <= 0 or self._bytes_since_snapshot == 0:
             return False
         return self._runtime.clock.wall_ms() - self._last_snapshot_ms >= interval
+
+    async def maybe_snapshot(self) -> None:
+        """Write a snapshot if it is due; for about once a second."""
+        if self._snapshot_running or not self.snapshot_due():
+            return
+        self._snapshot_running = True
+        try:
+            id = await self.write_snapshot(self.image)
+            _logger.info("wrote the metadata snapshot %s", id.file_name)
+        finally:
+            self._snapshot_running = False
 
     async def write_snapshot(self, image: MetadataImage) -> SnapshotId:
         """Write a committed image as a snapshot, then trim the log as far as retention allows."""
@@ -301,6 +433,11 @@ class MetadataLog:
         kraft_version, voters = self._membership.at(id.offset)
         batches = snapshot_batches(image, kraft_version=kraft_version, voters=voters, now_ms=now_ms)
         await self._runtime.pool.run(self.snapshots.write, id, batches)
+        if id.offset < self.start_offset:
+            # Meanwhile the leader sent a newer one, and the log begins behind it.
+            self.snapshots.add(id)
+            self.snapshots.remove(id)
+            return id
         self._log.snapshot_written(id)
         self._membership.forget_before(self.start_offset)
         return id
@@ -310,6 +447,13 @@ class MetadataLog:
         old.
         """
         self._log.trim()
+
+    async def resign(self, timeout_ms: int) -> None:
+        """Hand leadership over, if this node has it and somebody else could."""
+        if self.client.failure is None and not self._membership.is_only_voter(
+            self.client.raft.core.local.key
+        ):
+            await self.client.resign(timeout_ms)
 
     async def close(self) -> None:
         """Sync what was appended and close the files."""

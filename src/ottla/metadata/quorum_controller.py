@@ -2,15 +2,14 @@
 
 Decisions are made one after the other on the image of everything appended; their records are appended in
 the same order and at once, so the log is what the decisions were. An answer waits for its records, and a
-decision without records for those before it, as it may rest on them. Committed images are handed to
-subscribers in order, before the answer goes out. Invariant: what an answer says is in the published image,
-and on disk.
+decision without records for those before it, as it may rest on them. Every node replays what is committed
+by itself, this one too, before the answer goes out. Invariant: what an answer says is in the published
+image, and on the disks of a majority; who cannot be told so hears NOT_CONTROLLER.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -18,11 +17,11 @@ from ottla.metadata.activation import activation_records, bootstrap_metadata_ver
 from ottla.metadata.control import ConfigSchema, ControllerSettings, Result
 from ottla.metadata.control_brokers import HeartbeatReply
 from ottla.metadata.controller import Controller
-from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
 from ottla.metadata.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
 from ottla.runtime.runtime import Runtime
@@ -30,13 +29,12 @@ from ottla.runtime.runtime import Runtime
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Subscriber = Callable[[MetadataDelta, MetadataImage], None]
 
 _MAX_FENCINGS_PER_TICK: Final = 1_000
 
 
 class QuorumController:
-    """Use :meth:`activate`. ``controller`` decides; :meth:`commit` makes the decision real::
+    """Use :meth:`activate`, once this node leads. ``controller`` decides; :meth:`commit` makes it real::
 
     response = await qc.commit(qc.controller.create_topics(request, context))
     """
@@ -44,16 +42,12 @@ class QuorumController:
     def __init__(self, runtime: Runtime, log: MetadataLog, controller: Controller) -> None:
         self._runtime: Final = runtime
         self.log: Final = log
-        self.controller: Final = controller
-        self._image = controller.image
-        self._subscribers: list[Subscriber] = []
-        # Appended and not yet committed: (end offset, delta, image).
-        self._pending: deque[tuple[int, MetadataDelta, MetadataImage]] = deque()
-        self._snapshot_running = False
-        log.on_commit = self._publish
+        self._controller: Final = controller
+        self.epoch: Final = log.epoch
+        self._quorum: tuple[Sequence[int], int] | None = None
 
     @classmethod
-    async def activate(
+    def activate(
         cls,
         runtime: Runtime,
         log: MetadataLog,
@@ -61,9 +55,9 @@ class QuorumController:
         schema: ConfigSchema,
         bootstrap: Sequence[MetadataRecord],
     ) -> QuorumController:
-        """Take over a log that was opened; on an empty one the bootstrap records are written first."""
+        """Take over the log; on an empty one the bootstrap records are appended first."""
         controller = Controller(
-            log.take_replayer(),
+            log.fork(),
             settings,
             schema,
             runtime.random,
@@ -86,40 +80,39 @@ class QuorumController:
             version = controller.image.metadata_version
         if records:
             self._append(records, version)
-            await log.committed_end(log.next_offset)
         return self
+
+    @property
+    def controller(self) -> Controller:
+        """Who decides, with the voters as they are now."""
+        quorum = (self.log.voters.ids, self.log.kraft_version)
+        if quorum != self._quorum:
+            self._quorum = quorum
+            self._controller.follow_quorum(*quorum)
+        return self._controller
 
     @property
     def image(self) -> MetadataImage:
         """The newest committed image."""
-        return self._image
-
-    def subscribe(self, subscriber: Subscriber) -> MetadataImage:
-        """Call ``subscriber`` with every delta and image from here on; gives the image to start from."""
-        self._subscribers.append(subscriber)
-        return self._image
+        return self.log.image
 
     def commit(self, result: Result[T]) -> Awaitable[T]:
         """Append the records of a decision now; the awaitable gives the response once they are committed."""
         if result.records:
-            self._append(result.records, self.controller.image.metadata_version)
-        return self._answer(result.response, self.log.next_offset)
+            self._append(result.records, self._controller.image.metadata_version)
+        self._check_active()
+        return _answered(result.response, self.log.committed_end(self.log.next_offset))
 
-    async def _answer(self, response: T, end_offset: int) -> T:
-        await self.log.committed_end(end_offset)
-        return response
+    def _check_active(self) -> None:
+        if self.log.led_epoch != self.epoch:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER, f"the controller of epoch {self.epoch} is not active any more"
+            )
 
     def _append(self, records: Sequence[MetadataRecord], version: MetadataVersion) -> None:
+        self._check_active()
         provenance = self.log.append(records, version)
-        delta, image = self.controller.replay(records, provenance)
-        self._pending.append((self.log.next_offset, delta, image))
-
-    def _publish(self, high_watermark: int) -> None:
-        while self._pending and self._pending[0][0] <= high_watermark:
-            _, delta, image = self._pending.popleft()
-            self._image = image
-            for subscriber in self._subscribers:
-                subscriber(delta, image)
+        self._controller.replay(records, provenance)
 
     # Brokers
 
@@ -151,13 +144,12 @@ class QuorumController:
     # Periodic work
 
     async def tick(self) -> None:
-        """Fence brokers that fell silent and snapshot when it is due. To be called about once a second."""
+        """Fence brokers that fell silent. To be called about once a second."""
         for _ in range(_MAX_FENCINGS_PER_TICK):
             result = self.controller.fence_expired_broker(self._runtime.clock.monotonic_ns())
             if not result.response:
                 break
             await self.commit(result)
-        await self.maybe_snapshot()
 
     async def balance_leaders(self) -> None:
         """Give leadership back to preferred replicas; for every
@@ -171,15 +163,43 @@ class QuorumController:
         while await self.commit(self.controller.elect_unclean_leaders()):
             _log.debug("more leaders to elect")
 
-    async def maybe_snapshot(self) -> None:
-        if self._snapshot_running or not self.log.snapshot_due(self._image):
-            return
-        self._snapshot_running = True
-        try:
-            id = await self.log.write_snapshot(self._image)
-            _log.info("wrote the metadata snapshot %s", id.file_name)
-        finally:
-            self._snapshot_running = False
 
-    async def close(self) -> None:
-        await self.log.close()
+async def _answered(response: T, committed: Awaitable[None]) -> T:
+    await committed
+    return response
+
+
+class ControllerSeat:
+    """Where the active controller is, if this node leads: made when it begins to, gone when it no longer
+    does. A node that is no voter has one that stays empty.
+    """
+
+    def __init__(self, log: MetadataLog, activate: Callable[[], QuorumController]) -> None:
+        self._activate: Final = activate
+        self._active: QuorumController | None = None
+        self._log: Final = log
+        log.follow_leadership(self._take, self._leave)
+
+    @property
+    def active(self) -> QuorumController | None:
+        """The active controller, unless it is not here."""
+        active = self._active
+        return active if active is not None and active.epoch == self._log.led_epoch else None
+
+    def occupied(self) -> QuorumController:
+        """The active controller; KafkaError NOT_CONTROLLER if it is not here."""
+        active = self.active
+        if active is None:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER, f"the active controller is not here; {self._log.leader_id} leads"
+            )
+        return active
+
+    def _take(self, epoch: int) -> None:
+        self._active = self._activate()
+        _log.info("this node is the active controller of epoch %d", epoch)
+
+    def _leave(self) -> None:
+        if self._active is not None:
+            _log.info("the controller of epoch %d is not active any more", self._active.epoch)
+        self._active = None

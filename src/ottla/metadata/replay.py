@@ -65,6 +65,14 @@ class Replayer:
         self._transaction = None
         return held
 
+    def fork(self) -> Replayer:
+        """Another one that has replayed the same; to be taken right after a publish."""
+        assert self._delta.records == 0, "what was replayed is not published yet"
+        other = Replayer(self._settled)
+        if self._transaction is not None:
+            other._transaction = list(self._transaction)
+        return other
+
     def publish(self) -> tuple[MetadataDelta, MetadataImage]:
         """The changes since the last publish, and the image with them."""
         delta = self._delta

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ottla.protocol.errors import ErrorCode, KafkaError
+
 if TYPE_CHECKING:
     from ottla.node.context import RequestContext
 
@@ -76,6 +78,12 @@ SUPPORTED_OPERATIONS: Final[Mapping[int, tuple[Operation, ...]]] = {
 
 class Authorizer(Protocol):
     def allowed(self, context: RequestContext, operation: int, resource_type: int, name: str) -> bool: ...
+
+
+def require_cluster_action(context: RequestContext) -> None:
+    """KafkaError CLUSTER_AUTHORIZATION_FAILED unless the client may act as a node of the cluster."""
+    if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def operations_bits(operations: Iterable[int]) -> int:

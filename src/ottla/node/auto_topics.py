@@ -5,17 +5,26 @@ The topic is in the metadata log before anyone is told about it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.control import RequestContext as ControlContext
 from ottla.node.config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
 
+_log = logging.getLogger(__name__)
+
+_CREATE_TOPICS_VERSION: Final = 7
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
 SHARE_GROUP_STATE: Final = "__share_group_state"
@@ -72,11 +81,19 @@ async def create_missing(
     """
     request = CreateTopicsRequest(topics=[creatable_topic(name, node.config) for name in names])
     try:
-        response = await node.control(
-            lambda controller: controller.create_topics(request, context or ControlContext())
-        )
+        if node.seat.active is not None:
+            response = await node.control(
+                lambda controller: controller.create_topics(request, context or ControlContext())
+            )
+        else:
+            answer = await node.controllers.ask(request, _CREATE_TOPICS_VERSION)
+            assert isinstance(answer, CreateTopicsResponse)
+            response = answer
     except KafkaError as error:
         return {topic.name: _told(error.code) for topic in request.topics}
+    except OSError as error:
+        _log.warning("topics were not created: %s", error)
+        return {topic.name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for topic in request.topics}
     return {topic.name: _told(ErrorCode.of(topic.error_code)) for topic in response.topics}
 
 

@@ -32,6 +32,9 @@ KRAFT: Final[dict[str, ConfigKey]] = table(
         "The node's number in the cluster, kept in its data directories.", Range(0)),
     key("broker.id", INT, -1, HIGH,
         "An older name of node.id; the two must agree where both are set."),
+    key("cluster.id", STRING, None, LOW,
+        "The id of the cluster that empty data directories are formatted for; a node by itself makes one up.",
+        internal=True),
     key("broker.rack", STRING, None, MEDIUM,
         "The rack or zone the broker stands in; replicas are spread over racks and consumers read from "
         "the nearest."),

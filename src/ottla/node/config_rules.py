@@ -111,13 +111,18 @@ def parse_ip_overrides(text: str) -> dict[str, int]:
     return overrides
 
 
+def voter_ids(config: NodeConfig) -> set[int]:
+    """The voters of a static quorum, by `controller.quorum.voters`."""
+    return {int(voter.partition("@")[0]) for voter in config.names("controller.quorum.voters")}
+
+
 def _check_identity(config: NodeConfig) -> None:
     broker_id = config.number("broker.id")
     _require(
         broker_id in (-1, config.node_id),
         f"broker.id is {broker_id} and node.id is {config.node_id}: they must agree, or leave broker.id out",
     )
-    voters = {int(voter.partition("@")[0]) for voter in config.names("controller.quorum.voters")}
+    voters = voter_ids(config)
     if voters:
         _require(
             (config.node_id in voters) == config.is_controller,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ottla.metadata.control import RequestContext as ControlContext
 from ottla.protocol.schema import Request, Response
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ottla.node.listeners import Endpoint
     from ottla.node.node import Node
     from ottla.protocol.api import Api
+    from ottla.protocol.headers import RequestHeader
 
 
 @dataclass(slots=True)
@@ -26,6 +27,19 @@ class RequestContext:
     version: int
     correlation_id: int
     client_id: str | None
+    forwarded_for: str | None = None
+    """The host of the client for which another broker passed the request on; then there is no connection of
+    its own."""
+
+    @classmethod
+    def of_forwarded(
+        cls, dispatcher: Dispatcher, api: Api, version: int, header: RequestHeader, host: bytes
+    ) -> RequestContext:
+        text = ".".join(map(str, host)) if len(host) == 4 else host.hex(":", 2)
+        nothing = cast("Exchange", None)
+        return cls(
+            dispatcher.node, dispatcher, nothing, api, version, header.correlation_id, header.client_id, text
+        )
 
     @property
     def endpoint(self) -> Endpoint:
@@ -34,6 +48,8 @@ class RequestContext:
 
     @property
     def client_host(self) -> str:
+        if self.forwarded_for is not None:
+            return self.forwarded_for
         return self.exchange.connection.peer[0]
 
     @property

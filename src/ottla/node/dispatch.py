@@ -12,6 +12,7 @@ import logging
 import struct
 from collections.abc import Awaitable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.node.connection import Exchange, Parts, ProtocolViolation
@@ -25,6 +26,7 @@ from ottla.protocol.schema import Request, Response
 if TYPE_CHECKING:
     from ottla.node.listeners import Endpoint
     from ottla.node.node import Node
+    from ottla.protocol.messages.envelope import EnvelopeRequest
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +35,20 @@ SERVED: Final = frozenset(
     for name in (
         "AddOffsetsToTxn",
         "AddPartitionsToTxn",
+        "AddRaftVoter",
+        "AllocateProducerIds",
         "AlterConfigs",
+        "AlterPartition",
         "AlterPartitionReassignments",
         "AlterReplicaLogDirs",
         "ApiVersions",
+        "AssignReplicasToDirs",
+        "BeginQuorumEpoch",
+        "BrokerHeartbeat",
+        "BrokerRegistration",
         "ConsumerGroupDescribe",
         "ConsumerGroupHeartbeat",
+        "ControllerRegistration",
         "CreatePartitions",
         "CreateTopics",
         "DeleteGroups",
@@ -53,8 +63,11 @@ SERVED: Final = frozenset(
         "DescribeTopicPartitions",
         "DescribeTransactions",
         "ElectLeaders",
+        "EndQuorumEpoch",
         "EndTxn",
+        "Envelope",
         "Fetch",
+        "FetchSnapshot",
         "FindCoordinator",
         "Heartbeat",
         "IncrementalAlterConfigs",
@@ -72,10 +85,13 @@ SERVED: Final = frozenset(
         "OffsetFetch",
         "OffsetForLeaderEpoch",
         "Produce",
+        "RemoveRaftVoter",
         "SyncGroup",
         "TxnOffsetCommit",
         "UnregisterBroker",
         "UpdateFeatures",
+        "UpdateRaftVoter",
+        "Vote",
         "WriteTxnMarkers",
     )
 )
@@ -83,25 +99,39 @@ SERVED: Final = frozenset(
 # APIs whose last version Apache Kafka 4.3 keeps back and this node serves; see decision 0030.
 _AHEAD: Final = frozenset((API_BY_NAME["InitProducerId"].key,))
 
-# On a controller's listener a Fetch is one of the metadata log, by other voters; a quorum of one has none.
-_NOT_OF: Final = {
-    Listener.BROKER: frozenset[int](),
-    Listener.CONTROLLER: frozenset((API_BY_NAME["Fetch"].key,)),
-}
+# On a controller's listener a Fetch is one of the metadata log.
+_OF_CONTROLLER: Final = {API_BY_NAME["Fetch"].key: "fetch_metadata"}
+
+# APIs whose handlers do a part of the work themselves and pass the rest on to the controller.
+_SPLIT: Final = frozenset(API_BY_NAME[name].key for name in ("AlterConfigs", "IncrementalAlterConfigs"))
 
 # APIs whose answers follow from the metadata image alone, unless they have to wait for it to change.
 _REMEMBERED: Final = frozenset((API_BY_NAME["Metadata"].key,))
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
+_SIZE_BYTES: Final = 4
 
 
 class _Route:
     """An API of one listener: its versions, and its code once it has been needed."""
 
-    __slots__ = ("api", "failed", "handle", "max_version", "memo", "min_version", "request_class")
+    __slots__ = (
+        "_module",
+        "api",
+        "failed",
+        "forwarded",
+        "handle",
+        "max_version",
+        "memo",
+        "min_version",
+        "request_class",
+    )
 
-    def __init__(self, api: Api, *, unstable: bool) -> None:
+    def __init__(self, api: Api, kind: Listener, *, unstable: bool) -> None:
         self.api = api
+        self._module = handler_module(api, kind)
+        # Whether a broker that is not the active controller passes the request on as a whole.
+        self.forwarded = kind is Listener.BROKER and api.forwardable and api.key not in _SPLIT
         self.min_version = api.min_version
         self.max_version = api.last_version if unstable else api.max_version
         self.request_class: type[Request] | None = None
@@ -109,7 +139,7 @@ class _Route:
         self.memo = Memo() if api.key in _REMEMBERED else None
 
     def load(self) -> Handler:
-        module = import_module(handler_module(self.api))
+        module = import_module(self._module)
         self.request_class = self.api.request_class
         self.handle = handle = module.handle
         # How the handler answers when all of a request fails; few APIs need more than the common way.
@@ -117,8 +147,11 @@ class _Route:
         return handle  # type: ignore[no-any-return]
 
 
-def handler_module(api: Api) -> str:
-    return "ottla.node.handlers." + api.module_name.rpartition(".")[2]
+def handler_module(api: Api, kind: Listener = Listener.BROKER) -> str:
+    name = api.module_name.rpartition(".")[2]
+    if kind is Listener.CONTROLLER:
+        name = _OF_CONTROLLER.get(api.key, name)
+    return f"ottla.node.handlers.{name}"
 
 
 class Dispatcher:
@@ -130,10 +163,13 @@ class Dispatcher:
         self.kind = kind
         self._unstable = node.config.flag("unstable.api.versions.enable")
         self._routes = {
-            key: _Route(API[key], unstable=self._unstable or key in _AHEAD)
-            for key in sorted(SERVED - _NOT_OF[kind])
+            key: _Route(API[key], kind, unstable=self._unstable or key in _AHEAD)
+            for key in sorted(SERVED)
             if kind in API[key].listeners
         }
+        # From when on requests are worked on: those to a controller while its broker is not ready yet, as
+        # nothing gets ready without them.
+        self._open = node.ready if kind is Listener.BROKER else node.quorum_open
 
     def announced(self) -> list[tuple[int, int, int]]:
         """The APIs served here, with their first and last versions."""
@@ -174,7 +210,7 @@ class Dispatcher:
             route.memo is not None
             and len(frame) <= MAX_QUESTION_BYTES
             and self.node.authorizer is None
-            and self.node.ready.is_set()
+            and self._open.is_set()
         ):
             question = (version, context.came_by, bytes(frame[position:]))
             answer = route.memo.find(self.node.image, question)
@@ -188,15 +224,15 @@ class Dispatcher:
                 f"its {api.name} version {version} request (client id {header.client_id!r}) "
                 f"cannot be read: {error.message}"
             ) from None
-        if not self.node.ready.is_set():
-            return self._when_ready(context, route, handle, request)
-        return self._answer(context, route, handle, request, question)
+        if not self._open.is_set():
+            return self._when_ready(context, route, handle, request, frame)
+        return self._answer(context, route, handle, request, frame, question)
 
     async def _when_ready(
-        self, context: RequestContext, route: _Route, handle: Handler, request: Request
+        self, context: RequestContext, route: _Route, handle: Handler, request: Request, frame: memoryview
     ) -> Parts | None:
-        await self.node.ready.wait()
-        reply = self._answer(context, route, handle, request)
+        await self._open.wait()
+        reply = self._answer(context, route, handle, request, frame)
         return reply if reply is None or isinstance(reply, list) else await reply
 
     def _answer(
@@ -205,12 +241,17 @@ class Dispatcher:
         route: _Route,
         handle: Handler,
         request: Request,
+        frame: memoryview,
         question: Question | None = None,
     ) -> Parts | Awaitable[Parts | None] | None:
+        if route.forwarded and self.node.seat.active is None:
+            return self._forward(context, route, request, frame)
         image = self.node.image
         try:
             reply = handle(context, request)
         except Exception as error:
+            if route.forwarded and _is_elsewhere(error):
+                return self._forward(context, route, request, frame)
             return self._encode(context, self._failure(context, route, request, error))
         if reply is None:
             return None
@@ -220,16 +261,67 @@ class Dispatcher:
                 route.memo.keep(image, question, answer)
                 return encoded_response_parts(context.api, context.version, context.correlation_id, answer)
             return self._encode(context, reply)
-        return self._later(context, route, request, reply)
+        return self._later(context, route, request, frame, reply)
 
     async def _later(
-        self, context: RequestContext, route: _Route, request: Request, reply: Awaitable[Response | None]
+        self,
+        context: RequestContext,
+        route: _Route,
+        request: Request,
+        frame: memoryview,
+        reply: Awaitable[Response | None],
     ) -> Parts | None:
         try:
             response = await reply
         except Exception as error:
+            if route.forwarded and _is_elsewhere(error):
+                return await self._forward(context, route, request, frame)
             response = self._failure(context, route, request, error)
         return None if response is None else self._encode(context, response)
+
+    async def _forward(
+        self, context: RequestContext, route: _Route, request: Request, frame: memoryview
+    ) -> Parts:
+        """Have the active controller answer, wherever it is."""
+        from ottla.node.forwarding import forward
+
+        try:
+            return await forward(context, frame)
+        except Exception as error:
+            return self._encode(context, self._failure(context, route, request, error))
+
+    async def open_envelope(self, envelope: EnvelopeRequest) -> bytes:
+        """Answer the request that another broker passed on: the response as it goes to the client, without
+        its size. KafkaError NOT_CONTROLLER if it cannot be decided here.
+        """
+        frame = envelope.request_data
+        if len(frame) < _KEY_AND_VERSION.size:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the envelope is empty")
+        key, version = _KEY_AND_VERSION.unpack_from(frame)
+        route = self._routes.get(key)
+        if route is None or not route.api.forwardable:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{api_name(key)} is not passed on")
+        if not route.min_version <= version <= route.max_version:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{api_name(key)} version {version}")
+        handle = route.handle or route.load()
+        assert route.request_class is not None
+        try:
+            header, position = RequestHeader.decode_from(frame, 0, route.api.request_header_version(version))
+            request, _ = route.request_class.decode_from(frame, position, version)
+        except MalformedMessage as error:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
+        context = RequestContext.of_forwarded(
+            self, route.api, version, header, bytes(envelope.client_host_address)
+        )
+        try:
+            reply = handle(context, request)
+            response = reply if reply is None or isinstance(reply, Response) else await reply
+            assert response is not None, f"{route.api.name} has no answer"
+        except Exception as error:
+            if _is_elsewhere(error):
+                raise
+            response = self._failure(context, route, request, error)
+        return b"".join(self._encode(context, response))[_SIZE_BYTES:]
 
     def _encode(self, context: RequestContext, response: Response) -> Parts:
         try:
@@ -275,6 +367,17 @@ class Dispatcher:
         )
 
 
+def _is_elsewhere(error: Exception) -> bool:
+    return isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER
+
+
+def failure_response(module: ModuleType, request: Request, code: int, message: str | None) -> Response:
+    """How a handler's module says that all of a request failed."""
+    response: Response | None = getattr(module, "failed", _failed)(request, code, message)
+    assert response is not None, f"{module.__name__} cannot say that it failed"
+    return response
+
+
 def _failed(request: Request, code: int, message: str | None) -> Response | None:
     """The common form: an error code, and mostly a message, at the top of the response."""
     response_class = API[request.API_KEY].response_class
@@ -287,4 +390,4 @@ def _failed(request: Request, code: int, message: str | None) -> Response | None
     return response_class(**values)
 
 
-__all__ = ["SERVED", "Dispatcher", "Reply", "handler_module"]
+__all__ = ["SERVED", "Dispatcher", "Reply", "failure_response", "handler_module"]

@@ -1,9 +1,11 @@
-"""A node: broker and controller of a quorum of one, from its data directories to its listeners.
+"""A node: broker, controller or both, from its data directories to its listeners.
 
-It starts from the bottom up: directories, metadata log, controller, logs, replicas, listeners, and last its
-registration, after which clients find it; and it stops in the opposite order. Requests that arrive before it
-is ready wait. Handlers reach everything through this object; what changes with the metadata they read from
-`image` and `config`, which are replaced and never changed.
+It starts from the bottom up: directories, the controller's listener, the metadata log; then, if it is a
+broker, it registers, still fenced, reads the metadata up to there, loads its logs, takes up its replicas,
+opens its listeners and asks to serve. It stops in the opposite order. Requests that arrive before it is ready
+wait, except those of the quorum, without which nobody gets ready. Handlers reach everything through this
+object; what changes with the metadata they read from `image` and `config`, which are replaced and never
+changed.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
-from ottla.metadata.quorum_controller import QuorumController
+from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
 from ottla.metadata.storage import StorageError, read_bootstrap
 from ottla.node.config import NodeConfig
 from ottla.node.config_schema import TableSchema, log_config
+from ottla.node.controller_link import ControllerLink
 from ottla.node.coordinators import Coordinators
 from ottla.node.directory_moves import DirectoryMoves
 from ottla.node.dispatch import Dispatcher
@@ -38,11 +41,19 @@ from ottla.node.listeners import Endpoint, SecurityProtocol
 from ottla.node.producer_ids import ProducerIds
 from ottla.node.registration import BrokerRegistration
 from ottla.node.server import Server
-from ottla.node.settings import controller_settings, metadata_log_config, producer_config, static_voters
-from ottla.node.storage import NodeFailed, NodeStorage, open_storage
+from ottla.node.settings import (
+    bootstrap_servers,
+    controller_settings,
+    metadata_log_config,
+    producer_config,
+    quorum_config,
+    static_voters,
+)
+from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
+from ottla.raft.voters import Address
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
@@ -56,7 +67,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LEAVE_SECONDS: Final = 1.0
+# How long a node that stops waits until others have taken over: its partitions, and the quorum.
+_LEAVE_SECONDS: Final = 10.0
+_LEAVE_ALONE_SECONDS: Final = 1.0
+_RESIGN_MS: Final = 1_000
 
 
 class Node:
@@ -68,9 +82,12 @@ class Node:
         self.cluster_id = ""
         self.authorizer: Authorizer | None = None
         self.endpoints: dict[str, Endpoint] = {}
+        # Set once clients are served, and once the quorum's requests are.
         self.ready: Final = asyncio.Event()
-        # Made as the node starts, each on top of those before it.
-        self.controller: QuorumController
+        self.quorum_open: Final = asyncio.Event()
+        # Made as the node starts, each on top of those before it. A controller alone has no broker's parts.
+        self.metadata: MetadataLog
+        self.seat: ControllerSeat
         self.logs: LogManager
         self.replicas: ReplicaManager
         self.registration: BrokerRegistration
@@ -80,7 +97,15 @@ class Node:
         )
         self.producer_ids: Final = ProducerIds(self)
         self.moves: Final = DirectoryMoves(self)
+        # The ways to the active controller: for what this node asks, and for what it passes on.
+        self.controllers: Final = ControllerLink(self, "ottla-broker")
+        self.forwards: Final = ControllerLink(self, "ottla-forwarding")
         self.server: Final = Server(runtime.network, config, self._dispatcher)
+        self.quorum_server: Final = Server(runtime.network, config, self._dispatcher)
+        self._decisions: Dispatcher | None = None
+        self._following = False  # whether the replicas follow the image
+        self._incarnation_id: Final = runtime.random.uuid()
+        self._registering: asyncio.Task[None] | None = None
         self._upkeep: Final = Upkeep(self)
         self._plain_topic = (config, log_config(config, {}))
         self._flushes: set[asyncio.Task[None]] = set()
@@ -94,7 +119,21 @@ class Node:
     @property
     def image(self) -> MetadataImage:
         """The newest committed metadata that this node has followed."""
-        return self.replicas.image
+        return self.metadata.image
+
+    @property
+    def controller(self) -> QuorumController:
+        """The active controller; KafkaError NOT_CONTROLLER if it is not on this node."""
+        return self.seat.occupied()
+
+    @property
+    def decisions(self) -> Dispatcher:
+        """Answers what others pass on to the active controller."""
+        if self._decisions is None:
+            name = self.config.controller_listener_names[0]
+            inner = Endpoint(name, SecurityProtocol.PLAINTEXT, "", 0)
+            self._decisions = Dispatcher(self, inner, Listener.CONTROLLER)
+        return self._decisions
 
     @property
     def groups(self) -> GroupService:
@@ -113,12 +152,14 @@ class Node:
 
     def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
         """Let the controller decide; the awaitable gives the response once the decision is committed and
-        this node has followed it.
+        this node has followed it. KafkaError NOT_CONTROLLER if the active controller is not here.
         """
-        return self.controller.commit(decide(self.controller.controller))
+        controller = self.controller
+        return controller.commit(decide(controller.controller))
 
     def active_controller_id(self) -> int:
-        return self.config.node_id
+        leader = self.metadata.leader_id
+        return -1 if leader is None else leader
 
     def told_controller_id(self) -> int:
         """Whom clients are told to be the controller: any broker will do, as each passes requests on."""
@@ -133,8 +174,14 @@ class Node:
         """Where clients connect, with the ports that are really open."""
         return [self.endpoints[endpoint.name] for endpoint in self.config.advertised_listeners]
 
+    def served_endpoints(self) -> list[Endpoint]:
+        """Where this node is reached: by clients, or, if it is a controller alone, by the others."""
+        if self.config.is_broker:
+            return self.client_endpoints()
+        return [self.endpoints[endpoint.name] for endpoint in self.config.listeners_of_controller]
+
     def topic_config(self, topic: str) -> LogConfig:
-        overrides = self.controller.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+        overrides = self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
         if overrides:
             return log_config(self.config, overrides)
         # Most topics have no settings of their own, and share one object.
@@ -163,9 +210,13 @@ class Node:
         try:
             await self._check_servable()
             storage = await self._open_storage()
-            await self._start_controller(storage)
-            await self._start_logs()
-            await self._start_serving(storage)
+            await self._start_quorum(storage)
+            if self.config.is_broker:
+                await self._join(storage)
+                await self._start_logs()
+                await self._serve()
+            await self._controller_registered()
+            self.ready.set()
         except (StorageError, KafkaError) as error:
             raise NodeFailed(str(error)) from error
         except OSError as error:
@@ -180,12 +231,12 @@ class Node:
                 raise NodeFailed(
                     f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
                 )
-        await self._listen()
+        await self._listen(self.server, self.config.listeners)
         await self.server.stop_listening()
 
-    async def _listen(self) -> None:
+    async def _listen(self, server: Server, endpoints: Iterable[Endpoint]) -> None:
         try:
-            self.endpoints = await self.server.listen(self.config.listeners)
+            self.endpoints |= await server.listen(endpoints)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             hint = "; is another node running there? --listen chooses another port" if taken else ""
@@ -203,33 +254,94 @@ class Node:
             self.config = NodeConfig({**self.config.given, "node.id": str(storage.node_id)})
         return storage
 
-    async def _start_controller(self, storage: NodeStorage) -> None:
+    async def _start_quorum(self, storage: NodeStorage) -> None:
+        """Take part in the quorum, and wait until there is one."""
         config = self.config
+        if config.is_controller:
+            await self._listen(self.quorum_server, config.listeners_of_controller)
+            self._undo(self._stop_quorum_server)
         metadata_dir = config.metadata_log_dir
-        voters = static_voters(config)
-        if voters is not None and voters.ids != (config.node_id,):
-            raise NodeFailed(
-                "controller.quorum.voters names other nodes; this version runs a quorum of one, by itself"
-            )
-        metadata_log = await MetadataLog.open(
+        bootstrap = await self.runtime.pool.run(read_bootstrap, self.runtime.disk, metadata_dir)
+        of_controller = config.advertised_of_controller if config.is_controller else ()
+        self.metadata = metadata = await MetadataLog.open(
             self.runtime,
             metadata_dir,
             node_id=config.node_id,
             directory_id=storage.directories[metadata_dir],
             cluster_id=storage.cluster_id,
-            static_voters=voters,
+            static_voters=static_voters(config),
+            endpoints={each.name: Address(each.host, each.port) for each in self._reachable(of_controller)},
+            bootstrap=bootstrap_servers(config),
+            listener=config.controller_listener_names[0],
             config=metadata_log_config(config),
+            quorum=quorum_config(config),
         )
-        self._undo(metadata_log.close)
-        bootstrap = await self.runtime.pool.run(read_bootstrap, self.runtime.disk, metadata_dir)
-        self.controller = await QuorumController.activate(
-            self.runtime,
-            metadata_log,
-            controller_settings(config, storage.cluster_id),
-            TableSchema(lambda: self.config),
-            bootstrap,
+        self._undo(self._close_quorum)
+        self.seat = ControllerSeat(
+            metadata,
+            lambda: QuorumController.activate(
+                self.runtime,
+                metadata,
+                controller_settings(self.config, storage.cluster_id),
+                TableSchema(lambda: self.config),
+                bootstrap,
+            ),
         )
-        self._configure(self.controller.image)
+        metadata.subscribe(self._follow)
+        metadata.start()
+        self.quorum_open.set()
+        self._upkeep.start_quorum()
+        self._undo(self._upkeep.stop_quorum)
+        await metadata.until(lambda: metadata.is_caught_up and not metadata.image.is_empty)
+        self._configure(metadata.image)
+        if config.is_controller and config.listeners_of_controller:
+            from ottla.node.controller_registration import register_controller
+
+            endpoints = self._reachable(config.advertised_of_controller)
+            work = register_controller(self, self._incarnation_id, endpoints)
+            self._registering = asyncio.create_task(work, name="controller registration")
+
+    async def _controller_registered(self) -> None:
+        if self._registering is not None:
+            await self._registering
+
+    async def _close_quorum(self) -> None:
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+        self.controllers.close()
+        self.forwards.close()
+        await self.metadata.resign(_RESIGN_MS)
+        await self.metadata.close()
+
+    async def _stop_quorum_server(self) -> None:
+        await self.quorum_server.stop_listening()
+        self.quorum_server.close_connections()
+
+    async def _join(self, storage: NodeStorage) -> None:
+        """Register this broker, fenced, and read the metadata log as far as that."""
+        config = self.config
+        # Addresses must be known before they are registered; where they are, clients need not come yet.
+        await self._listen(self.server, [each for each in self._of_broker() if not each.port])
+        self._undo(self._stop_server)
+        for endpoint in self._of_broker():
+            self.endpoints.setdefault(endpoint.name, endpoint)
+        self.registration = BrokerRegistration(
+            self,
+            incarnation_id=self._incarnation_id,
+            directories=[storage.directories[path] for path in config.log_dirs],
+            endpoints=self._reachable(config.advertised_listeners),
+            previous_epoch=await self.runtime.pool.run(
+                clean_shutdown_epoch, self.runtime.disk, config.log_dirs
+            ),
+        )
+        self._undo(self.registration.close)
+        await self.registration.register()
+        await self.registration.caught_up()
+
+    def _of_broker(self) -> list[Endpoint]:
+        of_controller = self.config.controller_listener_names
+        return [each for each in self.config.listeners if each.name not in of_controller]
 
     async def _start_logs(self) -> None:
         config = self.config
@@ -254,35 +366,21 @@ class Node:
             self.topic_config,
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
         )
-        changes = self.replicas.start(self.controller.image, self.now_ms())
-        self.coordinators.follow(self.controller.image, changes)
+        changes = self.replicas.start(self.image, self.now_ms())
+        self.replicas.refresh_configs()
+        self._following = True
+        self.coordinators.follow(self.image, changes)
         self._undo(self.coordinators.close)
-        self.controller.subscribe(self._follow)
         self.moves.resume()
         self._undo(self.moves.stop)
 
-    async def _start_serving(self, storage: NodeStorage) -> None:
-        config = self.config
-        self.registration = BrokerRegistration(
-            self.controller,
-            broker_id=config.node_id,
-            cluster_id=storage.cluster_id,
-            incarnation_id=self.runtime.random.uuid(),
-            directories=[storage.directories[path] for path in config.log_dirs],
-        )
-        await self._listen()
-        self._undo(self._stop_serving)
+    async def _serve(self) -> None:
+        await self._listen(self.server, [each for each in self._of_broker() if each.port])
+        self._undo(self._leave)
         self._warn_of_open_listeners()
-        previous = self.logs.clean_shutdown_epoch
-        if config.is_controller and config.listeners_of_controller:
-            await self.registration.register_controller(self._reachable(config.advertised_of_controller))
-        await self.registration.register(
-            self._reachable(config.advertised_listeners), config.rack, -1 if previous is None else previous
-        )
-        await self.registration.heartbeat()
+        await self.registration.serve()
         self._upkeep.start()
         self._undo(self._upkeep.stop)
-        self.ready.set()
 
     def _warn_of_open_listeners(self) -> None:
         for endpoint in self.client_endpoints():
@@ -316,6 +414,8 @@ class Node:
     def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             self._configure(image)
+        if not self._following:
+            return
         changes = self.replicas.apply(delta, image, self.now_ms())
         self.logs.settle_new()
         self.coordinators.follow(image, changes, delta)
@@ -329,6 +429,7 @@ class Node:
         for problem in problems:
             log.warning("%s", problem)
         self.server.configure(self.config)
+        self.quorum_server.configure(self.config)
         self._upkeep.configure()
         self.coordinators.configure()
 
@@ -345,6 +446,7 @@ class Node:
         self.coordinators.resigned(self.replicas.directory_failed(directory))
         if directory.directory_id is not None:
             self.registration.offline_directories.add(directory.directory_id)
+            self.registration.hurry()
         if not self.logs.live_directories:
             self.fail(f"no log directory is left: {directory.path}: {directory.failure}")
 
@@ -371,11 +473,16 @@ class Node:
             except Exception:
                 log.exception("a part of the node did not stop cleanly")
 
-    async def _stop_serving(self) -> None:
-        if self.registration.epoch >= 0:
-            hand_over = self.config.flag("controlled.shutdown.enable")
-            if not (hand_over and await self.registration.leave(_LEAVE_SECONDS)):
-                log.info("leaving without having handed over all leaderships")
+    async def _leave(self) -> None:
+        """Hand over what this broker leads, then turn clients away."""
+        alone = self.metadata.voters.ids == (self.config.node_id,)
+        hand_over = self.config.flag("controlled.shutdown.enable")
+        seconds = _LEAVE_ALONE_SECONDS if alone else _LEAVE_SECONDS
+        if not (hand_over and await self.registration.leave(seconds)):
+            log.info("leaving without having handed over all leaderships")
+        await self._stop_server()
+
+    async def _stop_server(self) -> None:
         await self.server.stop_listening()
         self.server.close_connections()
 

@@ -1,27 +1,51 @@
-"""The broker's standing with the controller: registered, alive, about to leave.
+"""The broker's standing with the active controller: registered, alive, about to leave.
 
-A broker registers once in its life, under a new incarnation id, and gets its epoch; from then on its
-heartbeats say that it lives, how far it has read the metadata log, and whether it wants to serve or to leave.
+A broker registers under the incarnation id of this process and gets its epoch; from then on its heartbeats
+say that it lives, how far it has read the metadata log, and whether it wants to be fenced, to serve or to
+leave. It is fenced until it has read as far as its own registration and wants to serve. If the controller
+does not know its epoch any more it registers again. Invariant: at most one of its requests is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.control_brokers import HeartbeatReply
 from ottla.metadata.features import SUPPORTED_FEATURES
-from ottla.metadata.quorum_controller import QuorumController
+from ottla.node.controller_link import ControllerLink
 from ottla.node.listeners import Endpoint
-from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
-from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest, Feature, Listener
-from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
-from ottla.protocol.messages.controller_registration import Feature as ControllerFeature
-from ottla.protocol.messages.controller_registration import Listener as ControllerListener
+from ottla.node.storage import NodeFailed
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from ottla.protocol.messages.broker_registration import (
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    Feature,
+    Listener,
+)
 
-# How often a broker that leaves asks whether its leaderships have moved.
-_LEAVING_PAUSE_SECONDS: Final = 0.05
+if TYPE_CHECKING:
+    from ottla.node.node import Node
+
+_log = logging.getLogger(__name__)
+
+# How often a broker asks again that waits for something: that its former life is over, that it may serve,
+# that its leaderships have moved.
+_WAITING_SECONDS: Final = 0.05
+_REGISTRATION_VERSION: Final = 4
+_HEARTBEAT_VERSION: Final = 2
+# What will not be otherwise however often it is asked.
+_FATAL: Final = frozenset(
+    (
+        ErrorCode.INCONSISTENT_CLUSTER_ID,
+        ErrorCode.INVALID_REGISTRATION,
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    )
+)
 
 
 class BrokerRegistration:
@@ -29,58 +53,22 @@ class BrokerRegistration:
 
     def __init__(
         self,
-        controller: QuorumController,
+        node: Node,
         *,
-        broker_id: int,
-        cluster_id: str,
         incarnation_id: bytes,
         directories: Sequence[bytes],
+        endpoints: Iterable[Endpoint],
+        previous_epoch: int,
     ) -> None:
-        self._controller = controller
-        self._broker_id = broker_id
-        self._cluster_id = cluster_id
-        self._incarnation_id = incarnation_id
-        self._directories = list(directories)
-        self.epoch = -1
-        self.offline_directories: set[bytes] = set()
-
-    async def register(
-        self, endpoints: Iterable[Endpoint], rack: str | None, previous_epoch: int = -1
-    ) -> None:
-        """Register these addresses. `previous_epoch` is that of the last life, if it ended cleanly."""
-        self.epoch = await self._controller.register_broker(
-            BrokerRegistrationRequest(
-                broker_id=self._broker_id,
-                cluster_id=self._cluster_id,
-                incarnation_id=self._incarnation_id,
-                listeners=[
-                    Listener(
-                        name=endpoint.name,
-                        host=endpoint.host,
-                        port=endpoint.port,
-                        security_protocol=endpoint.protocol,
-                    )
-                    for endpoint in endpoints
-                ],
-                features=[
-                    Feature(name=name, min_supported_version=levels.min, max_supported_version=levels.max)
-                    for name, levels in SUPPORTED_FEATURES.items()
-                ],
-                rack=rack,
-                log_dirs=self._directories,
-                previous_broker_epoch=previous_epoch,
-            ),
-            # This process holds the lock of the directories, so there is no former one left to wait for.
-            supersede=True,
-        )
-
-    async def register_controller(self, endpoints: Iterable[Endpoint]) -> None:
-        """Say by which addresses this node is reached as a controller."""
-        request = ControllerRegistrationRequest(
-            controller_id=self._broker_id,
-            incarnation_id=self._incarnation_id,
+        """`previous_epoch` is that of the last life, if it ended cleanly."""
+        self._node: Final = node
+        self._link: Final = ControllerLink(node, "ottla-broker-lifecycle")
+        self._request: Final = BrokerRegistrationRequest(
+            broker_id=node.config.node_id,
+            cluster_id=node.cluster_id,
+            incarnation_id=incarnation_id,
             listeners=[
-                ControllerListener(
+                Listener(
                     name=endpoint.name,
                     host=endpoint.host,
                     port=endpoint.port,
@@ -89,34 +77,165 @@ class BrokerRegistration:
                 for endpoint in endpoints
             ],
             features=[
-                ControllerFeature(
-                    name=name, min_supported_version=levels.min, max_supported_version=levels.max
-                )
+                Feature(name=name, min_supported_version=levels.min, max_supported_version=levels.max)
                 for name, levels in SUPPORTED_FEATURES.items()
             ],
+            rack=node.config.rack,
+            log_dirs=list(directories),
+            previous_broker_epoch=previous_epoch,
         )
-        await self._controller.commit(self._controller.controller.register_controller(request))
+        self.epoch = -1
+        self.offline_directories: set[bytes] = set()
+        self._wants_to_serve = False
+        self._leaving = False
+        self._fenced = True
+        self._may_go = asyncio.Event()
+        self._unfenced = asyncio.Event()
+        self._caught_up = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
-    async def heartbeat(self, *, leaving: bool = False) -> HeartbeatReply:
-        """Say that the broker lives and wants to serve, or (leaving) to hand over and stop."""
-        return await self._controller.process_heartbeat(
+    @property
+    def is_fenced(self) -> bool:
+        """What the controller said last."""
+        return self._fenced
+
+    # Joining
+
+    async def register(self) -> None:
+        """Register, and beat from then on. NodeFailed if that cannot be, or not in time."""
+        limit_ms = self._node.config.number("initial.broker.registration.timeout.ms")
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self._register()
+        except TimeoutError:
+            raise NodeFailed(
+                f"no active controller registered this broker within {limit_ms} ms "
+                "(initial.broker.registration.timeout.ms)"
+            ) from None
+        self._task = asyncio.create_task(self._beat(), name="broker heartbeats")
+
+    async def _register(self) -> None:
+        told = False
+        while True:
+            response = await self._ask_to_register()
+            code = ErrorCode.of(response.error_code)
+            if code is ErrorCode.NONE:
+                self.epoch = response.broker_epoch
+                return
+            if code in _FATAL:
+                raise NodeFailed(f"the controller does not register this broker: {code.name}, {code.text}")
+            if not told:
+                _log.info("the controller cannot register this broker yet: %s", code.name)
+                told = True
+            await asyncio.sleep(_WAITING_SECONDS)
+
+    async def _ask_to_register(self) -> BrokerRegistrationResponse:
+        while True:
+            try:
+                response = await self._link.ask(self._request, _REGISTRATION_VERSION)
+            except OSError as error:
+                _log.info("%s", error)
+                continue
+            assert isinstance(response, BrokerRegistrationResponse)
+            return response
+
+    async def caught_up(self) -> None:
+        """Return once this broker has read the metadata log as far as its registration."""
+        await self._caught_up.wait()
+
+    async def serve(self) -> None:
+        """Ask to be unfenced, and return once that is so."""
+        self._wants_to_serve = True
+        self._hurry.set()
+        await self._unfenced.wait()
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now: there is something to tell."""
+        self._hurry.set()
+
+    # Living
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                await self.heartbeat()
+            except OSError as error:
+                _log.warning("%s", error)
+            except NodeFailed as error:
+                self._node.fail(str(error))
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_seconds()):
+                    await self._hurry.wait()
+            self._hurry.clear()
+
+    def _pause_seconds(self) -> float:
+        waits = not self._caught_up.is_set() or self._leaving
+        waits = waits or (self._wants_to_serve and not self._unfenced.is_set())
+        if waits:
+            return _WAITING_SECONDS
+        return self._node.config.number("broker.heartbeat.interval.ms") / 1000
+
+    async def heartbeat(self) -> None:
+        """Say once that the broker lives. OSError if nobody could be told."""
+        timeout_ms = self._node.config.number("broker.session.timeout.ms")
+        response = await self._link.ask(
             BrokerHeartbeatRequest(
-                broker_id=self._broker_id,
+                broker_id=self._node.config.node_id,
                 broker_epoch=self.epoch,
-                current_metadata_offset=self._controller.image.provenance.last_contained_offset,
-                want_shut_down=leaving,
+                current_metadata_offset=self._node.image.provenance.last_contained_offset,
+                want_fence=not self._wants_to_serve,
+                want_shut_down=self._leaving,
                 offline_log_dirs=sorted(self.offline_directories),
-            )
+            ),
+            _HEARTBEAT_VERSION,
+            timeout_ms=timeout_ms,
         )
+        assert isinstance(response, BrokerHeartbeatResponse)
+        code = ErrorCode.of(response.error_code)
+        if code is ErrorCode.NONE:
+            self._take(response)
+        elif code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
+            if self._leaving:
+                self._may_go.set()
+                return
+            _log.warning(
+                "the controller does not know this broker any more (%s); it registers again", code.name
+            )
+            self._unfenced.clear()
+            await self._register()
+            self._hurry.set()
+        else:
+            _log.warning("the controller refused a heartbeat: %s", code.name)
+
+    def _take(self, response: BrokerHeartbeatResponse) -> None:
+        self._fenced = response.is_fenced
+        if response.is_caught_up:
+            self._caught_up.set()
+        if response.is_fenced:
+            self._unfenced.clear()
+        else:
+            self._unfenced.set()
+        if response.should_shut_down:
+            self._may_go.set()
+
+    # Leaving
 
     async def leave(self, timeout_seconds: float) -> bool:
         """Hand leaderships over; whether that was done within the time."""
+        self._leaving = True
+        self._hurry.set()
         try:
             async with asyncio.timeout(timeout_seconds):
-                while True:
-                    reply = await self.heartbeat(leaving=True)
-                    if reply.should_shut_down:
-                        return True
-                    await asyncio.sleep(_LEAVING_PAUSE_SECONDS)
+                await self._may_go.wait()
         except TimeoutError:
             return False
+        return True
+
+    async def close(self) -> None:
+        """Say nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._link.close()

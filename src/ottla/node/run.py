@@ -28,6 +28,21 @@ def run_node(config: NodeConfig, *, ready: Callable[[str], None]) -> None:
     run(_main(config, ready))
 
 
+async def _started(node: Node, stop: asyncio.Event) -> bool:
+    """Start the node; False if it was told to stop before it was ready, as when it waits for others of its
+    quorum.
+    """
+    starting, stopped = asyncio.ensure_future(node.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
+
+
 async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
     process.raise_open_file_limit()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
@@ -35,10 +50,11 @@ async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
     try:
-        await node.start()
+        if not await _started(node, stop):
+            return
         # What has been made so far stays: the collector need not look at it again and again.
         gc.freeze()
-        ready(", ".join(str(Address(at.host or "*", at.port)) for at in node.client_endpoints()))
+        ready(", ".join(str(Address(at.host or "*", at.port)) for at in node.served_endpoints()))
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)

@@ -86,7 +86,8 @@ class Server:
         except BaseException:
             await self.stop_listening()
             raise
-        self._sweep()
+        if self._sweeper is None:
+            self._sweep()
         return opened
 
     def _factory(self, service: Service) -> Callable[[], Connection]:

@@ -10,7 +10,8 @@ from ottla.metadata.control import ControllerSettings
 from ottla.metadata.metadata_log import MetadataLogConfig
 from ottla.node.config import NodeConfig
 from ottla.node.config_types import MAX_DOUBLE
-from ottla.raft.voters import VoterSet
+from ottla.raft.config import QuorumConfig
+from ottla.raft.voters import Address, VoterSet
 
 if TYPE_CHECKING:
     from ottla.log.cleaner import CleanerConfig
@@ -67,3 +68,23 @@ def static_voters(config: NodeConfig) -> VoterSet | None:
     """What `controller.quorum.voters` says; None if it says nothing."""
     voters = config.names("controller.quorum.voters")
     return VoterSet.parse(",".join(voters), config.controller_listener_names[0]) if voters else None
+
+
+def bootstrap_servers(config: NodeConfig) -> list[Address]:
+    """Where a quorum is found whose voters are in its log."""
+    servers = (server.rpartition(":") for server in config.names("controller.quorum.bootstrap.servers"))
+    return [Address(host.strip("[]"), int(port)) for host, _, port in servers]
+
+
+def quorum_config(config: NodeConfig) -> QuorumConfig:
+    return QuorumConfig(
+        election_timeout_ms=config.number("controller.quorum.election.timeout.ms"),
+        election_backoff_max_ms=config.number("controller.quorum.election.backoff.max.ms"),
+        fetch_timeout_ms=config.number("controller.quorum.fetch.timeout.ms"),
+        request_timeout_ms=config.number("controller.quorum.request.timeout.ms"),
+        retry_backoff_ms=config.number("controller.quorum.retry.backoff.ms"),
+        fetch_max_bytes=config.number("controller.quorum.fetch.max.bytes"),
+        fetch_snapshot_max_bytes=config.number("controller.quorum.fetch.snapshot.max.bytes"),
+        auto_join=config.flag("controller.quorum.auto.join.enable"),
+        can_be_voter=config.is_controller,
+    )

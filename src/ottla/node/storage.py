@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ottla.log.checkpoints import read_clean_shutdown
 from ottla.metadata.storage import (
     MetaProperties,
     StorageError,
@@ -20,8 +22,9 @@ from ottla.metadata.storage import (
     load_directories,
 )
 from ottla.node.config import NodeConfig
+from ottla.node.config_rules import voter_ids
 from ottla.protocol.json_form import uuid_text
-from ottla.runtime.disk import Lock
+from ottla.runtime.disk import Disk, Lock
 from ottla.runtime.runtime import Runtime
 
 LOCK_FILE: Final = ".lock"
@@ -58,7 +61,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
         wanted = config.node_id if config.is_set("node.id") else None
         found = load_directories(runtime.disk, dirs, node_id=wanted)
         known = [properties for properties in found.values() if properties is not None]
-        cluster_id = known[0].cluster_id if known else uuid_text(runtime.random.uuid())
+        cluster_id = known[0].cluster_id if known else _new_cluster_id(runtime, config, dirs[0])
         node_id = known[0].node_id if known else config.node_id
         for path, properties in found.items():
             if properties is None:
@@ -76,6 +79,27 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
         _release(locks)
         raise
     return NodeStorage(cluster_id, node_id, {path: ids[path] for path in dirs}, tuple(locks))
+
+
+def _new_cluster_id(runtime: Runtime, config: NodeConfig, path: str) -> str:
+    """The id of the cluster that empty directories are formatted for. One of several nodes has to be told, as
+    they must agree; and a voter whose disk is empty may have forgotten what it promised.
+    """
+    if config.is_set("cluster.id"):
+        return config.text("cluster.id")
+    if config.alone or voter_ids(config) == {config.node_id}:
+        return uuid_text(runtime.random.uuid())
+    raise StorageError(
+        f"the data directory {path} is not formatted, and this node is one of several: format it with `ottla "
+        "storage format --cluster-id ID`, with the same id for all of them, or start with --set cluster.id=ID"
+    )
+
+
+def clean_shutdown_epoch(disk: Disk, dirs: Sequence[str]) -> int:
+    """The broker epoch of the last life if every directory says that it ended cleanly, else -1."""
+    epochs = {read_clean_shutdown(disk, dir) for dir in dirs}
+    epoch = epochs.pop()
+    return -1 if epochs or epoch is None else epoch
 
 
 def _release(locks: list[Lock]) -> None:

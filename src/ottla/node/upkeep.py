@@ -6,11 +6,14 @@ once the node serves, so that none of it delays a start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from ottla.metadata.quorum_controller import QuorumController
 from ottla.node.chores import Chores
 from ottla.node.settings import cleaner_config
+from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from ottla.log.cleaner import LogCleaner
@@ -24,13 +27,32 @@ class Upkeep:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._chores: Final = Chores()
+        self._quorum_chores: Final = Chores()
         self._cleaner: LogCleaner | None = None
+
+    def start_quorum(self) -> None:
+        """Begin with what concerns the metadata log and its controller."""
+        node, every = self._node, self._quorum_chores.every
+        every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick")
+        if node.config.flag("auto.leader.rebalance.enable"):
+            every(
+                self._setting("leader.imbalance.check.interval.seconds", 1000),
+                partial(self._decide, QuorumController.balance_leaders),
+                "balancing of leaders",
+            )
+        every(
+            self._setting("unclean.leader.election.interval.ms"),
+            partial(self._decide, QuorumController.elect_unclean_leaders),
+            "unclean elections",
+        )
+
+    async def stop_quorum(self) -> None:
+        await self._quorum_chores.stop()
 
     def start(self) -> None:
         node, every = self._node, self._chores.every
         logs = node.logs
         first_ms = node.config.number("log.initial.task.delay.ms")
-        every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick")
         every(
             self._setting("log.retention.check.interval.ms"), self._retention, "retention", first_ms=first_ms
         )
@@ -59,17 +81,6 @@ class Upkeep:
         )
         every(lambda: _DELETION_TICK_MS, self._remove_deleted, "removal of deleted files")
         every(self._setting("replica.lag.time.max.ms", 0.5), self._shrink_isrs, "shrinking of in-sync sets")
-        if node.config.flag("auto.leader.rebalance.enable"):
-            every(
-                self._setting("leader.imbalance.check.interval.seconds", 1000),
-                node.controller.balance_leaders,
-                "balancing of leaders",
-            )
-        every(
-            self._setting("unclean.leader.election.interval.ms"),
-            node.controller.elect_unclean_leaders,
-            "unclean elections",
-        )
         if node.config.flag("log.cleaner.enable") and node.config.number("log.cleaner.threads") > 0:
             self._chores.run(self._clean, "log cleaner")
 
@@ -86,13 +97,23 @@ class Upkeep:
 
     async def _tick(self) -> None:
         node = self._node
-        failure = node.controller.log.failure
+        failure = node.metadata.failure
         if failure is not None:
             node.fail(f"the metadata log failed: {failure}")
             return
-        # First the sign of life: a node that was stopped for a while must not find itself dead.
-        await node.registration.heartbeat()
-        await node.controller.tick()
+        await self._decide(QuorumController.tick)
+        await node.metadata.maybe_snapshot()
+
+    async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:
+        """What the active controller does by itself, if it is here."""
+        active = self._node.seat.active
+        if active is None:
+            return
+        try:
+            await work(active)
+        except KafkaError as error:
+            if error.code is not ErrorCode.NOT_CONTROLLER:
+                raise
 
     async def _retention(self) -> None:
         await self._node.logs.delete_expired(self._node.now_ms())

@@ -229,7 +229,7 @@ class RaftClient:
             while self._queue and not self._persisting and self.failure is None:
                 self._perform(self._queue.popleft())
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self._draining = False
 
@@ -269,7 +269,7 @@ class RaftClient:
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
             if not isinstance(error, Exception):
                 raise
 
@@ -336,7 +336,8 @@ class RaftClient:
             delay_ms = max(deadline - self._now().ms, 1)
             self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Give up: what is on disk, or what was decided, cannot be built upon."""
         if self.failure is not None or self._closed:
             return
         expected = isinstance(error, OSError | KafkaError)

@@ -10,6 +10,8 @@ from ottla.metadata.control_configs import OpType
 from ottla.metadata.entities import ConfigResource
 from ottla.node.config_admin import Change, alter
 from ottla.node.context import RequestContext
+from ottla.node.forwarding import forward_request
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
@@ -21,10 +23,10 @@ from ottla.protocol.messages.alter_configs import (
 async def handle(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
         passed = AlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
-        response = await context.node.control(
-            lambda controller: controller.alter_configs(passed, context.control())
-        )
-        return response.responses
+        return (await _decide(context, passed)).responses
+
+    if context.forwarded_for is not None:
+        return await _decide(context, request)
 
     responses = await alter(
         context,
@@ -39,6 +41,20 @@ async def handle(context: RequestContext, request: AlterConfigsRequest) -> Alter
         validate_only=request.validate_only,
     )
     return AlterConfigsResponse(responses=responses)
+
+
+async def _decide(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    """What the active controller says, here or elsewhere."""
+    try:
+        return await context.node.control(
+            lambda controller: controller.alter_configs(request, context.control())
+        )
+    except KafkaError as error:
+        if error.code is not ErrorCode.NOT_CONTROLLER or context.forwarded_for is not None:
+            raise
+    response = await forward_request(context, request)
+    assert isinstance(response, AlterConfigsResponse)
+    return response
 
 
 def failed(request: AlterConfigsRequest, code: int, message: str | None) -> AlterConfigsResponse:

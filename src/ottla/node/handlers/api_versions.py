@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ottla.metadata.features import SUPPORTED_FEATURES
+from ottla.metadata.features import KRAFT_VERSION, SUPPORTED_FEATURES
 from ottla.node.context import RequestContext
 from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode
@@ -49,9 +49,17 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
         finalized_features_epoch=image.provenance.last_contained_offset,
         finalized_features=[
             FinalizedFeatureKey(name=feature, min_version_level=level, max_version_level=level)
-            for feature, level in image.features.finalized().items()
+            for feature, level in _finalized(context).items()
         ],
     )
+
+
+def _finalized(context: RequestContext) -> dict[str, int]:
+    """The levels in force; that of the quorum's protocol is not in the image, and 0 is not told."""
+    levels = context.node.image.features.finalized()
+    if context.node.metadata.kraft_version > 0:
+        levels[KRAFT_VERSION] = context.node.metadata.kraft_version
+    return levels
 
 
 def unsupported_version() -> ApiVersionsResponse:

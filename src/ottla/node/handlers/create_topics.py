@@ -9,7 +9,9 @@ settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns 
 
 from __future__ import annotations
 
+from ottla.metadata.control import RequestContext as ControlContext
 from ottla.node.context import RequestContext
+from ottla.node.node import Node
 from ottla.protocol.messages.create_topics import (
     CreatableTopicResult,
     CreateTopicsRequest,
@@ -18,9 +20,15 @@ from ottla.protocol.messages.create_topics import (
 
 
 async def handle(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    response = await context.node.control(
-        lambda controller: controller.create_topics(request, context.control())
-    )
+    return await _create(context.node, request, context.control())
+
+
+async def decide(node: Node, request: CreateTopicsRequest, _version: int) -> CreateTopicsResponse:
+    return await _create(node, request, ControlContext())
+
+
+async def _create(node: Node, request: CreateTopicsRequest, control: ControlContext) -> CreateTopicsResponse:
+    response = await node.control(lambda controller: controller.create_topics(request, control))
     for topic in response.topics:
         topic.error_message = topic.error_message or None
     return response

@@ -55,7 +55,7 @@ def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQ
 
 
 def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
-    log = context.node.controller.log
+    log = context.node.metadata
     info = log.client.describe()
     if info is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")

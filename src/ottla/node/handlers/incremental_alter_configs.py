@@ -9,6 +9,8 @@ from __future__ import annotations
 from ottla.metadata.entities import ConfigResource
 from ottla.node.config_admin import Change, alter
 from ottla.node.context import RequestContext
+from ottla.node.forwarding import forward_request
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     AlterConfigsResourceResponse,
@@ -22,10 +24,10 @@ async def handle(
 ) -> IncrementalAlterConfigsResponse:
     async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
         passed = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
-        response = await context.node.control(
-            lambda controller: controller.incremental_alter_configs(passed, context.control())
-        )
-        return response.responses
+        return (await _decide(context, passed)).responses
+
+    if context.forwarded_for is not None:
+        return await _decide(context, request)
 
     responses = await alter(
         context,
@@ -40,6 +42,22 @@ async def handle(
         validate_only=request.validate_only,
     )
     return IncrementalAlterConfigsResponse(responses=responses)
+
+
+async def _decide(
+    context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    """What the active controller says, here or elsewhere."""
+    try:
+        return await context.node.control(
+            lambda controller: controller.incremental_alter_configs(request, context.control())
+        )
+    except KafkaError as error:
+        if error.code is not ErrorCode.NOT_CONTROLLER or context.forwarded_for is not None:
+            raise
+    response = await forward_request(context, request)
+    assert isinstance(response, IncrementalAlterConfigsResponse)
+    return response
 
 
 def failed(

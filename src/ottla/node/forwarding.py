@@ -1,0 +1,67 @@
+"""Requests that only the active controller decides, asked of another broker: passed on, and the answer back.
+
+The request goes as it came, header and all, in an Envelope, with who asked and from where; the answer comes
+as it will go to the client. A controller that has just lost its job says so, and the next one is asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.connection import Parts
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.headers import SIZE, RequestHeader, read_response
+from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
+from ottla.protocol.prefixed import encode_prefixed
+from ottla.protocol.principal import DefaultPrincipalData
+from ottla.protocol.schema import Buffer, Request, Response
+
+if TYPE_CHECKING:
+    from ottla.node.context import RequestContext
+
+_ENVELOPE_VERSION: Final = 0
+_PRINCIPAL: Final = encode_prefixed(DefaultPrincipalData(type="User", name="ANONYMOUS"), 0)
+
+
+async def forward(context: RequestContext, frame: Buffer) -> Parts:
+    """Pass a request on as it came; the response as it goes out. KafkaError if the controller could not be
+    asked in time.
+    """
+    data = await _exchange(context, frame)
+    return [SIZE.pack(len(data)), data]
+
+
+async def forward_request(context: RequestContext, request: Request) -> Response:
+    """Pass on a part of what was asked; what the controller answers."""
+    api, version = context.api, context.version
+    header = RequestHeader(
+        request_api_key=api.key,
+        request_api_version=version,
+        correlation_id=context.correlation_id,
+        client_id=context.client_id,
+    )
+    frame = header.encode(api.request_header_version(version)) + request.encode(version)
+    _, response = read_response(api, version, await _exchange(context, frame))
+    return response
+
+
+async def _exchange(context: RequestContext, frame: Buffer) -> bytes:
+    envelope = EnvelopeRequest(
+        request_data=frame, request_principal=_PRINCIPAL, client_host_address=_packed(context.client_host)
+    )
+    try:
+        answer = await context.node.forwards.ask(envelope, _ENVELOPE_VERSION)
+    except OSError as error:
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from None
+    assert isinstance(answer, EnvelopeResponse)
+    if answer.error_code or answer.response_data is None:
+        raise KafkaError(ErrorCode.of(answer.error_code or ErrorCode.UNKNOWN_SERVER_ERROR))
+    return bytes(answer.response_data)
+
+
+def _packed(host: str) -> bytes:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).packed
+    except ValueError:
+        return bytes(4)

@@ -40,7 +40,7 @@ class IsrChanges:
         ask: Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]],
         clock: Clock,
     ) -> None:
-        """``ask`` takes a request to the active controller; OSError if it cannot."""
+        """``ask`` takes a request to the active controller; OSError if it cannot, or does not hear of it."""
         self._broker_id: Final = broker_id
         self._broker_epoch: Final = broker_epoch
         self._ask: Final = ask
@@ -118,7 +118,6 @@ class IsrChanges:
                 AlterPartitionRequestPartitionData(
                     partition_index=proposal.partition.partition,
                     leader_epoch=proposal.leader_epoch,
-                    new_isr=list(proposal.isr),
                     new_isr_with_epochs=[
                         BrokerState(broker_id=id, broker_epoch=epoch)
                         for id, epoch in zip(proposal.isr, proposal.broker_epochs, strict=True)

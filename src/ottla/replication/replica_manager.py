@@ -271,6 +271,13 @@ class ReplicaManager:
         if self._alter_isr is not None:
             self._alter_isr(partition, proposal)
 
+    # Followers
+
+    def is_stale(self, broker: int, broker_epoch: int) -> bool:
+        """Whether the broker has registered anew since it got this epoch; -1 asks for no check."""
+        registration = self._image.cluster.brokers.get(broker)
+        return broker_epoch != -1 and registration is not None and registration.epoch > broker_epoch
+
     def may_join_isr(self, broker: int, broker_epoch: int | None) -> bool:
         registration = self._image.cluster.brokers.get(broker)
         if registration is None or not registration.is_active or broker_epoch is None:

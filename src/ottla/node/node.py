@@ -40,6 +40,7 @@ from ottla.node.fetch_session import FetchSessionCache
 from ottla.node.listeners import Endpoint, SecurityProtocol
 from ottla.node.producer_ids import ProducerIds
 from ottla.node.registration import BrokerRegistration
+from ottla.node.replication import Replication
 from ottla.node.server import Server
 from ottla.node.settings import (
     bootstrap_servers,
@@ -97,6 +98,7 @@ class Node:
         )
         self.producer_ids: Final = ProducerIds(self)
         self.moves: Final = DirectoryMoves(self)
+        self.replication: Final = Replication(self)
         # The ways to the active controller: for what this node asks, and for what it passes on.
         self.controllers: Final = ControllerLink(self, "ottla-broker")
         self.forwards: Final = ControllerLink(self, "ottla-forwarding")
@@ -365,10 +367,13 @@ class Node:
             logs,
             self.topic_config,
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
+            alter_isr=self.replication.propose,
         )
         changes = self.replicas.start(self.image, self.now_ms())
         self.replicas.refresh_configs()
         self._following = True
+        self._undo(self.replication.close)
+        self.replication.follow(changes)
         self.coordinators.follow(self.image, changes)
         self._undo(self.coordinators.close)
         self.moves.resume()
@@ -418,6 +423,7 @@ class Node:
             return
         changes = self.replicas.apply(delta, image, self.now_ms())
         self.logs.settle_new()
+        self.replication.follow(changes)
         self.coordinators.follow(image, changes, delta)
 
     def _configure(self, image: MetadataImage) -> None:
@@ -431,6 +437,7 @@ class Node:
         self.server.configure(self.config)
         self.quorum_server.configure(self.config)
         self._upkeep.configure()
+        self.replication.configure()
         self.coordinators.configure()
 
     # Failing
@@ -443,7 +450,9 @@ class Node:
     def _directory_failed(self, directory: LogDirectory) -> None:
         if not self.ready.is_set():
             return
-        self.coordinators.resigned(self.replicas.directory_failed(directory))
+        gone = self.replicas.directory_failed(directory)
+        self.replication.resigned(gone)
+        self.coordinators.resigned(gone)
         if directory.directory_id is not None:
             self.registration.offline_directories.add(directory.directory_id)
             self.registration.hurry()

@@ -6,6 +6,10 @@ stuck. It goes out at once where there is enough, or an error, or a diverging ep
 read to the end of the log, consumers to the high watermark or, with read_committed, to the last stable
 offset.
 
+A follower's fetch says how far it has come, so it moves the high watermark; followers that are throttled and
+behind get nothing while the rate is exceeded. A consumer that names its rack may be sent to a replica there
+(`replica.selector.class`), which then serves it up to the high watermark that it knows.
+
 Records are read only when the response can go out (`Exchange.turn`), so a client that does not read, or
 that asks many times at once, does not make the node hold many responses. What is not in memory is loaded by
 the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
@@ -39,6 +43,7 @@ from ottla.protocol.messages.fetch import (
     PartitionData,
 )
 from ottla.records.batch import LOG_OVERHEAD
+from ottla.replication.nearest import nearest_replica
 from ottla.replication.partition import Partition
 from ottla.replication.types import FetchFrom, Isolation
 from ottla.runtime.disk import NotInMemory
@@ -123,13 +128,17 @@ class _Reader:
         "_committed",
         "_context",
         "_fetch",
+        "_high_watermarks",
+        "_is_stale",
         "_marks",
         "_max_bytes",
         "_min_bytes",
         "_only_leader",
+        "_rack",
         "_read_bytes",
         "_replica_epoch",
         "_replica_id",
+        "_tells_high_watermark",
         "follower",
         "keys",
         "satisfied",
@@ -143,6 +152,10 @@ class _Reader:
         self.follower = self._replica_id >= 0
         if self.follower and not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        self._is_stale = self.follower and context.node.replicas.is_stale(
+            self._replica_id, self._replica_epoch
+        )
+        self._rack = "" if self.follower or context.version < 11 else request.rack_id
         self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
         self._only_leader = self.follower or context.version < 11
         limit = (
@@ -154,10 +167,15 @@ class _Reader:
         self._min_bytes = min(request.min_bytes, limit)
         self.keys: list[TopicPartition] = []
         # Where each partition stood when it was read: (partition, leader and its epoch, readable end, active
-        # segment's base offset and size); a base offset of -1 where the log went on beyond the readable end.
-        self._marks: list[tuple[Partition, int | None, int, int, int, int]] = []
+        # segment's base offset and size, high watermark); a base offset of -1 where the log went on beyond
+        # the readable end.
+        self._marks: list[tuple[Partition, int | None, int, int, int, int, int]] = []
         self._read_bytes = 0
         self.satisfied = False
+        # Consumers that read from followers wait for these to learn of the high watermark, so a follower is
+        # then told as soon as it moves. Otherwise that would only double the number of its fetches.
+        self._tells_high_watermark = self.follower and context.node.replication.selects_nearest
+        self._high_watermarks: dict[Key, int] = {}  # as of the first reading, where they are to be told
 
     def read(self, missing: Missing | None) -> Results:
         """Read everything anew. `satisfied` says whether the response should not wait for more.
@@ -185,7 +203,9 @@ class _Reader:
                 continue
             results[key] = data
             empty = False
-            if data.error_code or data.diverging_epoch.epoch >= 0:
+            if data.error_code or data.diverging_epoch.epoch >= 0 or data.preferred_read_replica >= 0:
+                now = True
+            if self._tells_high_watermark and data.high_watermark > self._high_watermarks.get(key, 0):
                 now = True
             size = len(data.records or b"")
             self._read_bytes += size
@@ -197,9 +217,17 @@ class _Reader:
         self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
     ) -> PartitionData:
         topic, index = key
+        replication = self._context.node.replication
         try:
             partition = self._find(topic, index)
             max_bytes = min(asked.partition_max_bytes, left)
+            if self._rack:
+                nearest = self._nearest(partition, asked)
+                if nearest is not None:
+                    return nearest
+            throttled = self.follower and replication.is_throttled(partition, self._replica_id)
+            if throttled and replication.leader_quota.is_exceeded:
+                max_bytes, min_one_batch = 0, False
             fetched = partition.fetch(
                 asked.fetch_offset,
                 max_bytes,
@@ -226,9 +254,16 @@ class _Reader:
         records, aborted = fetched.records, fetched.aborted
         if records and not min_one_batch and _is_cut(records):
             records, aborted = b"", None
+        if throttled:
+            replication.leader_quota.record(len(records))
+        high_watermark = fetched.high_watermark
+        if self.follower:
+            # This very fetch may have moved it.
+            self._high_watermarks.setdefault(key, high_watermark)
+            high_watermark = partition.log.high_watermark
         data = PartitionData(
             partition_index=index,
-            high_watermark=fetched.high_watermark,
+            high_watermark=high_watermark,
             last_stable_offset=fetched.last_stable_offset,
             log_start_offset=fetched.log_start_offset,
             aborted_transactions=None
@@ -245,6 +280,32 @@ class _Reader:
             )
         return data
 
+    def _nearest(self, partition: Partition, asked: FetchPartition) -> PartitionData | None:
+        """The answer that sends a consumer to a replica in its rack, if there is one."""
+        context = self._context
+        node = context.node
+        if not node.replication.selects_nearest:
+            return None
+        brokers = node.image.cluster.brokers
+        reachable = {
+            id: brokers[id].rack
+            for id in partition.replicas
+            if id in brokers and not brokers[id].fenced and context.endpoint.name in brokers[id].listeners
+        }
+        chosen = nearest_replica(partition, self._rack, reachable, asked.fetch_offset, node.now_ms())
+        if chosen is None:
+            return None
+        partition.check_replica(asked.current_leader_epoch, only_leader=False)
+        log = partition.log
+        return PartitionData(
+            partition_index=asked.partition,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            preferred_read_replica=chosen,
+            records=b"",
+        )
+
     def _find(self, topic: bytes | str, index: int) -> Partition:
         node = self._context.node
         if isinstance(topic, bytes):
@@ -256,6 +317,12 @@ class _Reader:
             name = topic
         if not self.follower and not self._context.allowed(Operation.READ, Resource.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        if self._is_stale:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {self._replica_id} has registered since with a higher epoch than "
+                f"{self._replica_epoch}",
+            )
         return node.replicas.partition(TopicPartition(name, index))
 
     def _isolation(self) -> Isolation:
@@ -272,7 +339,15 @@ class _Reader:
         # What becomes readable next may have been written long before, so growth would not show it.
         base_offset = segment.base_offset if end == partition.log.log_end_offset else -1
         self._marks.append(
-            (partition, partition.leader_id, partition.leader_epoch, end, base_offset, segment.size)
+            (
+                partition,
+                partition.leader_id,
+                partition.leader_epoch,
+                end,
+                base_offset,
+                segment.size,
+                partition.log.high_watermark,
+            )
         )
 
     def _readable_end(self, partition: Partition) -> int:
@@ -286,8 +361,10 @@ class _Reader:
         Right after a reading it never is.
         """
         grown = self._read_bytes
-        for partition, leader_id, epoch, end, base_offset, size in self._marks:
+        for partition, leader_id, epoch, end, base_offset, size, high_watermark in self._marks:
             if partition.leader_epoch != epoch or partition.leader_id != leader_id:
+                return True
+            if self._tells_high_watermark and partition.log.high_watermark > high_watermark:
                 return True
             if self._readable_end(partition) <= end:
                 continue

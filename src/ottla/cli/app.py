@@ -39,7 +39,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "offsets": Entry("offsets", "Show where partitions begin and end, or stood at a time."),
     "delete-records": Entry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": Entry("log_dirs", "Show the data directories of brokers and their content."),
-    "cluster": Entry("cluster", "Describe the cluster: brokers, features, APIs."),
+    "cluster": Entry("cluster", "Run a cluster on this machine; describe any."),
     "quorum": Entry("quorum", "Describe the quorum of controllers."),
     "log": Entry("log_files", "Read the files of partitions; needs no node."),
     "storage": Entry("storage", "Look at data directories, and format them; needs no node."),

@@ -1,9 +1,10 @@
-"""`ottla cluster`: brokers, features, and the APIs that they speak."""
+"""`ottla cluster`: brokers, features, and the APIs that they speak; and clusters that run on this machine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
+from ottla.cli import cluster_local
 from ottla.cli.declare import Option, command, group
 from ottla.cli.errors import WrongUsage
 from ottla.cli.options import (
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import ClusterInfo, Feature
 
-HELP: Final = "Describe the cluster: brokers, features, APIs."
+HELP: Final = "Run a cluster on this machine; describe any cluster's brokers, features and APIs."
 app = group("cluster", HELP)
+for each in cluster_local.COMMANDS:
+    app.add_command(each)
 
 
 @command(app, "describe")

@@ -10,7 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Cell: TypeAlias = str | int | float | bool | None
 
@@ -34,15 +37,34 @@ def print_json_line(document: Any) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
     """Columns of numbers stand to the right; None is shown as a dash."""
     table = [list(row) for row in rows]
-    right = [
-        bool(table) and all(isinstance(row[n], int | float) or row[n] is None for row in table)
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console(markup=False, emoji=False, highlight=False).print(drawn_table(columns, table))
+    else:
+        _print_columns(
+            columns, [[_text(cell) for cell in row] for row in table], _to_the_right(columns, table)
+        )
+
+
+def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    """A table as a terminal shows it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name, to_the_right in zip(columns, _to_the_right(columns, rows)):
+        table.add_column(name, justify="right" if to_the_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    return table
+
+
+def _to_the_right(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
+    return [
+        bool(rows) and all(isinstance(row[n], int | float) or row[n] is None for row in rows)
         for n in range(len(columns))
     ]
-    cells = [[_text(cell) for cell in row] for row in table]
-    if sys.stdout.isatty():
-        _draw(columns, cells, right)
-    else:
-        _print_columns(columns, cells, right)
 
 
 def print_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
@@ -75,19 +97,6 @@ def _print_columns(columns: Sequence[str], rows: list[list[str]], right: list[bo
             for cell, width, to_the_right in zip(line, widths, right)
         ]
         print("  ".join(parts).rstrip())
-
-
-def _draw(columns: Sequence[str], rows: list[list[str]], right: list[bool]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name, to_the_right in zip(columns, right):
-        table.add_column(name, justify="right" if to_the_right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False, emoji=False, highlight=False).print(table)
 
 
 def size_text(size_bytes: int | None) -> str | None:

@@ -27,6 +27,10 @@ T = TypeVar("T")
 __all__ = ["FoundOffset", "OffsetSpec", "OffsetsAdmin"]
 
 
+# Kafka's name for a reader that any replica answers, not only the leader.
+_DEBUGGING_CONSUMER = -2
+
+
 class OffsetSpec(IntEnum):
     """Special timestamps: ask for one of these instead of a time in milliseconds."""
 
@@ -88,6 +92,34 @@ class OffsetsAdmin:
             }
 
         return await self._caller.by_leader(wanted, ask, "ListOffsets")
+
+    async def of_replica(
+        self, broker_id: int, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | KafkaError]:
+        """How far one broker's replicas have come, whoever leads: where each ends for those who read it."""
+        request = ListOffsetsRequest(
+            replica_id=_DEBUGGING_CONSUMER,
+            topics=[
+                ListOffsetsTopic(
+                    name=topic,
+                    partitions=[
+                        ListOffsetsPartition(partition_index=index, timestamp=OffsetSpec.LATEST)
+                        for index in indexes
+                    ],
+                )
+                for topic, indexes in by_topic(partitions).items()
+            ],
+            timeout_ms=self._caller.cluster.config.request_timeout_ms,
+        )
+        answer = await self._caller.node(broker_id, request, ListOffsetsResponse)
+        return {
+            partition: KafkaError(ErrorCode.of(entry.error_code), f"{partition}: not on broker {broker_id}")
+            if entry.error_code
+            else entry.offset
+            for topic in answer.topics
+            for entry in topic.partitions
+            for partition in [TopicPartition(topic.name, entry.partition_index)]
+        }
 
     async def of_topic(
         self, topic: str, spec: int, *, read_committed: bool = False

@@ -1,0 +1,355 @@
+"""How a cluster on this machine fares: what its processes do, and what its brokers say of it.
+
+The processes are looked at from here; leaders, in-sync sets, lag and quorum come from the brokers by the
+admin client. A node that is down or paused is never asked, and no answer is waited for longer than a moment:
+the worse a cluster fares, the more it is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ottla.cli.output import Cell, ids_text, size_text
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import KafkaError
+from ottla.testing.cluster_process import State
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.cluster import Quorum
+    from ottla.client.view import TopicInfo
+    from ottla.testing.cluster_plan import ClusterPlan
+    from ottla.testing.cluster_process import NodeProcess
+
+ASK_SECONDS: Final = 3.0
+# Beyond this many, how far each replica has come is not asked for: the rest is told in one answer.
+_MAX_PARTITIONS_WITH_LAG: Final = 5000
+
+Table = tuple[Sequence[str], list[Sequence[Cell]]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    id: int
+    roles: tuple[str, ...]
+    state: State
+    address: str | None
+    pid: int | None
+    memory_bytes: int | None
+    leads: int
+    replicas: int
+    out_of_sync: int
+    lag: int | None
+    """Records that its replicas are behind their leaders, all together."""
+    quorum: str | None
+    """leader, voter or observer, as the quorum knows it."""
+    metadata_lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    topic: str
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    lag: int | None
+    """Of the replica that is furthest behind."""
+
+    @property
+    def under_replicated(self) -> bool:
+        return len(self.in_sync) < len(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumStatus:
+    leader: int
+    epoch: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    directory: str
+    cluster_id: str
+    bootstrap_servers: str
+    nodes: tuple[NodeStatus, ...]
+    quorum: QuorumStatus | None
+    partitions: tuple[PartitionStatus, ...] | None
+    """None where no broker answered."""
+
+    @property
+    def offline(self) -> int:
+        return sum(partition.leader is None for partition in self.partitions or ())
+
+    @property
+    def under_replicated(self) -> int:
+        return sum(partition.under_replicated for partition in self.partitions or ())
+
+    @property
+    def well(self) -> bool:
+        """Every node runs, the quorum has a leader, and every replica of every partition is in sync."""
+        return (
+            all(node.state is State.RUNNING for node in self.nodes)
+            and self.quorum is not None
+            and self.partitions is not None
+            and self.offline == self.under_replicated == 0
+        )
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the brokers said."""
+
+    topics: Sequence[TopicInfo]
+    quorum: Quorum | None
+    ends: Mapping[int, Mapping[TopicPartition, int]]
+    """How far each broker's replicas have come."""
+
+
+async def look(plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin | None) -> ClusterStatus:
+    """The cluster as it is now. Without an `admin`, or where nobody answers it, only the processes."""
+    found = [(process, process.state()) for process in processes]
+    told = None
+    running = [
+        process.plan.id for process, state in found if state is State.RUNNING and process.plan.is_broker
+    ]
+    if admin is not None and running:
+        with contextlib.suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ASK_SECONDS):
+                told = await _ask(admin, running)
+    partitions = None if told is None else _partitions(told)
+    return ClusterStatus(
+        directory=str(plan.directory),
+        cluster_id=plan.cluster_id,
+        bootstrap_servers=plan.bootstrap_servers,
+        nodes=tuple(_node(process, state, partitions or (), told) for process, state in found),
+        quorum=None
+        if told is None or told.quorum is None
+        else QuorumStatus(told.quorum.leader_id, told.quorum.leader_epoch, told.quorum.high_watermark),
+        partitions=partitions,
+    )
+
+
+async def _ask(admin: Admin, running: Sequence[int]) -> _Told:
+    topics = await admin.topics.list(include_internal=True)
+    quorum = None
+    with contextlib.suppress(KafkaError):
+        quorum = await admin.cluster.quorum()
+    held: dict[int, list[TopicPartition]] = {broker: [] for broker in running}
+    for topic in topics:
+        for partition in topic.partitions:
+            for broker in partition.replicas:
+                if broker in held:
+                    held[broker].append(TopicPartition(topic.name, partition.partition))
+    if sum(map(len, held.values())) > _MAX_PARTITIONS_WITH_LAG:
+        return _Told(topics, quorum, {})
+    asked = {broker: admin.offsets.of_replica(broker, owned) for broker, owned in held.items() if owned}
+    answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+    return _Told(
+        topics,
+        quorum,
+        {
+            broker: {p: end for p, end in answer.items() if isinstance(end, int)}
+            for broker, answer in zip(asked, answers)
+            if not isinstance(answer, BaseException)
+        },
+    )
+
+
+def _partitions(told: _Told) -> tuple[PartitionStatus, ...]:
+    return tuple(
+        PartitionStatus(
+            topic.name,
+            partition.partition,
+            partition.leader if partition.leader >= 0 else None,
+            partition.leader_epoch,
+            partition.replicas,
+            partition.isr,
+            max(
+                (
+                    lag
+                    for broker in partition.replicas
+                    if (
+                        lag := _lag(
+                            told, TopicPartition(topic.name, partition.partition), partition.leader, broker
+                        )
+                    )
+                    is not None
+                ),
+                default=None,
+            ),
+        )
+        for topic in told.topics
+        for partition in topic.partitions
+    )
+
+
+def _lag(told: _Told, partition: TopicPartition, leader: int, broker: int) -> int | None:
+    """Replicas are asked one after the other while records come in, so one may even seem to be ahead."""
+    end = told.ends.get(leader, {}).get(partition)
+    own = told.ends.get(broker, {}).get(partition)
+    return None if end is None or own is None else max(end - own, 0)
+
+
+def _node(
+    process: NodeProcess, state: State, partitions: Sequence[PartitionStatus], told: _Told | None
+) -> NodeStatus:
+    node = process.plan
+    held = [partition for partition in partitions if node.id in partition.replicas]
+    lags = (
+        []
+        if told is None
+        else [_lag(told, TopicPartition(p.topic, p.partition), p.leader or -1, node.id) for p in held]
+    )
+    known = [lag for lag in lags if lag is not None]
+    role, behind = _in_quorum(node.id, None if told is None else told.quorum)
+    return NodeStatus(
+        id=node.id,
+        roles=node.roles,
+        state=state,
+        address=node.address,
+        pid=process.pid(),
+        memory_bytes=process.resident_bytes(),
+        leads=sum(partition.leader == node.id for partition in held),
+        replicas=len(held),
+        out_of_sync=sum(node.id not in partition.in_sync for partition in held),
+        lag=sum(known) if known else None,
+        quorum=role,
+        metadata_lag=behind,
+    )
+
+
+def _in_quorum(node_id: int, quorum: Quorum | None) -> tuple[str | None, int | None]:
+    if quorum is None:
+        return None, None
+    ends = {member.replica_id: member.log_end_offset for member in (*quorum.observers, *quorum.voters)}
+    if node_id not in ends:
+        return None, None
+    if node_id == quorum.leader_id:
+        return "leader", 0
+    role = "voter" if any(voter.replica_id == node_id for voter in quorum.voters) else "observer"
+    end, leader_end = ends[node_id], ends.get(quorum.leader_id, -1)
+    return role, max(leader_end - end, 0) if end >= 0 and leader_end >= 0 else None
+
+
+# How it is shown
+
+
+def facts(status: ClusterStatus) -> list[tuple[str, Cell]]:
+    quorum = status.quorum
+    return [
+        ("cluster", status.cluster_id),
+        ("directory", status.directory),
+        ("brokers", status.bootstrap_servers),
+        (
+            "quorum",
+            "no leader is known"
+            if quorum is None
+            else f"leader {quorum.leader}, epoch {quorum.epoch}, high watermark {quorum.high_watermark}",
+        ),
+        ("partitions", partitions_text(status)),
+    ]
+
+
+def partitions_text(status: ClusterStatus) -> str:
+    if status.partitions is None:
+        return "no broker answers"
+    text = f"{len(status.partitions)}"
+    if status.under_replicated:
+        text += f", {status.under_replicated} with replicas out of sync"
+    if status.offline:
+        text += f", {status.offline} without a leader"
+    return text
+
+
+def nodes_table(status: ClusterStatus) -> Table:
+    columns = (
+        *("node", "roles", "state", "address", "pid", "memory"),
+        *("leads", "replicas", "out of sync", "lag", "quorum", "metadata lag"),
+    )
+    return columns, [
+        (
+            *(node.id, ",".join(node.roles), node.state.value, node.address, node.pid),
+            *(size_text(node.memory_bytes), node.leads, node.replicas, node.out_of_sync, node.lag),
+            *(node.quorum, node.metadata_lag),
+        )
+        for node in status.nodes
+    ]
+
+
+def topics_table(status: ClusterStatus, limit: int | None = None) -> Table:
+    """A line a topic, those in trouble first."""
+    by_topic: dict[str, list[PartitionStatus]] = {}
+    for partition in status.partitions or ():
+        by_topic.setdefault(partition.topic, []).append(partition)
+    rows: list[tuple[int, int, Sequence[Cell]]] = []
+    for topic, partitions in by_topic.items():
+        leaders = Counter(p.leader for p in partitions if p.leader is not None)
+        offline = sum(p.leader is None for p in partitions)
+        behind = sum(p.under_replicated for p in partitions)
+        lags = [p.lag for p in partitions if p.lag is not None]
+        spread = " ".join(f"{node}:{count}" for node, count in sorted(leaders.items()))
+        row = (topic, len(partitions), spread, behind, offline, sum(lags) if lags else None)
+        rows.append((-offline, -behind, row))
+    rows.sort(key=lambda each: each[:2])
+    return ("topic", "partitions", "leaders", "out of sync", "offline", "lag"), [
+        row for _, _, row in rows[:limit]
+    ]
+
+
+def partitions_table(status: ClusterStatus) -> Table:
+    return ("topic", "partition", "leader", "epoch", "replicas", "in sync", "lag"), [
+        (p.topic, p.partition, p.leader, p.leader_epoch, ids_text(p.replicas), ids_text(p.in_sync), p.lag)
+        for p in status.partitions or ()
+    ]
+
+
+def document(status: ClusterStatus) -> dict[str, Any]:
+    quorum = status.quorum
+    return {
+        "cluster_id": status.cluster_id,
+        "directory": status.directory,
+        "bootstrap_servers": status.bootstrap_servers,
+        "well": status.well,
+        "quorum": None
+        if quorum is None
+        else {"leader": quorum.leader, "epoch": quorum.epoch, "high_watermark": quorum.high_watermark},
+        "nodes": [
+            {
+                "id": node.id,
+                "roles": list(node.roles),
+                "state": node.state.value,
+                "address": node.address,
+                "pid": node.pid,
+                "memory_bytes": node.memory_bytes,
+                "leads": node.leads,
+                "replicas": node.replicas,
+                "out_of_sync": node.out_of_sync,
+                "lag": node.lag,
+                "quorum": node.quorum,
+                "metadata_lag": node.metadata_lag,
+            }
+            for node in status.nodes
+        ],
+        "partitions": None
+        if status.partitions is None
+        else [
+            {
+                "topic": p.topic,
+                "partition": p.partition,
+                "leader": p.leader,
+                "leader_epoch": p.leader_epoch,
+                "replicas": list(p.replicas),
+                "in_sync": list(p.in_sync),
+                "lag": p.lag,
+            }
+            for p in status.partitions
+        ],
+    }

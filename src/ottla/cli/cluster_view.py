@@ -1,0 +1,180 @@
+"""`ottla cluster up` while it runs: tables that move on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ottla.cli.cluster_status import (
+    ASK_SECONDS,
+    ClusterStatus,
+    document,
+    facts,
+    look,
+    nodes_table,
+    partitions_text,
+    topics_table,
+)
+from ottla.cli.output import drawn_table, print_json_line
+from ottla.protocol.errors import KafkaError
+from ottla.testing.cluster_process import State
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from ottla.client.admin import Admin
+    from ottla.testing.cluster_plan import ClusterPlan
+    from ottla.testing.cluster_process import NodeProcess
+
+_SECONDS_BETWEEN_LOOKS: Final = 1.0
+_LINES_AROUND_TOPICS: Final = 16
+
+
+async def watch(
+    plan: ClusterPlan, processes: Sequence[NodeProcess], stop: asyncio.Event, *, as_json: bool = False
+) -> None:
+    """Show the cluster until `stop` is set, or no node of it runs any more."""
+    async with _shown(as_json) as show, _Watcher(plan, processes) as watcher:
+        while True:
+            status = await watcher.look()
+            show(status)
+            if stop.is_set() or all(node.state is State.DOWN for node in status.nodes):
+                return
+            try:
+                await asyncio.wait_for(stop.wait(), _SECONDS_BETWEEN_LOOKS)
+                return
+            except TimeoutError:
+                continue
+
+
+class _Watcher:
+    """Keeps a client connected from look to look, and takes another when nobody answers the one."""
+
+    def __init__(self, plan: ClusterPlan, processes: Sequence[NodeProcess]) -> None:
+        self._plan = plan
+        self._processes = processes
+        self._admin: Admin | None = None
+
+    async def look(self) -> ClusterStatus:
+        if self._admin is None:
+            self._admin = await connected(self._processes)
+        status = await look(self._plan, self._processes, self._admin)
+        if status.partitions is None or status.quorum is None:
+            await self._close()
+        return status
+
+    async def _close(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+    async def __aenter__(self) -> _Watcher:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+
+async def connected(processes: Sequence[NodeProcess]) -> Admin | None:
+    """A client that has found a broker among those that run; None if there is none."""
+    from ottla.client.admin import Admin
+
+    addresses = [
+        process.plan.address
+        for process in processes
+        if process.plan.address is not None and process.state() is State.RUNNING
+    ]
+    if not addresses:
+        return None
+    timeout_ms = int(ASK_SECONDS * 1000)
+    admin = Admin(
+        ",".join(addresses),
+        client_id="ottla-cluster",
+        request_timeout_ms=timeout_ms,
+        default_api_timeout_ms=timeout_ms,
+    )
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            return await admin.__aenter__()
+    except (KafkaError, OSError, TimeoutError):
+        await admin.close()
+        return None
+
+
+class _Show(Protocol):
+    def __call__(self, status: ClusterStatus) -> None: ...
+
+
+@asynccontextmanager
+async def _shown(as_json: bool) -> AsyncIterator[_Show]:
+    if as_json:
+        yield lambda status: print_json_line(document(status))
+        return
+    if not sys.stdout.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        yield _Tables(live)
+
+
+class _Tables:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._began = monotonic()
+
+    def __call__(self, status: ClusterStatus) -> None:
+        self._live.update(self._rendered(status), refresh=True)
+
+    def _rendered(self, status: ClusterStatus) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        width = max(len(name) for name, _ in facts(status))
+        head = "\n".join(f"{name:<{width}}  {value}" for name, value in facts(status))
+        room = max(self._live.console.size.height - _LINES_AROUND_TOPICS - len(status.nodes), 1)
+        columns, rows = topics_table(status)
+        hidden = len(rows) - room
+        foot = f"{monotonic() - self._began:.0f} s; Ctrl-C stops the cluster"
+        if hidden > 0:
+            foot = f"{hidden} more topics; {foot}"
+        parts: list[RenderableType] = [
+            Text(head, style="" if status.well else "yellow"),
+            drawn_table(*nodes_table(status)),
+        ]
+        if rows:
+            parts.append(drawn_table(columns, rows[:room]))
+        return Group(*parts, Text(foot, style="dim"))
+
+
+class _Lines:
+    """One line for each thing that is not as it was."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def __call__(self, status: ClusterStatus) -> None:
+        for node in status.nodes:
+            where = f", {node.address}" if node.address is not None else ""
+            pid = f", process {node.pid}" if node.pid is not None else ""
+            self._say(f"node {node.id}", f"{node.state}{where}{pid}")
+        quorum = status.quorum
+        if quorum is not None:
+            self._say("quorum", f"leader {quorum.leader}, epoch {quorum.epoch}")
+        elif any(node.state is State.RUNNING for node in status.nodes):
+            self._say("quorum", "no leader is known")
+        if status.partitions is not None:
+            self._say("partitions", partitions_text(status))
+
+    def _say(self, what: str, text: str) -> None:
+        if self._said.get(what) != text:
+            self._said[what] = text
+            print(f"{what}: {text}", flush=True)

@@ -1,0 +1,187 @@
+"""`ottla cluster up`, `down`, `start`, `kill`, `pause`, `resume` and `status`. One node is enough here."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from ottla.cli.cluster_status import ClusterStatus, NodeStatus, PartitionStatus, QuorumStatus, topics_table
+from ottla.cli.cluster_view import _Lines, _Tables
+from ottla.testing.cluster_plan import ClusterPlan, free_ports
+from ottla.testing.cluster_process import State
+from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def home(tmp_path: Path, offline: CommandLine) -> Iterator[str]:
+    """A directory for a cluster, which is down at the end whatever happened."""
+    directory = str(tmp_path / "cluster")
+    yield directory
+    if ClusterPlan.exists(directory):
+        offline("cluster", "down", "-d", directory)
+
+
+def brought_up(ottla: CommandLine, home: str) -> CommandLine:
+    """A cluster of one node that goes on by itself; the command line that talks to it."""
+    ports = ("--port", str(free_ports(1)[0]))
+    up = ottla.ok("cluster", "up", "--nodes", "1", "-d", home, "--detach", *ports)
+    servers = ClusterPlan.read(home).bootstrap_servers
+    assert f"serves at {servers}" in up.out
+    return CommandLine(servers)
+
+
+def test_a_cluster_is_brought_up_looked_at_and_taken_down(offline: CommandLine, home: str) -> None:
+    ottla = brought_up(offline, home)
+    ottla.ok("topics", "create", "orders", "--partitions", "2")
+    seen = ottla.ok("cluster", "status", "-d", home, "--json").json
+    assert (seen["well"], seen["quorum"]["leader"]) == (True, 1)
+    (node,) = seen["nodes"]
+    assert (node["state"], node["leads"], node["lag"], node["quorum"]) == ("running", 2, 0, "leader")
+    assert [(p["partition"], p["leader"], p["in_sync"]) for p in seen["partitions"]] == [
+        (0, 1, [1]),
+        (1, 1, [1]),
+    ]
+    assert ottla.ok("cluster", "status", "-d", home).rows[-1] == ["orders", "2", "1:2", "0", "0", "0"]
+    assert ottla.ok("cluster", "status", "-d", home, "--partitions").rows[-1][:2] == ["orders", "1"]
+    assert ottla.ok("cluster", "down", "-d", home).out == "node 1 stopped\n"
+    assert ottla.ok("cluster", "down", "-d", home).out == "nothing was running\n"
+
+
+def test_a_node_is_killed_started_paused_and_resumed_from_anywhere(offline: CommandLine, home: str) -> None:
+    brought_up(offline, home)
+    ended = offline("cluster", "up", "-d", home, "--detach")
+    assert (ended.status, "node 1 running already" in ended.err) == (1, True)
+    assert "node 1 running already" in offline("cluster", "start", "1", "-d", home).err
+    assert offline.ok("cluster", "kill", "1", "-d", home).out == "node 1 killed\n"
+    ended = offline("cluster", "status", "-d", home, "--json")
+    assert (ended.status, ended.json["nodes"][0]["state"], ended.json["partitions"]) == (1, "down", None)
+    assert "node 1 is down" in offline("cluster", "kill", "1", "-d", home).err
+    offline.ok("cluster", "start", "1", "-d", home)
+    offline.ok("cluster", "pause", "1", "-d", home)
+    assert offline("cluster", "status", "-d", home, "--json").json["nodes"][0]["state"] == "paused"
+    assert offline.ok("cluster", "resume", "1", "-d", home, "--json").json == {"resumed": [1]}
+    offline.ok("cluster", "status", "-d", home)
+
+
+def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(
+    offline: CommandLine, home: str
+) -> None:
+    command = [sys.executable, "-m", "ottla", "cluster", "up", "-n", "1", "-d", home]
+    with subprocess.Popen(
+        [*command, "--port", str(free_ports(1)[0])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("node 1: running, 127.0.0.1:")
+        assert process.stdout.readline().startswith("quorum: leader 1, epoch ")
+        assert process.stdout.readline() == "partitions: 0\n"
+        offline.ok("cluster", "pause", "1", "-d", home)
+        assert process.stdout.readline().startswith("node 1: paused")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+    wait_until(
+        lambda: offline("cluster", "down", "-d", home).out == "nothing was running\n", "a node is left"
+    )
+
+
+def test_up_ends_when_its_nodes_were_taken_down(offline: CommandLine, home: str) -> None:
+    command = [sys.executable, "-m", "ottla", "cluster", "up", "-n", "1", "-d", home]
+    with subprocess.Popen(
+        [*command, "--port", str(free_ports(1)[0])], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        offline.ok("cluster", "down", "-d", home)
+        assert process.wait(30) == 0
+
+
+def test_what_makes_no_sense_is_refused_in_one_line(offline: CommandLine, home: str, tmp_path: Path) -> None:
+    ended = offline("cluster", "status", "-d", home)
+    assert (ended.status, "there is no cluster in" in ended.err) == (1, True)
+    ClusterPlan.make(home, brokers=1).write()
+    ended = offline("cluster", "up", "-d", home, "--nodes", "3")
+    assert (ended.status, "made with another --nodes" in ended.err) == (1, True)
+    ended = offline("cluster", "kill", "7", "-d", home)
+    assert (ended.status, "there is no node 7" in ended.err) == (2, True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    assert "is not empty" in offline("cluster", "up", "-d", str(tmp_path / "other"), "--port", "23000").err
+
+
+def test_a_port_in_use_or_a_wrong_setting_is_told(offline: CommandLine, home: str, tmp_path: Path) -> None:
+    brought_up(offline, home)
+    port = str(ClusterPlan.read(home).node(1).port)
+    ended = offline("cluster", "up", "-d", str(tmp_path / "second"), "--port", port, "-n", "1")
+    assert f"port {port} is in use" in ended.err
+    wrong = ("--set", "num.partitions=0", "--port", str(free_ports(1)[0]))
+    ended = offline("cluster", "up", "-d", str(tmp_path / "third"), "-n", "1", "--detach", *wrong)
+    assert "node 1 did not start: " in ended.err
+    assert "num.partitions" in ended.err
+
+
+def node(number: int, state: State = State.RUNNING) -> NodeStatus:
+    return NodeStatus(
+        number, ("broker",), state, f"127.0.0.1:{number}", number, 2**20, 1, 2, 0, 0, "voter", 0
+    )
+
+
+WELL = ClusterStatus(
+    directory="/d",
+    cluster_id="c",
+    bootstrap_servers="b",
+    nodes=(node(1), node(2)),
+    quorum=QuorumStatus(1, 3, 77),
+    partitions=(
+        PartitionStatus("good", 0, 1, 0, (1, 2), (1, 2), 0),
+        PartitionStatus("behind", 0, 2, 4, (1, 2), (2,), 9),
+        PartitionStatus("behind", 1, 2, 4, (1, 2), (2, 1), None),
+        PartitionStatus("lost", 0, None, 5, (1,), (1,), None),
+    ),
+)
+
+
+class TestView:
+    def test_topics_in_trouble_come_first(self) -> None:
+        _, rows = topics_table(WELL)
+        assert rows == [
+            ("lost", 1, "", 0, 1, None),
+            ("behind", 2, "2:2", 1, 0, 9),
+            ("good", 1, "1:1", 0, 0, 0),
+        ]
+        assert not WELL.well
+        assert replace(WELL, partitions=WELL.partitions and WELL.partitions[:1]).well
+        assert not replace(WELL, partitions=(), nodes=(node(1, State.PAUSED),)).well
+
+    def test_a_terminal_shows_nodes_quorum_and_as_many_topics_as_fit(self) -> None:
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=140, height=20)
+        with Live(console=console, auto_refresh=False) as live:
+            _Tables(live)(WELL)
+        shown = screen.getvalue()
+        assert "leader 1, epoch 3, high watermark 77" in shown
+        assert "4, 1 with replicas out of sync, 1 without a leader" in shown
+        assert "lost" in shown
+        assert "1 more topics" in shown
+        assert "good" not in shown
+
+    def test_elsewhere_there_is_a_line_for_each_change(self, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = _Lines()
+        lines(WELL)
+        assert len(capsys.readouterr().out.splitlines()) == 4
+        lines(WELL)
+        lines(replace(WELL, nodes=(node(1), node(2, State.DOWN)), quorum=None, partitions=None))
+        assert capsys.readouterr().out.splitlines() == [
+            "node 2: down, 127.0.0.1:2, process 2",
+            "quorum: no leader is known",
+        ]

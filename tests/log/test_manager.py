@@ -17,7 +17,6 @@ from ottla.log.log import Log
 from ottla.log.manager import LogManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import Disk, RealDisk
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
@@ -501,22 +500,19 @@ async def test_expired_producers_are_forgotten() -> None:
 
 
 @pytest.mark.slow
-async def test_many_logs_start_fast_and_hold_few_files(tmp_path: Path) -> None:
+async def test_many_logs_hold_few_files(tmp_path: Path) -> None:
     pool = ThreadPool(4)
     node = Node(str(tmp_path / "data"), disk=RealDisk(), pool=pool)
     node.config = LogConfig()
     try:
-        await node.start()
+        manager = await node.start()
+        manager.handles.capacity = manager.handles.unsynced_capacity = 100
         for partition in range(1000):
             node.fill(node.log("orders", partition), 1)
-        await node.manager.shutdown()
-        clock = SystemClock()
-        began = clock.monotonic_ns()
+        assert len(manager.handles) <= 200
+        await manager.shutdown()
         manager = await node.start()
-        seconds = (clock.monotonic_ns() - began) / 1e9
         assert len(manager.logs()) == 1000
-        # 10,000 must start within 3 s; this allows for a busy machine.
-        assert seconds < 3
         assert len(manager.handles) == 0
         manager.handles.capacity = 50
         for log in manager.logs():

@@ -272,7 +272,7 @@ def test_deleted_records_are_gone_for_readers(node: LocalNode, admin: AdminClien
 
 def test_a_waiting_reader_gets_a_record_as_it_comes(node: LocalNode, topic: str) -> None:
     consumer = Consumer(
-        {"bootstrap.servers": node.bootstrap_servers, "group.id": "none", "fetch.wait.max.ms": 10_000}
+        {"bootstrap.servers": node.bootstrap_servers, "group.id": "none", "fetch.wait.max.ms": 60_000}
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     assert consumer.poll(0.5) is None
@@ -284,7 +284,7 @@ def test_a_waiting_reader_gets_a_record_as_it_comes(node: LocalNode, topic: str)
     consumer.close()
     assert message is not None
     assert message.value() == b"now"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "the fetch would have waited for a minute"
 
 
 def test_kafka_python_writes_and_reads(node: LocalNode, topic: str) -> None:

@@ -289,5 +289,30 @@ class Controller:
             return Result([], True)
         return Result(control_brokers.fence_broker(self._state, id), True)
 
+    def fence_gone_broker(self, broker: int, epoch: int) -> Result[bool]:
+        """End the session of a broker whose process is known to be gone, and fence it; the response says
+        whether that was to do.
+        """
+        registration = self.image.cluster.brokers.get(broker)
+        if registration is None or registration.epoch != epoch:
+            return Result([], False)
+        self._heartbeats.end_session(broker, epoch)
+        if registration.fenced:
+            return Result([], False)
+        return Result(control_brokers.fence_broker(self._state, broker), True)
+
+    def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those that serve and have not been heard of for so long."""
+        brokers = self.image.cluster.brokers
+        return [
+            (id, epoch)
+            for id, epoch in self._heartbeats.silent(now_ns - for_ns)
+            if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
+        ]
+
+    def excuse_brokers(self, gap_ns: int) -> None:
+        """This controller did not run for a while: whatever brokers said meanwhile lies unread."""
+        self._heartbeats.excuse(gap_ns)
+
     def next_expiry_ns(self) -> int | None:
         return self._heartbeats.next_expiry_ns()

@@ -69,6 +69,19 @@ class BrokerHeartbeats:
                 return key
         return None
 
+    def end_session(self, broker: int, epoch: int) -> None:
+        """Forget when the broker was heard of: it is known to be gone."""
+        self._contact_ns.pop((broker, epoch), None)
+
+    def silent(self, since_ns: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those not heard of since a time, and not given up yet."""
+        return [key for key, contact in self._contact_ns.items() if contact < since_ns]
+
+    def excuse(self, gap_ns: int) -> None:
+        """Nobody could be heard for a while: that is not to be held against anybody."""
+        for key in self._contact_ns:
+            self._contact_ns[key] += gap_ns
+
     def next_expiry_ns(self) -> int | None:
         """When the first session ends unless its broker is heard of again."""
         if not self._contact_ns:

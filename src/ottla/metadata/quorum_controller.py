@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_FENCINGS_PER_TICK: Final = 1_000
+# A tick that comes later than this was held up with everything else: heartbeats were not read either.
+_LATE_TICK_NS: Final = 3_000_000_000
 
 
 class QuorumController:
@@ -45,6 +47,7 @@ class QuorumController:
         self._controller: Final = controller
         self.epoch: Final = log.epoch
         self._quorum: tuple[Sequence[int], int] | None = None
+        self._last_tick_ns = runtime.clock.monotonic_ns()
 
     @classmethod
     def activate(
@@ -141,10 +144,22 @@ class QuorumController:
             self.controller.begin_controlled_shutdown(request.broker_id, self.log.next_offset - 1)
         return answer
 
+    async def fence_gone_broker(self, broker: int, epoch: int) -> bool:
+        """Fence a broker whose process is known to be gone; whether that was to do."""
+        return await self.commit(self.controller.fence_gone_broker(broker, epoch))
+
+    def silent_brokers(self, for_ms: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those that serve and have not been heard of for so long."""
+        return self.controller.silent_brokers(self._runtime.clock.monotonic_ns(), for_ms * 1_000_000)
+
     # Periodic work
 
     async def tick(self) -> None:
         """Fence brokers that fell silent. To be called about once a second."""
+        now_ns = self._runtime.clock.monotonic_ns()
+        gap_ns, self._last_tick_ns = now_ns - self._last_tick_ns, now_ns
+        if gap_ns > _LATE_TICK_NS:
+            self.controller.excuse_brokers(gap_ns)
         for _ in range(_MAX_FENCINGS_PER_TICK):
             result = self.controller.fence_expired_broker(self._runtime.clock.monotonic_ns())
             if not result.response:

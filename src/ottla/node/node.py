@@ -30,6 +30,7 @@ from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
 from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
 from ottla.metadata.storage import StorageError, read_bootstrap
+from ottla.node.broker_watch import BrokerWatch
 from ottla.node.config import NodeConfig
 from ottla.node.config_schema import TableSchema, log_config
 from ottla.node.controller_link import ControllerLink
@@ -103,7 +104,10 @@ class Node:
         self.controllers: Final = ControllerLink(self, "ottla-broker")
         self.forwards: Final = ControllerLink(self, "ottla-forwarding")
         self.server: Final = Server(runtime.network, config, self._dispatcher)
-        self.quorum_server: Final = Server(runtime.network, config, self._dispatcher)
+        self.watch: Final = BrokerWatch(self)
+        self.quorum_server: Final = Server(
+            runtime.network, config, self._dispatcher, self.watch.connection_closed
+        )
         self._decisions: Dispatcher | None = None
         self._following = False  # whether the replicas follow the image
         self._incarnation_id: Final = runtime.random.uuid()
@@ -279,16 +283,19 @@ class Node:
             quorum=quorum_config(config),
         )
         self._undo(self._close_quorum)
-        self.seat = ControllerSeat(
-            metadata,
-            lambda: QuorumController.activate(
+
+        def activate() -> QuorumController:
+            self._loop.call_soon(self.watch.took_over)
+            return QuorumController.activate(
                 self.runtime,
                 metadata,
                 controller_settings(self.config, storage.cluster_id),
                 TableSchema(lambda: self.config),
                 bootstrap,
-            ),
-        )
+            )
+
+        self.seat = ControllerSeat(metadata, activate)
+        self._undo(self.watch.close)
         metadata.subscribe(self._follow)
         metadata.start()
         self.quorum_open.set()

@@ -33,10 +33,15 @@ class Server:
     """Listeners for any number of endpoints; `service_for` gives each endpoint the service behind it."""
 
     def __init__(
-        self, network: Network, config: NodeConfig, service_for: Callable[[Endpoint], Service]
+        self,
+        network: Network,
+        config: NodeConfig,
+        service_for: Callable[[Endpoint], Service],
+        on_closed: Callable[[Connection], None] | None = None,
     ) -> None:
         self._network = network
         self._service_for = service_for
+        self._on_closed = on_closed
         self._listeners: dict[str, Listener] = {}
         self._connections: set[Connection] = set()
         self._per_ip: Counter[str] = Counter()
@@ -139,6 +144,8 @@ class Server:
             self._per_ip[host] -= 1
             if not self._per_ip[host]:
                 del self._per_ip[host]
+            if self._on_closed is not None:
+                self._on_closed(connection)
 
     def _sweep(self) -> None:
         """Close what has been idle for too long. A connection with requests in work is not idle. One that was

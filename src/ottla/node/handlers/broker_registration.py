@@ -17,7 +17,9 @@ from ottla.protocol.messages.broker_registration import (
 
 async def handle(context: RequestContext, request: BrokerRegistrationRequest) -> BrokerRegistrationResponse:
     require_cluster_action(context)
-    return await _register(context.node, request, context.version, supersede=False)
+    response = await _register(context.node, request, context.version, supersede=False)
+    context.node.watch.heard(context.exchange.connection, request.broker_id, response.broker_epoch)
+    return response
 
 
 async def decide(node: Node, request: BrokerRegistrationRequest, version: int) -> BrokerRegistrationResponse:

@@ -1,0 +1,158 @@
+"""The active controller's watch over brokers whose process may have ended.
+
+A process that dies leaves a closed connection and a port behind that refuses new ones. When the connection of
+a broker's heartbeats closes, and when this node has just become the active controller, the broker is knocked
+at where it serves: if it is refused, it is fenced at once. A broker that lets heartbeats out is asked for a
+sign of life; if it gives none either, it is fenced before its session ends. Whoever answers, or cannot be
+judged, has its full session. Invariant: a mistake costs a broker its leaderships until its next heartbeat,
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.connection import Connection
+from ottla.node.listeners import SecurityProtocol
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.raft.channel import Channel
+from ottla.raft.voters import Address
+
+if TYPE_CHECKING:
+    from ottla.node.node import Node
+
+_log = logging.getLogger(__name__)
+
+_BROKER: Final = "broker whose heartbeats come by this connection"
+# Pauses before each knock: sockets of a dying process need not all close at the same moment.
+_KNOCKS_SECONDS: Final = (0.0, 0.02, 0.1, 0.3)
+_KNOCK_TIMEOUT_MS: Final = 1_000
+# Of a session: how much of it may pass in silence before a broker is asked for a sign of life, and until
+# when it must have given one.
+_SILENT_PART: Final = 4 / 9
+_GONE_PART: Final = 6 / 9
+
+
+class Sign(Enum):
+    ALIVE = "it answers"
+    GONE = "nobody listens there"
+    NONE = "no answer"
+
+
+class BrokerWatch:
+    """At most one examination of each broker at a time."""
+
+    def __init__(self, node: Node) -> None:
+        self._node: Final = node
+        self._channel: Final = Channel(node.runtime.network, "ottla-watch")
+        self._examining: dict[int, asyncio.Task[None]] = {}
+
+    # When to look
+
+    def heard(self, connection: Connection, broker: int, epoch: int) -> None:
+        """The broker's heartbeats come by this connection."""
+        connection.attributes[_BROKER] = (broker, epoch)
+
+    def connection_closed(self, connection: Connection) -> None:
+        told = connection.attributes.get(_BROKER)
+        if told is not None:
+            self._examine(told[0], self._knock(*told))
+
+    def took_over(self) -> None:
+        """This node has become the active controller: its predecessor's process may have been a broker's."""
+        for broker in self._node.image.cluster.brokers.values():
+            if not broker.fenced and broker.id != self._node.config.node_id:
+                self._examine(broker.id, self._knock(broker.id, broker.epoch))
+
+    def look_for_silent(self) -> None:
+        """For about once a second."""
+        active = self._node.seat.active
+        if active is None:
+            return
+        session_ms = self._node.config.number("broker.session.timeout.ms")
+        for broker, epoch in active.silent_brokers(int(session_ms * _SILENT_PART)):
+            if broker != self._node.config.node_id:
+                self._examine(broker, self._wait_for_sign(broker, epoch, session_ms))
+
+    def _examine(self, broker: int, work: Coroutine[None, None, None]) -> None:
+        if broker in self._examining or self._node.seat.active is None:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work, name=f"examine broker {broker}")
+        self._examining[broker] = task
+        task.add_done_callback(lambda _: self._examining.pop(broker, None))
+
+    # What is seen
+
+    async def _knock(self, broker: int, epoch: int) -> None:
+        for pause in _KNOCKS_SECONDS:
+            await asyncio.sleep(pause)
+            sign = await self._sign_of_life(broker, epoch, _KNOCK_TIMEOUT_MS)
+            if sign is Sign.GONE:
+                await self._fence(broker, epoch, "its process has ended")
+            if sign is not Sign.NONE:
+                return
+
+    async def _wait_for_sign(self, broker: int, epoch: int, session_ms: int) -> None:
+        wait_ms = int(session_ms * (_GONE_PART - _SILENT_PART))
+        sign = await self._sign_of_life(broker, epoch, wait_ms)
+        active = self._node.seat.active
+        if sign is Sign.ALIVE or active is None:
+            return
+        if sign is Sign.NONE:
+            # It may have been refused the connection at once; the broker has until then all the same.
+            while (broker, epoch) in active.silent_brokers(int(session_ms * _SILENT_PART)):
+                if (broker, epoch) in active.silent_brokers(int(session_ms * _GONE_PART)):
+                    break
+                await asyncio.sleep(_KNOCKS_SECONDS[-1])
+            else:
+                return
+        await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
+
+    async def _sign_of_life(self, broker: int, epoch: int, timeout_ms: int) -> Sign:
+        registration = self._node.image.cluster.brokers.get(broker)
+        if registration is None or registration.epoch != epoch:
+            return Sign.ALIVE
+        endpoint = next(
+            (
+                each
+                for each in registration.listeners.values()
+                if each.security_protocol == SecurityProtocol.PLAINTEXT
+            ),
+            None,
+        )
+        if endpoint is None:
+            return Sign.NONE
+        address = Address(endpoint.host, endpoint.port)
+        try:
+            await self._channel.api_versions(address, timeout_ms=timeout_ms)
+        except ConnectionRefusedError:
+            return Sign.GONE
+        except (OSError, KafkaError):
+            return Sign.NONE
+        else:
+            return Sign.ALIVE
+        finally:
+            self._channel.drop(address)
+
+    async def _fence(self, broker: int, epoch: int, reason: str) -> None:
+        active = self._node.seat.active
+        if active is None:
+            return
+        try:
+            if await active.fence_gone_broker(broker, epoch):
+                _log.warning("broker %d is fenced: %s", broker, reason)
+        except KafkaError as error:
+            if error.code is not ErrorCode.NOT_CONTROLLER:
+                raise
+
+    async def close(self) -> None:
+        tasks = list(self._examining.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._channel.close()

@@ -1,0 +1,123 @@
+"""Whole nodes on simulated machines, with virtual time: to see what they do when others of them die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+from ottla.client.admin import Admin
+from ottla.node.config import NodeConfig
+from ottla.node.node import Node
+from ottla.runtime.runtime import Runtime
+from ottla.sim.world import World
+
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+DEADLINE_S = 60.0
+
+
+class SimNodes:
+    """`roles` says what each node is; they listen on ports 9092 (clients) and 9093 (the quorum)."""
+
+    def __init__(
+        self,
+        roles: Mapping[int, str] | None = None,
+        *,
+        seed: int | str = 1,
+        settings: Mapping[str, str] | None = None,
+        static: bool = True,
+    ) -> None:
+        self.world = World(seed)
+        self.roles = dict(roles or dict.fromkeys((1, 2, 3), "broker,controller"))
+        self._settings = dict(settings or {})
+        self._static = static
+        self.nodes: dict[int, Node] = {}
+        self.machines = {id: self.world.machine(f"node{id}", partial(self._serve, id)) for id in self.roles}
+
+    def settings(self, id: int) -> dict[str, str]:
+        role = self.roles[id]
+        listeners = []
+        if "broker" in role:
+            listeners.append(f"PLAINTEXT://node{id}:9092")
+        if "controller" in role:
+            listeners.append(f"CONTROLLER://node{id}:9093")
+        controllers = [id for id, role in self.roles.items() if "controller" in role]
+        voters = {"controller.quorum.voters": ",".join(f"{id}@node{id}:9093" for id in controllers)}
+        servers = {"controller.quorum.bootstrap.servers": ",".join(f"node{id}:9093" for id in controllers)}
+        return {
+            "process.roles": role,
+            "node.id": str(id),
+            "listeners": ",".join(listeners),
+            "log.dirs": "/data",
+            "cluster.id": CLUSTER_ID,
+            "offsets.topic.num.partitions": "1",
+            **(voters if self._static else servers),
+            **self._settings,
+        }
+
+    async def _serve(self, id: int, runtime: Runtime) -> None:
+        node = self.nodes[id] = Node(runtime, NodeConfig(self.settings(id)))
+        await node.start()
+        await asyncio.Event().wait()
+
+    # What is done to them
+
+    def boot(self, *ids: int) -> None:
+        for id in ids or self.roles:
+            self.machines[id].boot()
+
+    def kill(self, id: int, *, silently: bool = False) -> None:
+        self.machines[id].kill(power_loss=silently)
+        del self.nodes[id]
+
+    async def ready(self, *ids: int) -> None:
+        wanted = ids or tuple(self.roles)
+        await self.until(lambda: all(id in self.nodes and self.nodes[id].ready.is_set() for id in wanted))
+
+    async def until(self, condition: Callable[[], bool]) -> float:
+        """Wait for it in virtual time; the seconds that it took."""
+        began = self.world.loop.time()
+        while not condition():
+            assert self.world.loop.time() < began + DEADLINE_S, "it did not come to pass"
+            await asyncio.sleep(0.005)
+        return self.world.loop.time() - began
+
+    def run(self, life: Coroutine[Any, Any, None]) -> None:
+        self.world.run(life)
+        assert not self.world.violations, "\n".join([*self.world.violations, *self.world.trace.tail(80)])
+
+    async def as_client(self, work: Callable[[Runtime], Awaitable[None]]) -> None:
+        """Do something on a machine of its own, and wait for its end."""
+        done = []
+
+        async def live(runtime: Runtime) -> None:
+            await work(runtime)
+            done.append(True)
+
+        name = f"client{len(self.world.machines)}"
+        self.world.machine(name, live).boot()
+        await self.until(lambda: bool(done) or bool(self.world.violations))
+
+    async def create(self, topic: str, through: int, *, partitions: int = 1, replicas: int = 3) -> None:
+        async def ask(runtime: Runtime) -> None:
+            async with Admin(f"node{through}:9092", runtime=runtime) as admin:
+                await admin.topics.create(topic, partitions=partitions, replication_factor=replicas)
+
+        await self.as_client(ask)
+
+    # What they are
+
+    @property
+    def active(self) -> int | None:
+        """The node with the active controller, if there is exactly one."""
+        found = [id for id, node in self.nodes.items() if hasattr(node, "seat") and node.seat.active]
+        return found[0] if len(found) == 1 else None
+
+    def topics(self, id: int) -> set[str]:
+        return set(self.nodes[id].image.topics.by_name)
+
+    def fenced(self, id: int, by: int) -> bool:
+        """Whether a broker is fenced, as another node sees it."""
+        broker = self.nodes[by].image.cluster.brokers.get(id)
+        return broker is None or broker.fenced

@@ -10,32 +10,28 @@ run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.guarantees.transformer import DOOMED
-from tests.support import java, kafka_libs
 from tests.support.node_process import NodeProcess
-from tests.support.txn_checker import Fate, Seen, Transaction, check
+from tests.support.transformers import Copying, Worker, read
+from tests.support.txn_checker import Fate, check
 
 SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SETTLE_S = 60.0
 SOURCE, TARGET, PARTITIONS = "source", "target", 3
-TRANSFORMER = Path(java.__file__).parent / "java" / "Transformer.java"
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 1_000,
@@ -49,51 +45,6 @@ SETTINGS = {
 }
 
 
-class Worker:
-    """A transformer and its successors, each with the same transactional id."""
-
-    def __init__(self, client: str, name: str, bootstrap: str, directory: Path) -> None:
-        self.name = name
-        arguments = [bootstrap, SOURCE, TARGET, str(PARTITIONS), name]
-        self._command = (
-            java.command(TRANSFORMER, [*arguments, "consumer"], bundle=kafka_libs.BROKER)
-            if client == "java"
-            else [sys.executable, "-m", "tests.guarantees.transformer", *arguments]
-        )
-        self._shows_where_it_stands = client != "java"
-        self.journal = directory / f"{name}.journal"
-        self._log = directory / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.journal.open("ab") as journal, self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=journal, stderr=log, preexec_fn=java.die_with_parent()
-            )
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def keep_alive(self) -> None:
-        """Start it again if it gave up, as a supervisor would."""
-        assert self._process is not None
-        if self._process.poll() is not None:
-            self.start()
-
-    def last_words(self) -> str:
-        """Where it stands, and what it logged before."""
-        if self._shows_where_it_stands:
-            self.signal(signal.SIGUSR1)
-            time.sleep(0.5)
-        return self._log.read_text()[-2_000:]
-
-
 class Chaos:
     """A node and two workers to which bad things happen, by a seed."""
 
@@ -102,7 +53,8 @@ class Chaos:
         listen = f"127.0.0.1:{_free_port()}"
         settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
         self.node = NodeProcess(directory / "data", *settings, listen=listen)
-        self.workers = [Worker(client, f"worker-{number}", listen, directory) for number in (1, 2)]
+        self.copying = Copying(listen, SOURCE, TARGET, PARTITIONS)
+        self.workers = [Worker(client, f"worker-{number}", self.copying, directory) for number in (1, 2)]
         self.bootstrap = listen
         self.deeds: Counter[str] = Counter()
         self._paused: dict[Worker, float] = {}
@@ -161,57 +113,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def read(bootstrap: str, isolation: str) -> list[Seen]:
-    """All of the output that a reader of this isolation level is shown, to the end as it is now."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"reader-{isolation}",
-            "isolation.level": isolation,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-        }
-    )
-    seen: list[Seen] = []
-    left = set(range(PARTITIONS))
-    consumer.assign([TopicPartition(TARGET, partition, 0) for partition in left])
-    deadline = time.monotonic() + SETTLE_S
-    while left:
-        assert time.monotonic() < deadline, f"partitions {left} have no end for a reader of {isolation}"
-        for message in consumer.consume(500, 0.1):
-            if message.error() is not None:
-                left.discard(message.partition())
-            else:
-                where = f"{TARGET}-{message.partition()}"
-                seen.append(Seen(where, message.offset(), message.value().decode(), time.time()))
-    consumer.close()
-    return seen
-
-
-def transactions_of(worker: Worker) -> list[Transaction]:
-    """What a worker's journal tells; its lives are writers of their own, in the order of their times."""
-    found: list[Transaction] = []
-    current: dict[int, Transaction] = {}
-    life = ""
-    for line in worker.journal.read_text().splitlines():
-        entry = json.loads(line)
-        if "life" in entry:
-            life, current = entry["life"], {}
-        elif "begin" in entry:
-            appends = [(f"{TARGET}-{partition}", value) for partition, value in entry["appends"]]
-            transaction = Transaction(life, entry["begin"], appends)
-            current[entry["begin"]] = transaction
-            found.append(transaction)
-        elif "commit_asked" in entry:
-            current[entry["commit_asked"]].commit_asked_at = entry["at"]
-        elif "committed" in entry:
-            current[entry["committed"]].fate = Fate.COMMITTED
-        elif "aborted" in entry:
-            current[entry["aborted"]].fate = Fate.ABORTED
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 240)
 @pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])
@@ -257,7 +158,7 @@ def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: P
         assert refused == []
 
         deadline = time.monotonic() + SETTLE_S
-        while len(read(chaos.bootstrap, "read_committed")) < count:
+        while len(read(chaos.copying, "read_committed")) < count:
             assert time.monotonic() < deadline, (
                 f"seed {SEED}: the output is not complete; {chaos.deeds}\n"
                 + "\n".join(worker.last_words() for worker in chaos.workers)
@@ -266,9 +167,9 @@ def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: P
             chaos.tend()
         for worker in chaos.workers:
             worker.kill()
-        committed = read(chaos.bootstrap, "read_committed")
-        uncommitted = read(chaos.bootstrap, "read_uncommitted")
-        history = [each for worker in chaos.workers for each in transactions_of(worker)]
+        committed = read(chaos.copying, "read_committed")
+        uncommitted = read(chaos.copying, "read_uncommitted")
+        history = [each for worker in chaos.workers for each in worker.transactions()]
 
     report = f"seed {SEED}, {chaos.deeds}, {count} inputs, {len(history)} transactions"
     print(report)

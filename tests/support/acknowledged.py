@@ -1,0 +1,152 @@
+"""Somebody who writes all the time, through every death, and knows exactly what was acknowledged.
+
+`Load` is a librdkafka producer with idempotence that writes numbered records to every partition of a topic;
+afterwards `check` holds what a reader finds against what it was told: every acknowledged record at its
+offset, nothing twice, everything in the order in which it was written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+DEADLINE_SECONDS = 60
+
+
+class Load:
+    """Writes numbered records to every partition until told to stop, and notes what was acknowledged.
+
+    With `per_second` it writes no more than that. A value is a number and, unless they are `bare`, some dots.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        *,
+        codec: str = "none",
+        per_second: float | None = None,
+        bare: bool = False,
+    ) -> None:
+        self._topic = topic
+        self._partitions = partitions
+        self._per_second = per_second
+        self._bare = bare
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "acks": "all",
+                "compression.type": codec,
+                "linger.ms": 2,
+                "batch.num.messages": 50,
+                "message.timeout.ms": 120_000,
+                "reconnect.backoff.max.ms": 200,
+                "retry.backoff.ms": 50,
+                "retry.backoff.max.ms": 200,
+                "log_level": 0,
+            }
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+        # Of each partition: the value at each acknowledged offset, and the values written, in order.
+        self.acknowledged: list[dict[int, bytes]] = [{} for _ in range(partitions)]
+        self.written: list[list[bytes]] = [[] for _ in range(partitions)]
+        self.failures: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """How many records were acknowledged."""
+        return sum(map(len, self.acknowledged))
+
+    def _run(self) -> None:
+        number = 0
+        began = time.monotonic()
+        while not self._stop.is_set():
+            if self._per_second is not None and number >= (time.monotonic() - began) * self._per_second:
+                self._producer.poll(0.01)
+                continue
+            partition = number % self._partitions
+            value = b"%d" % number + (b"" if self._bare else b"." * (number % 300))
+            try:
+                self._producer.produce(self._topic, value, partition=partition, on_delivery=self._delivered)
+            except BufferError:
+                self._producer.poll(0.05)
+                continue
+            self.written[partition].append(value)
+            number += 1
+            self._producer.poll(0.001 if number % 20 == 0 else 0)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.failures.append(error.str())
+            return
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        assert isinstance(value, bytes)
+        self.acknowledged[partition][offset] = value
+
+    def wait_for_more(self, count: int) -> None:
+        """Wait until so many more records are acknowledged."""
+        wanted = self.count + count
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.count < wanted:
+            assert time.monotonic() < deadline, f"no {count} records in time; failures: {self.failures[:3]}"
+            assert self._thread.is_alive()
+            time.sleep(0.005)
+
+    def finish(self) -> None:
+        """Write no more, and see what was written acknowledged."""
+        self._stop.set()
+        self._thread.join()
+        left = self._producer.flush(DEADLINE_SECONDS)
+        assert left == 0, f"{left} records are still under way"
+
+    def check(self, bootstrap: str) -> None:
+        """After `finish`: what is in the topic is what was written, once, at the offsets that were told."""
+        assert self.failures == []
+        for partition in range(self._partitions):
+            found = read_all(bootstrap, self._topic, partition)
+            assert list(found) == list(range(len(found)))
+            assert found == self.acknowledged[partition]
+            assert list(found.values()) == self.written[partition]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def read_all(bootstrap: str, topic: str, partition: int) -> dict[int, bytes]:
+    """Every record of a partition by its offset."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+    )
+    place = TopicPartition(topic, partition, 0)
+    _, end = consumer.get_watermark_offsets(place, DEADLINE_SECONDS)
+    consumer.assign([place])
+    found: dict[int, bytes] = {}
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    try:
+        while end and (not found or max(found) + 1 < end):
+            assert time.monotonic() < deadline, f"{len(found)} of {end} records of {partition} came"
+            for message in consumer.consume(10_000, 0.5):
+                assert message.error() is None, message.error()
+                offset, value = message.offset(), message.value()
+                assert offset is not None
+                assert isinstance(value, bytes)
+                found[offset] = value
+    finally:
+        consumer.close()
+    return found

@@ -74,6 +74,8 @@ class Coordinators:
     ) -> None:
         """The metadata moved on, and with it the partitions that are led and followed here."""
         deleted_topics = [] if delta is None else [topic.name for topic in delta.deleted_topics.values()]
+        # Some may live on elsewhere, without a replica here.
+        self.resigned(changes.deleted)
         led = {partition.topic_partition.topic for partition in changes.leaders}
         if self._groups is not None:
             self._groups.follow(
@@ -85,6 +87,8 @@ class Coordinators:
             self._transactions.service.follow(
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
+            if delta is not None:
+                self._transactions.gone(_gone(delta, image))
         elif TRANSACTION_STATE in led:
             self._transactions = self._make_transactions()
 
@@ -108,9 +112,15 @@ class Coordinators:
 
     async def close(self) -> None:
         if self._transactions is not None:
-            await self._transactions.service.close()
+            await self._transactions.close()
         if self._groups is not None:
             await self._groups.close()
+
+
+def _gone(delta: MetadataDelta, image: MetadataImage) -> list[int]:
+    """Brokers that were fenced or have left by a delta."""
+    brokers = image.cluster.brokers
+    return [id for id in delta.changed_brokers if id not in brokers or brokers[id].fenced]
 
 
 def _led(partitions: Iterable[Partition], topic: str) -> list[Partition]:

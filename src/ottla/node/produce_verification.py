@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ottla.coordinator.engine_effects import Producer
 from ottla.log.files import TopicPartition
 from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
-from ottla.node.transactions import Codes
+from ottla.node.markers import Codes
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader
 from ottla.replication.partition import Partition

@@ -6,13 +6,18 @@ A block that was taken and not used up when the node stops is lost, which costs 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
+from ottla.protocol.messages.allocate_producer_ids import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+)
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
+
+_VERSION: Final = 0
 
 
 class ProducerIds:
@@ -38,7 +43,13 @@ class ProducerIds:
         request = AllocateProducerIdsRequest(
             broker_id=self._node.config.node_id, broker_epoch=self._node.broker_epoch
         )
-        response = await self._node.control(lambda controller: controller.allocate_producer_ids(request))
+        try:
+            response = await self._node.controllers.ask(request, _VERSION)
+        except OSError as error:
+            raise KafkaError(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"no producer ids to be had: {error}"
+            ) from error
+        assert isinstance(response, AllocateProducerIdsResponse)
         if response.error_code:
             raise KafkaError(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,

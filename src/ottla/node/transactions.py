@@ -1,6 +1,7 @@
-"""The node's side of transactions: markers in local partitions, and the question before each first write.
+"""The node's side of transactions: the coordinator here, and the question before each first write.
 
-Before a producer's first write of a transaction to a partition, its leader asks the coordinator (KIP-890).
+Before a producer's first write of a transaction to a partition, its leader asks the coordinator (KIP-890),
+which may be on another node.
 With version 2 the question adds the partition; with version 1 it only verifies that the client has added it.
 Either way nothing lands in a partition that the coordinator does not know of, so nothing is left there
 without a marker.
@@ -10,21 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ottla.coordinator.engine_effects import Producer
 from ottla.coordinator.engine_shard import Ticket
+from ottla.coordinator.group.service import partition_of
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions, WriteMarkers
-from ottla.coordinator.transaction.service import TransactionService
+from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
+from ottla.coordinator.transaction.service import TRANSACTION_STATE, TransactionService
 from ottla.log.files import TopicPartition
 from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
-from ottla.node.auto_topics import CONSUMER_OFFSETS
+from ottla.metadata.entities import NO_LEADER
 from ottla.node.config import NodeConfig
+from ottla.node.markers import Codes, Markers, by_topic
+from ottla.node.questions import Questions
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
-from ottla.records.validation import AppendOrigin
+from ottla.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
 from ottla.replication.partition import Partition
 
 if TYPE_CHECKING:
@@ -32,16 +40,8 @@ if TYPE_CHECKING:
     from ottla.node.node import Node
     from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
-Codes = Mapping[TopicPartition, ErrorCode]
-
 _VERSION_2: Final = 2
-_NOT_READY: Final = frozenset(
-    (
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    )
-)
+_QUESTION_VERSION: Final = 5
 _FIRST_OFFSETS_THAT_ADD: Final = 5
 _FIRST_OFFSETS_THAT_CAN_ABORT: Final = 4
 
@@ -61,99 +61,17 @@ class NodeTransactions:
     def __init__(self, node: Node) -> None:
         config = node.config
         self._node: Final = node
+        self.markers: Final = Markers(node)
+        self._line: Final = node.replication.peers.line("transactions")
+        self._questions: Final = Questions(self._send, lambda question: question.transactional_id)
         self.service: Final = TransactionService(
             node.runtime,
             transaction_config(config),
-            self,
+            self.markers,
             node.producer_ids.next,
             commit_timeout_ms=config.number("request.timeout.ms"),
             load_bytes=config.number("transaction.state.log.load.buffer.size"),
         )
-
-    # Markers
-
-    def exists(self, partition: TopicPartition) -> bool:
-        topic = self._node.image.topics.by_name.get(partition.topic)
-        return topic is not None and partition.partition in topic.partitions
-
-    def write(self, marker: WriteMarkers, partitions: frozenset[TopicPartition]) -> Codes | Awaitable[Codes]:
-        """Write a marker to partitions that this node leads. One that another node leads is told apart by
-        NOT_LEADER_OR_FOLLOWER.
-        """
-        codes: dict[TopicPartition, ErrorCode] = {}
-        tickets: dict[TopicPartition, Ticket] = {}
-        appended: dict[TopicPartition, tuple[Partition, int]] = {}
-        for tp in partitions:
-            if tp.topic == CONSUMER_OFFSETS:
-                ticket = self._node.groups.end_transaction(
-                    tp.partition,
-                    marker.writer,
-                    commit=marker.commit,
-                    coordinator_epoch=marker.coordinator_epoch,
-                    transaction_version=marker.client_version,
-                )
-                if ticket.done:
-                    codes[tp] = _code_of(ticket)
-                else:
-                    tickets[tp] = ticket
-                continue
-            try:
-                partition, end_offset = self._append(marker, tp)
-            except KafkaError as error:
-                codes[tp] = error.code
-                continue
-            outcome = partition.replicated(end_offset)
-            if outcome is None:
-                appended[tp] = partition, end_offset
-            else:
-                codes[tp] = outcome
-        return self._confirmed(codes, tickets, appended) if tickets or appended else codes
-
-    def _append(self, marker: WriteMarkers, tp: TopicPartition) -> tuple[Partition, int]:
-        node = self._node
-        partition = node.replicas.partition(tp)
-        now_ms = node.now_ms()
-        kind = ControlType.COMMIT if marker.commit else ControlType.ABORT
-        batch = build_end_transaction_marker(
-            EndTransactionMarker(kind, marker.coordinator_epoch),
-            producer_id=marker.writer.id,
-            producer_epoch=marker.writer.epoch,
-            timestamp=now_ms,
-        )
-        try:
-            info = partition.append(
-                batch,
-                now_ms=now_ms,
-                origin=AppendOrigin.COORDINATOR,
-                transaction_version=marker.client_version,
-            )
-        except OSError as error:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
-        if info.rolled:
-            node.flush_later(partition.log)
-        return partition, info.last_offset + 1
-
-    async def _confirmed(
-        self,
-        codes: dict[TopicPartition, ErrorCode],
-        tickets: Mapping[TopicPartition, Ticket],
-        appended: Mapping[TopicPartition, tuple[Partition, int]],
-    ) -> Codes:
-        """Wait for the replicas, as long as any request may."""
-        timeout_ms = self._node.config.number("request.timeout.ms")
-        await self._node.replicas.purgatory.wait(
-            appended,
-            lambda: all(partition.replicated(end) is not None for partition, end in appended.values()),
-            timeout_ms,
-        )
-        for tp, (partition, end_offset) in appended.items():
-            outcome = partition.replicated(end_offset)
-            codes[tp] = ErrorCode.REQUEST_TIMED_OUT if outcome is None else outcome
-        for tp, ticket in tickets.items():
-            with contextlib.suppress(KafkaError):
-                await ticket
-            codes[tp] = _code_of(ticket)
-        return codes
 
     # Before the first write
 
@@ -225,9 +143,79 @@ class NodeTransactions:
         *,
         version_2: bool,
     ) -> Ticket:
+        coordinator = self._coordinator(transactional_id)
+        if coordinator is not None and coordinator != self._node.config.node_id:
+            return self._ask_elsewhere(coordinator, transactional_id, producer, partitions, version_2)
         if version_2:
             return self.service.submit(AddPartitions(transactional_id, producer, partitions, _VERSION_2))
         return self.service.submit(VerifyPartitions(transactional_id, producer, partitions))
+
+    # Coordinators on other nodes
+
+    def _coordinator(self, transactional_id: str) -> int | None:
+        """The node that coordinates, as far as this one knows."""
+        topic = self._node.image.topics.by_name.get(TRANSACTION_STATE)
+        if topic is None or not transactional_id:
+            return None
+        leader = topic.partitions[partition_of(transactional_id, len(topic.partitions))].leader
+        return None if leader == NO_LEADER else leader
+
+    def _ask_elsewhere(
+        self,
+        coordinator: int,
+        transactional_id: str,
+        producer: Producer,
+        partitions: frozenset[TopicPartition],
+        version_2: bool,
+    ) -> Ticket:
+        question = AddPartitionsToTxnTransaction(
+            transactional_id=transactional_id,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            verify_only=not version_2,
+            topics=[
+                AddPartitionsToTxnTopic(name=name, partitions=indexes)
+                for name, indexes in by_topic(partitions).items()
+            ],
+        )
+        ticket = Ticket()
+        answer = self._questions.ask(coordinator, question)
+        answer.add_done_callback(lambda done: ticket.resolve(_answer_of(done, coordinator, partitions)))
+        return ticket
+
+    async def _send(
+        self, broker: int, questions: Sequence[AddPartitionsToTxnTransaction]
+    ) -> Sequence[Codes | ErrorCode]:
+        """Ask a coordinator; for each question its codes, or the one for all of them."""
+        request = AddPartitionsToTxnRequest(transactions=list(questions))
+        timeout_ms = self._node.config.number("request.timeout.ms")
+        response = await self._line.ask(broker, request, _QUESTION_VERSION, timeout_ms=timeout_ms)
+        assert isinstance(response, AddPartitionsToTxnResponse)
+        if response.error_code:
+            return [ErrorCode.of(response.error_code)] * len(questions)
+        found = {
+            result.transactional_id: {
+                TopicPartition(topic.name, each.partition_index): ErrorCode.of(each.partition_error_code)
+                for topic in result.topic_results
+                for each in topic.results_by_partition
+            }
+            for result in response.results_by_transaction
+        }
+        return [found.get(each.transactional_id, ErrorCode.UNKNOWN_SERVER_ERROR) for each in questions]
+
+    def gone(self, brokers: Iterable[int]) -> None:
+        """Brokers that the cluster no longer counts on: nobody waits for their answers."""
+        for broker in brokers:
+            self._questions.gone(broker)
+            self.markers.gone(broker)
+
+    async def close(self) -> None:
+        await self.service.close()
+        await self._questions.close()
+        self._line.close()
+        await self.markers.close()
+
+    # Offsets
 
     async def verify_offsets(
         self, context: RequestContext, request: TxnOffsetCommitRequest, tp: TopicPartition
@@ -260,13 +248,19 @@ class NodeTransactions:
         return guard
 
 
-def _code_of(ticket: Ticket) -> ErrorCode:
-    """What became of a marker in a partition of groups."""
-    try:
-        ticket.result()
-    except KafkaError as error:
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER if error.code in _NOT_READY else error.code
-    return ErrorCode.NONE
+def _answer_of(
+    done: asyncio.Future[Codes | ErrorCode], coordinator: int, partitions: frozenset[TopicPartition]
+) -> Codes | KafkaError:
+    """What another node answered, as the coordinator of this one would."""
+    error = ConnectionError("the node stops") if done.cancelled() else done.exception()
+    if error is not None:
+        return KafkaError(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator on broker {coordinator}: {error}"
+        )
+    codes = done.result()
+    if isinstance(codes, ErrorCode):
+        return KafkaError(codes, f"broker {coordinator} answers {codes.name}")
+    return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in partitions}
 
 
 def _told(ticket: Ticket, partitions: frozenset[TopicPartition], *, can_abort: bool) -> Codes:
@@ -274,19 +268,19 @@ def _told(ticket: Ticket, partitions: frozenset[TopicPartition], *, can_abort: b
     try:
         answer = ticket.result()
     except KafkaError as error:
-        code = error.code
-        if code is ErrorCode.PRODUCER_FENCED:
-            code = ErrorCode.INVALID_PRODUCER_EPOCH
-        return dict.fromkeys(partitions, code)
+        answer = dict.fromkeys(partitions, error.code)
     if answer is None:
         return dict.fromkeys(partitions, ErrorCode.NONE)
     codes: dict[TopicPartition, ErrorCode] = answer
-    if can_abort:
-        return codes
-    return {
-        tp: ErrorCode.INVALID_TXN_STATE if code is ErrorCode.TRANSACTION_ABORTABLE else code
-        for tp, code in codes.items()
-    }
+    return {tp: _known_to_producers(code, can_abort=can_abort) for tp, code in codes.items()}
+
+
+def _known_to_producers(code: ErrorCode, *, can_abort: bool) -> ErrorCode:
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE and not can_abort:
+        return ErrorCode.INVALID_TXN_STATE
+    return code
 
 
 def as_known(error: KafkaError, *, fencing: bool) -> KafkaError:

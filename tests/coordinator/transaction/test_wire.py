@@ -16,7 +16,8 @@ from ottla.coordinator.engine_effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.log.files import TopicPartition
 from ottla.node.config import NodeConfig
-from ottla.node.transactions import NodeTransactions, transaction_config
+from ottla.node.markers import Markers
+from ottla.node.transactions import transaction_config
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -95,14 +96,14 @@ class Gate:
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
         self.open = threading.Event()
-        write = NodeTransactions.write
+        write = Markers.write
 
-        def held(self_: NodeTransactions, marker: Any, partitions: frozenset[TopicPartition]) -> Any:
+        def held(self_: Markers, marker: Any, partitions: frozenset[TopicPartition]) -> Any:
             if marker.transactional_id == name and not self.open.is_set():
                 return dict.fromkeys(partitions, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return write(self_, marker, partitions)
 
-        patch.setattr(NodeTransactions, "write", held)
+        patch.setattr(Markers, "write", held)
 
 
 def test_nothing_begins_while_the_last_transaction_is_being_ended(

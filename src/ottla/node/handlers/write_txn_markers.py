@@ -17,7 +17,7 @@ from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.log.files import TopicPartition
 from ottla.node.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.context import RequestContext
-from ottla.node.transactions import Codes
+from ottla.node.markers import Codes
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -53,7 +53,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
         if marker.producer_id < 0 or marker.producer_epoch < 0:
             written.append((marker, dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)))
             continue
-        codes = context.node.transactions.write(
+        codes = context.node.transactions.markers.write_here(
             WriteMarkers(
                 transactional_id="",
                 writer=Producer(marker.producer_id, marker.producer_epoch),

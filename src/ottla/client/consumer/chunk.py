@@ -126,7 +126,7 @@ class Chunk:
         state = self.state
         while not self._decoded:
             if self.is_empty:
-                state.position = max(state.position or 0, self.next_offset)
+                self._passed()
                 return []
             self._decode_piece()
         found, rest = self._decoded[:most], self._decoded[most:]
@@ -138,12 +138,22 @@ class Chunk:
                     self._decoded = rest
                     raise SerializationFailed(state.partition, rest[0].offset, error) from error
         self._decoded = rest
-        state.position_epoch = found[-1].leader_epoch
         if rest:
-            state.position = rest[0].offset
+            state.position, state.position_epoch = rest[0].offset, rest[0].leader_epoch
+        elif self.is_empty:
+            self._passed()
         else:
-            state.position = self.next_offset if self.is_empty else found[-1].offset + 1
+            state.position, state.position_epoch = found[-1].offset + 1, found[-1].leader_epoch
         return found
+
+    def _passed(self) -> None:
+        """The position is the chunk's end. The last batch may be one that no user sees, as a marker; its
+        epoch is the one to ask for all the same, or the next leader would seem to have cut the log before it.
+        """
+        state = self.state
+        state.position = max(state.position or 0, self.next_offset)
+        if self.last_epoch >= 0:
+            state.position_epoch = self.last_epoch
 
     def _decode_piece(self) -> None:
         begin, at, size, buf = self._at, self._at, self.size, self._buf
@@ -185,10 +195,8 @@ class Chunk:
 
     def taken_arrow(self) -> None:
         """The user has all of it: the position is the chunk's end."""
-        state = self.state
         self._at, self._decoded = self.size, []
-        state.position = max(state.position or 0, self.next_offset)
-        state.position_epoch = self.last_epoch
+        self._passed()
 
     def _corrupt(self, error: KafkaError, position: int | None) -> KafkaError:
         return KafkaError(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import click
 
+from ottla.sim.cluster.life import ClusterLife
+from ottla.sim.cluster.plan import ClusterPlan
 from ottla.sim.node_life import NodeLife
 from ottla.sim.planted import BUGS, planted
 from ottla.sim.quorum import QuorumLife
@@ -39,8 +43,26 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
     _live(NodeLife, seed, seeds, seconds, trace, "")
 
 
+@main.command()
+@click.option("--seed", type=int, required=True, help="The first seed.")
+@click.option("--seeds", type=int, default=1, show_default=True, help="How many seeds, one after the other.")
+@click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
+@click.option("--nodes", type=int, help="How many brokers; drawn from the seed if not given.")
+@click.option("--trace", is_flag=True, help="Show what happens, line by line.")
+def cluster(seed: int, seeds: int, seconds: float, nodes: int | None, trace: bool) -> None:
+    """A whole cluster with clients of every kind."""
+    plan = ClusterPlan(nodes=nodes)
+    more = "" if nodes is None else f" --nodes {nodes}"
+    _live(partial(ClusterLife, plan=plan), seed, seeds, seconds, trace, more)
+
+
 def _live(
-    kind: type[QuorumLife] | type[NodeLife], seed: int, seeds: int, seconds: float, trace: bool, more: str
+    kind: Callable[..., QuorumLife | NodeLife | ClusterLife],
+    seed: int,
+    seeds: int,
+    seconds: float,
+    trace: bool,
+    more: str,
 ) -> None:
     coverage: Counter[str] = Counter()
     for number in range(seed, seed + seeds):

@@ -38,24 +38,36 @@ class SimClock:
 
 
 class LoopClock:
-    """The clock of one process on a loop with virtual time: it may run fast or slow, and its wall clock may
-    jump. The monotonic reading never goes back.
+    """The clock of one machine on a loop with virtual time: it may run fast or slow, and its wall clock may
+    jump. The monotonic reading never goes back, also when the rate changes.
     """
 
-    __slots__ = ("_now_ns", "_wall_offset_ns", "rate")
+    __slots__ = ("_now_ns", "_offset_ns", "_rate", "_wall_offset_ns")
 
     def __init__(
         self, now_ns: Callable[[], int], *, wall_ms: int = 1_700_000_000_000, rate: float = 1.0
     ) -> None:
         self._now_ns = now_ns
         self._wall_offset_ns = wall_ms * 1_000_000
-        self.rate = rate
+        self._offset_ns = 0
+        self._rate = rate
 
     def wall_ms(self) -> int:
-        return (self._wall_offset_ns + self._now_ns()) // 1_000_000
+        return (self._wall_offset_ns + self.monotonic_ns()) // 1_000_000
 
     def monotonic_ns(self) -> int:
-        return int(self._now_ns() * self.rate)
+        return self._offset_ns + int(self._now_ns() * self._rate)
 
     def jump_ms(self, ms: int) -> None:
         self._wall_offset_ns += ms * 1_000_000
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        """From now on; what the clock shows does not jump."""
+        before = self.monotonic_ns()
+        self._rate = rate
+        self._offset_ns = before - int(self._now_ns() * rate)

@@ -20,9 +20,10 @@ outcomes without ending this life. One thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Buffer, DiskUsage, File, Lock
@@ -98,6 +99,16 @@ class SimDisk:
         self._locked.clear()
         self._crash_at = None
         self._down = False
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Let whoever watches read, without meeting a fault or using one up."""
+        faults, self._faults = self._faults, []
+        hook, self.hook = self.hook, None
+        try:
+            yield
+        finally:
+            self._faults, self.hook = faults, hook
 
     @property
     def is_down(self) -> bool:

@@ -43,10 +43,23 @@ FAULTS: Mapping[str, int] = {
 
 
 class Nemesis:
-    def __init__(self, world: World, config: NemesisConfig, targets: Callable[[], Sequence[Machine]]) -> None:
+    """``may_lose_power`` is asked before a disk is made to forget; where it says no, only the process dies.
+    ``more`` are deeds beyond those that any machine can suffer.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        config: NemesisConfig,
+        targets: Callable[[], Sequence[Machine]],
+        *,
+        may_lose_power: Callable[[Machine], bool] = lambda _: True,
+        more: Mapping[str, Callable[[Machine], None]] | None = None,
+    ) -> None:
         self._world = world
         self._config = config
         self._targets = targets
+        self._may_lose_power = may_lose_power
         self._random = world.random
         self._stopped = False
         self._deeds: Mapping[str, Callable[[Machine], None]] = {
@@ -64,6 +77,8 @@ class Nemesis:
             "slow disk": self._slow_disk,
             "sever connections": lambda _: self._sever(),
             "clock jump": self._clock_jump,
+            "clock drift": self._clock_drift,
+            **(more or {}),
         }
 
     def _ambush(self, what: str, machine: Machine) -> None:
@@ -76,7 +91,7 @@ class Nemesis:
         def strike() -> None:
             if machine.process is process and self._may_go_down() and not self._stopped:
                 self._did(f"ambush: {what}", machine.name)
-                machine.kill(power_loss=power_loss)
+                machine.kill(power_loss=power_loss and self._may_lose_power(machine))
                 delay = self._random.random() * 0.3
                 loop.call_later(delay, reboot, context=loop.world.context)
 
@@ -117,7 +132,19 @@ class Nemesis:
             if not machine.is_up:
                 machine.boot()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
+
     # Deeds
+
+    def did(self, what: str, detail: str = "") -> None:
+        """Count a deed and tell of it."""
+        self._did(what, detail)
+
+    def later(self, undo: Callable[[], None]) -> None:
+        """Take a deed back after a while."""
+        self._later(undo)
 
     def _did(self, what: str, detail: str = "") -> None:
         self._world.coverage[what] += 1
@@ -138,6 +165,7 @@ class Nemesis:
 
     def _kill(self, machine: Machine, *, power_loss: bool) -> None:
         if machine.is_up and self._may_go_down():
+            power_loss = power_loss and self._may_lose_power(machine)
             self._did("power loss" if power_loss else "kill a process", machine.name)
             machine.kill(power_loss=power_loss)
             self._reboot_later(machine)
@@ -156,13 +184,13 @@ class Nemesis:
                 before()
             if process.steps >= last and machine.process is process and not self._stopped:
                 self._did("kill it after some steps", machine.name)
-                machine.kill(power_loss=power_loss)
+                machine.kill(power_loss=power_loss and self._may_lose_power(machine))
                 self._reboot_later(machine)
 
         process.after_step = after_step
 
     def _crash_disk(self, machine: Machine) -> None:
-        if machine.is_up and self._may_go_down():
+        if machine.is_up and self._may_go_down() and self._may_lose_power(machine):
             machine.disk.crash_after(self._random.randrange(0, 12))
             machine.on_power_loss = lambda: self._reboot_later(machine)
             self._world.trace.add("nemesis", f"power loss inside a write, soon: {machine.name}")
@@ -174,7 +202,7 @@ class Nemesis:
         power_loss = self._random.random() < 0.5
         for machine in self._targets():
             if machine.is_up:
-                machine.kill(power_loss=power_loss)
+                machine.kill(power_loss=power_loss and self._may_lose_power(machine))
                 self._reboot_later(machine)
 
     def _pause(self, machine: Machine) -> None:
@@ -252,3 +280,13 @@ class Nemesis:
         jump_ms = self._random.choice((-3_600_000, -5_000, 5_000, 86_400_000))
         self._did("clock jump", f"{machine.name} {jump_ms} ms")
         machine.clock.jump_ms(jump_ms)
+
+    def _clock_drift(self, machine: Machine) -> None:
+        before = machine.clock.rate
+        machine.clock.rate = self._random.choice((0.7, 0.9, 1.1, 1.4))
+        self._did("clock drift", f"{machine.name} x{machine.clock.rate}")
+
+        def undo() -> None:
+            machine.clock.rate = before
+
+        self._later(undo)

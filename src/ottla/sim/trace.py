@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable
 
@@ -42,8 +43,14 @@ class TraceHandler(logging.Handler):
     def __init__(self, trace: Trace) -> None:
         super().__init__(logging.INFO)
         self._trace = trace
+        # Who logged an exception, and what it was: code that says that it was surprised.
+        self.surprises: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         process = current_process()
         who = "world" if process is None else process.name
         self._trace.add(who, record.getMessage())
+        if record.exc_info is not None and isinstance(record.exc_info[1], Exception):
+            told = "".join(traceback.format_exception(record.exc_info[1]))
+            self._trace.add(who, told)
+            self.surprises.append((who, f"{record.getMessage()}\n{told}"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -68,10 +69,12 @@ class Machine:
         world.loop.spawn(process, self._live(runtime), f"main of {self.name}")
 
     async def _live(self, runtime: Runtime) -> None:
+        process = self.process
         try:
             await self.main(runtime)
         except Exception as error:
-            self._world.failed(self.name, error)
+            if process is not None and not process.dead:  # the dead fail as they must
+                self._world.failed(self.name, error)
 
     def _after_step(self) -> None:
         if self.disk.is_down:
@@ -116,6 +119,7 @@ class World:
         self.machines: dict[str, Machine] = {}
         # How often each kind of fault was done.
         self.coverage: Counter[str] = Counter()
+        self.log_handler = TraceHandler(self.trace)
         # Told of what a machine has just done, for faults that strike at such moments.
         self.on_event: Callable[[str, Machine], None] | None = None
         # What went wrong: the first one is the cause.
@@ -143,12 +147,14 @@ class World:
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         """Run to the end of ``main`` or to the first violation."""
-        handler = TraceHandler(self.trace)
+        handler = self.log_handler
         logger = logging.getLogger("ottla")
         level, propagate = logger.level, logger.propagate
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+        # What a killed coroutine would still do on its way out concerns nobody.
+        unraisable, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             task = self.loop.create_task(main, name="world")
             task.add_done_callback(lambda _: self.loop.stop())
@@ -160,6 +166,7 @@ class World:
             for machine in self.machines.values():
                 machine.kill(power_loss=True)
             self.loop.close()
+            sys.unraisablehook = unraisable
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagate

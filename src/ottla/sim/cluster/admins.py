@@ -1,0 +1,150 @@
+"""Those who change the cluster while it works: topics that come and go, settings, replicas that move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ottla.client.admin import Admin
+from ottla.client.admin.configs import ResourceType
+from ottla.client.admin.partitions import ElectionType
+from ottla.client.producer import Producer
+from ottla.client.view import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.random import Random
+from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.stage import EVENTS, Stage, attempt
+from ottla.sim.cluster.writers import producer_settings
+
+__all__ = ["Mover", "Settler", "TopicChurn", "admin_settings"]
+
+T = TypeVar("T")
+
+# Settings of topics that may change at any time, and what to.
+_CHOICES = {
+    "segment.ms": ("200", "5000", "604800000"),
+    "compression.type": ("producer", "uncompressed", "lz4", "zstd", "gzip"),
+    "message.timestamp.type": ("CreateTime", "LogAppendTime"),
+    "max.message.bytes": ("100000", "1048588"),
+}
+_MAX_PARTITIONS = 4
+
+
+def admin_settings() -> dict[str, int]:
+    return {"request_timeout_ms": 2_000, "default_api_timeout_ms": 8_000}
+
+
+class _Administrator:
+    """Does one thing after the other, with an admin client that is made anew now and then."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.name = name
+
+    async def main(self, runtime: Runtime) -> None:
+        while not self.stage.stopping:
+            await attempt(self.stage, self.name, lambda: self._session(runtime))
+            await asyncio.sleep(runtime.random.random())
+        self.stage.ended.add(self.name)
+
+    async def _session(self, runtime: Runtime) -> None:
+        async with Admin(self.stage.servers, runtime=runtime, **admin_settings()) as admin:
+            for _ in range(runtime.random.randrange(3, 20)):
+                if self.stage.stopping:
+                    return
+                await asyncio.sleep(runtime.random.random() * 3)
+                await self.act(admin, runtime)
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        raise AssertionError(f"{self.name} has nothing to do")
+
+    def did(self, what: str) -> None:
+        self.stage.world.coverage[f"admin: {what}"] += 1
+
+
+class TopicChurn(_Administrator):
+    """Makes topics, writes a little to them, and deletes them; names come back."""
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        random = runtime.random
+        name = f"churn{random.randrange(0, 3)}"
+        try:
+            if random.random() < 0.5:
+                factor = random.randrange(1, len(self.stage.brokers) + 1)
+                partitions = random.randrange(1, 4)
+                await admin.topics.create(name, partitions=partitions, replication_factor=factor)
+                self.did("create a topic")
+                await self._write(name, runtime)
+            else:
+                await admin.topics.delete(name)
+                self.did("delete a topic")
+        except KafkaError as error:
+            if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise
+
+    async def _write(self, name: str, runtime: Runtime) -> None:
+        async with Producer(
+            self.stage.servers, runtime=runtime, enable_idempotence=False, **producer_settings(runtime)
+        ) as producer:
+            for number in range(runtime.random.randrange(0, 10)):
+                await producer.send(name, b"%d" % number)
+
+
+class Settler(_Administrator):
+    """Changes settings of topics and of brokers, and adds partitions."""
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        random = runtime.random
+        topic = _choose(random, self.stage.topics)
+        if random.random() < 0.15:
+            count = self.stage.partitions(EVENTS)
+            if count < _MAX_PARTITIONS:
+                await admin.topics.add_partitions(EVENTS, count + 1)
+                self.did("add a partition")
+            return
+        name = _choose(random, tuple(_CHOICES))
+        value = None if random.random() < 0.2 else _choose(random, _CHOICES[name])
+        await admin.configs.alter(
+            ResourceType.TOPIC,
+            topic,
+            set={} if value is None else {name: value},
+            delete=[name] if value is None else (),
+        )
+        self.did("change a setting")
+
+
+class Mover(_Administrator):
+    """Moves replicas, takes some moves back, and gives leadership to preferred leaders."""
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        random, stage = runtime.random, self.stage
+        topic = _choose(random, stage.topics)
+        partition = TopicPartition(topic, random.randrange(0, max(stage.partitions(topic), 1)))
+        deeds: tuple[Callable[[], Awaitable[None]], ...] = (
+            lambda: self._move(admin, partition, random),
+            lambda: self._move(admin, partition, random),
+            lambda: self._cancel(admin, partition),
+            lambda: self._elect(admin, partition),
+        )
+        await _choose(random, deeds)()
+
+    async def _move(self, admin: Admin, partition: TopicPartition, random: Random) -> None:
+        brokers = list(self.stage.brokers)
+        # As many as before or more, so that a promise of min.insync.replicas can be kept.
+        factor = random.randrange(min(len(brokers), 2), len(brokers) + 1)
+        target = [brokers.pop(random.randrange(0, len(brokers))) for _ in range(factor)]
+        await admin.partitions.reassign({partition: target})
+        self.did("move replicas")
+
+    async def _cancel(self, admin: Admin, partition: TopicPartition) -> None:
+        await admin.partitions.reassign({partition: None})
+        self.did("take a move back")
+
+    async def _elect(self, admin: Admin, partition: TopicPartition) -> None:
+        await admin.partitions.elect_leaders(ElectionType.PREFERRED, [partition])
+        self.did("elect the preferred leader")
+
+
+def _choose(random: Random, options: tuple[T, ...]) -> T:
+    return options[random.randrange(0, len(options))]

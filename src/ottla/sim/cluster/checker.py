@@ -1,0 +1,227 @@
+"""The promises of a cluster, checked while it lives.
+
+- At most one leader an epoch of a partition.
+- What is committed once is never lost or changed, on any replica.
+- What was acknowledged with acks=all is committed at that moment, at the offset that was told.
+- Nobody reads above the high watermark, a reader of committed records nothing of an open or aborted
+  transaction, and everybody reads what was committed.
+- Two nodes that have followed the metadata to the same offset have the same image.
+
+The eyes of the checker are a listener on the replicas of each node (:class:`Watch`) and the clients, which
+tell it of everything that they hear.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ottla.log.files import TopicPartition
+from ottla.metadata.image import MetadataImage
+from ottla.node.node import Node
+from ottla.protocol.errors import KafkaError
+from ottla.records.batch import iter_batches
+from ottla.replication.partition import Partition
+from ottla.sim.cluster.history import Line, Mismatch
+from ottla.sim.cluster.journal import Sent
+from ottla.sim.disk import SimDisk
+from ottla.sim.world import World
+
+__all__ = ["ClusterChecker", "Watch"]
+
+_READ_BYTES = 1 << 20
+_KNOWN_IMAGES = 2_000
+
+
+class ClusterChecker:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.lines: dict[tuple[bytes, int], Line] = {}
+        self._by_name: dict[TopicPartition, Line] = {}
+        self._leaders: dict[tuple[bytes, int, int], int] = {}
+        self._images: OrderedDict[int, MetadataImage] = OrderedDict()
+        self.newest = MetadataImage.EMPTY
+        # Topics that may elect leaders outside of the in-sync set: what is committed there is no promise.
+        self.unclean: set[str] = set()
+        # Brokers whose disks lost something of which the controller does not know yet, with their epoch then.
+        self._tainted: dict[int, int] = {}
+
+    @property
+    def elections(self) -> int:
+        return len(self._leaders)
+
+    @property
+    def committed(self) -> int:
+        return sum(len(line.entries) for line in self.lines.values())
+
+    def line(self, topic: str, partition: int) -> Line | None:
+        return self._by_name.get(TopicPartition(topic, partition))
+
+    def lines_of(self, topic: str) -> list[Line]:
+        return [line for tp, line in self._by_name.items() if tp.topic == topic]
+
+    # Replicas
+
+    def led(self, partition: Partition, node: int) -> None:
+        key = (partition.topic_id, partition.topic_partition.partition, partition.leader_epoch)
+        known = self._leaders.setdefault(key, node)
+        if known != node:
+            self._world.violated(
+                f"node {node} leads {partition.topic_partition} in epoch {partition.leader_epoch}, "
+                f"which had the leader {known}"
+            )
+
+    def line_of(self, partition: Partition) -> Line:
+        tp = partition.topic_partition
+        key = (partition.topic_id, tp.partition)
+        line = self.lines.get(key)
+        if line is None:
+            line = self.lines[key] = Line(str(tp))
+            self._by_name[tp] = line
+        return line
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """The newest leader epoch of a partition that anybody has acted in."""
+        image = self.newest.topics.by_name.get(topic)
+        registration = None if image is None else image.partitions.get(partition)
+        return -1 if registration is None else registration.leader_epoch
+
+    # Metadata
+
+    def followed(self, image: MetadataImage, who: str) -> None:
+        offset = image.provenance.last_contained_offset
+        if offset < 0:
+            return
+        known = self._images.setdefault(offset, image)
+        if known is not image and known != image:
+            self._world.violated(f"{who} has another image of the metadata up to {offset} than others have")
+        if offset > self.newest.provenance.last_contained_offset:
+            self.newest = image
+        if len(self._images) > _KNOWN_IMAGES:
+            self._images.popitem(last=False)
+
+    # Clients
+
+    def acknowledged(self, sent: Sent) -> None:
+        """A producer was told that a record is written, at the offset that it now carries."""
+        sent.leader_epoch = self.leader_epoch(sent.topic, sent.partition)
+        if sent.acks != -1 or sent.offset < 0 or sent.topic in self.unclean:
+            return
+        line = self.line(sent.topic, sent.partition)
+        entry = None if line is None else line.entries.get(sent.offset)
+        if entry is None:
+            end = None if line is None else line.end
+            self._world.violated(
+                f"{sent.value!r} is acknowledged at {sent.topic}-{sent.partition} {sent.offset}, and "
+                f"committed is only what is below {end}"
+            )
+        elif entry.value != sent.value:
+            self._world.violated(
+                f"{sent.value!r} is acknowledged at {sent.topic}-{sent.partition} {sent.offset}, where "
+                f"{entry.value!r} is committed"
+            )
+
+    def read(
+        self, topic: str, partition: int, offset: int, value: bytes | None, *, read_committed: bool
+    ) -> None:
+        """A consumer was given a record."""
+        if topic in self.unclean:
+            return
+        line = self.line(topic, partition)
+        entry = None if line is None else line.entries.get(offset)
+        where = f"{topic}-{partition} {offset}"
+        if line is None or entry is None:
+            end = None if line is None else line.end
+            self._world.violated(f"{value!r} was read at {where}, and committed is only what is below {end}")
+        elif entry.value != value:
+            self._world.violated(f"{value!r} was read at {where}, where {entry.value!r} is committed")
+        elif read_committed and (not entry.decided or offset >= line.last_stable_offset):
+            state = "still open" if entry.decided is None else "aborted" if not entry.decided else "decided"
+            self._world.violated(
+                f"{value!r} was read as committed at {where}; its transaction is {state}, and the last "
+                f"stable offset {line.last_stable_offset}"
+            )
+
+    # What a disk may lose
+
+    def may_lose(self, broker: int) -> bool:
+        """Whether the promises hold if this broker's disk forgets what was not synced: every partition must
+        be whole on another in-sync replica.
+        """
+        for topic, _, registration in self.newest.topics.partitions():
+            if topic.name in self.unclean:
+                continue
+            holders = set(registration.isr or registration.elr or registration.last_known_elr)
+            if broker in holders and not any(
+                self._is_whole(other) for other in registration.isr if other != broker
+            ):
+                return False
+        return True
+
+    def lost(self, broker: int) -> None:
+        registration = self.newest.cluster.brokers.get(broker)
+        self._tainted[broker] = -1 if registration is None else registration.epoch
+
+    def _is_whole(self, broker: int) -> bool:
+        epoch_then = self._tainted.get(broker)
+        if epoch_then is None:
+            return True
+        registration = self.newest.cluster.brokers.get(broker)
+        if registration is not None and registration.epoch > epoch_then:
+            del self._tainted[broker]
+            return True
+        return False
+
+
+class Watch:
+    """One life of a node, as the checker sees it: called whenever a partition of it moves."""
+
+    def __init__(self, world: World, checker: ClusterChecker, id: int, node: Node, disk: SimDisk) -> None:
+        self._world = world
+        self._checker = checker
+        self.id = id
+        self._node = node
+        self._disk = disk
+        self._checked: dict[tuple[bytes, int], int] = {}
+        node.replicas.on_progress(self.progressed)
+        self.look()
+
+    def look(self) -> None:
+        """At everything, as far as it was not looked at yet."""
+        for partition in self._node.replicas:
+            self.progressed(partition)
+        self._checker.followed(self._node.image, f"node {self.id}")
+
+    def progressed(self, partition: Partition) -> None:
+        if partition.is_leader:
+            self._checker.led(partition, self.id)
+        log = partition.log
+        if partition.topic_partition.topic in self._checker.unclean or log.is_closed:
+            return
+        key = (partition.topic_id, partition.topic_partition.partition)
+        high_watermark = log.high_watermark
+        checked = self._checked.get(key, 0)
+        if high_watermark == checked:
+            return
+        try:
+            with self._disk.undisturbed():
+                self._compare(partition, max(min(checked, high_watermark), log.log_start_offset))
+        except Mismatch as mismatch:
+            self._world.violated(str(mismatch))
+        except (KafkaError, OSError) as error:
+            self._world.trace.add("checker", f"cannot read {partition.topic_partition}: {error}")
+            return
+        self._checked[key] = high_watermark
+
+    def _compare(self, partition: Partition, start: int) -> None:
+        log, line = partition.log, self._checker.line_of(partition)
+        end = log.high_watermark
+        while start < end:
+            data = log.read(start, _READ_BYTES, upper_offset=end).records
+            before = start
+            for position, header in iter_batches(data):
+                if header.next_offset > end:
+                    return
+                line.see(data, position, header, f"node {self.id}")
+                start = header.next_offset
+            if start == before:
+                return

@@ -1,0 +1,133 @@
+"""What can be done to a cluster beyond what any machine can suffer: restarts, disks that fill up or fail, and
+clients that die or fall asleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Mapping, Sequence
+
+from ottla.sim.cluster.checker import ClusterChecker
+from ottla.sim.cluster.member import ClusterMember
+from ottla.sim.nemesis import Nemesis, NemesisConfig
+from ottla.sim.world import Machine, World
+
+__all__ = ["Harm"]
+
+_WHOLE_DISK_BYTES = 1 << 50
+
+
+class Harm:
+    def __init__(
+        self,
+        world: World,
+        config: NemesisConfig,
+        members: Sequence[ClusterMember],
+        checker: ClusterChecker,
+        *,
+        synced: bool,
+        last_directory: str,
+    ) -> None:
+        self._world = world
+        self._members = {member.machine.name: member for member in members}
+        self._checker = checker
+        self._synced = synced
+        self._last_directory = last_directory
+        self._rolling = False
+        self.clients: list[Machine] = []
+        deeds: Mapping[str, Callable[[Machine], None]] = {
+            "stop and start": self._restart,
+            "rolling restart": lambda _: self._roll(),
+            "kill a client": lambda _: self._kill_client(),
+            "pause a client": lambda _: self._pause_client(),
+            "full disk": self._fill,
+            "failing directory": self._break_directory,
+        }
+        self.nemesis = Nemesis(
+            world,
+            config,
+            lambda: [member.machine for member in members],
+            may_lose_power=self._may_lose_power,
+            more=deeds,
+        )
+
+    def stop(self) -> None:
+        """Take everything back. A node whose directory failed it needs to be started again."""
+        for member in self._members.values():
+            member.machine.disk.heal()
+            member.machine.disk.limit(_WHOLE_DISK_BYTES)
+        self.nemesis.stop()
+        for member in self._members.values():
+            if member.excused:
+                member.restart()
+
+    def _may_lose_power(self, machine: Machine) -> bool:
+        member = self._members.get(machine.name)
+        if member is None or self._synced:
+            return True
+        if not self._checker.may_lose(member.id):
+            return False
+        self._checker.lost(member.id)
+        return True
+
+    def _restart(self, machine: Machine) -> None:
+        member = self._members[machine.name]
+        if member.is_ready:
+            self.nemesis.did("stop and start", machine.name)
+            member.restart()
+
+    def _roll(self) -> None:
+        if not self._rolling:
+            self._rolling = True
+            self.nemesis.did("rolling restart")
+            self._world.loop.create_task(
+                self._roll_all(), name="rolling restart", context=self._world.loop.world.context.copy()
+            )
+
+    async def _roll_all(self) -> None:
+        """One after the other, each once the one before is back, or has not come back for long."""
+        for member in self._members.values():
+            lives = member.machine.lives
+            member.restart()
+            for _ in range(40):
+                await asyncio.sleep(0.25)
+                if member.machine.lives > lives and member.is_ready:
+                    break
+        self._rolling = False
+
+    def _kill_client(self) -> None:
+        up = [machine for machine in self.clients if machine.is_up]
+        if up:
+            machine = self._world.random.choice(up)
+            self.nemesis.did("kill a client", machine.name)
+            machine.kill(power_loss=self._world.random.random() < 0.3)
+            self.nemesis.later(lambda: None if machine.is_up else machine.boot())
+
+    def _pause_client(self) -> None:
+        up = [machine for machine in self.clients if machine.process is not None]
+        if up:
+            machine = self._world.random.choice(up)
+            self.nemesis.did("pause a client", machine.name)
+            machine.pause()
+            self.nemesis.later(machine.resume)
+
+    def _fill(self, machine: Machine) -> None:
+        disk = machine.disk
+        self._members[machine.name].excused = True
+        usage = disk.usage("/")
+        disk.limit(usage.total_bytes - usage.free_bytes + self._world.random.randrange(0, 40_000))
+        self.nemesis.did("full disk", machine.name)
+        self.nemesis.later(lambda: disk.limit(_WHOLE_DISK_BYTES))
+
+    def _break_directory(self, machine: Machine) -> None:
+        disk, member = machine.disk, self._members[machine.name]
+        member.excused = True
+        fault = disk.fail(errno.EIO, prefix=self._last_directory, times=None)
+        self.nemesis.did("failing directory", machine.name)
+
+        def undo() -> None:
+            disk.heal(fault)
+            member.restart()
+
+        self.nemesis.later(undo)

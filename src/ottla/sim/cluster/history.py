@@ -1,0 +1,100 @@
+"""What was committed to a partition, as the first replica that called it committed had it.
+
+Everybody else is held against it: a replica whose high watermark passes an offset must have the same batch
+there, and a client that read or wrote something must find it. Which records `read_committed` may show follows
+from the markers in the same history. Invariant: a history only grows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ottla.records.batch import BatchHeader, read_records
+from ottla.records.control import ControlType
+
+__all__ = ["Entry", "Line", "Mismatch"]
+
+
+class Mismatch(AssertionError):
+    """A replica has something else than what was committed."""
+
+
+class _Batch(NamedTuple):
+    next_offset: int
+    epoch: int
+    crc: int
+
+
+class Entry:
+    """A committed record. ``decided``: None while its transaction is open, then whether it was committed."""
+
+    __slots__ = ("decided", "key", "offset", "producer", "value")
+
+    def __init__(
+        self, offset: int, key: bytes | None, value: bytes | None, producer: int, decided: bool | None
+    ) -> None:
+        self.offset = offset
+        self.key = key
+        self.value = value
+        self.producer = producer
+        self.decided = decided
+
+    def __repr__(self) -> str:
+        return f"<{self.value!r} at {self.offset}>"
+
+
+class Line:
+    """The history of one partition."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._batches: dict[int, _Batch] = {}
+        self.start = 0
+        self.end = 0
+        self.entries: dict[int, Entry] = {}
+        self._open: dict[int, list[Entry]] = {}  # producer id -> records of its open transaction
+
+    @property
+    def last_stable_offset(self) -> int:
+        return min((entries[0].offset for entries in self._open.values() if entries), default=self.end)
+
+    def see(self, data: bytes, position: int, header: BatchHeader, who: str) -> None:
+        """A replica calls this batch committed."""
+        batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
+        known = self._batches.get(header.base_offset)
+        if known is not None:
+            if known != batch:
+                raise Mismatch(
+                    f"{who} has {batch} at {header.base_offset} of {self.name}, where {known} was committed"
+                )
+            return
+        if header.base_offset < self.end:
+            raise Mismatch(
+                f"{who} has a batch at {header.base_offset} of {self.name} that begins where none did; "
+                f"everything below {self.end} is committed"
+            )
+        self._batches[header.base_offset] = batch
+        self.end = header.next_offset
+        self._take(data, position, header)
+
+    def _take(self, data: bytes, position: int, header: BatchHeader) -> None:
+        records = read_records(data, position)
+        if header.is_control:
+            kinds = {ControlType.of_key(record.key) for record in records}
+            if kinds & {ControlType.COMMIT, ControlType.ABORT}:
+                for entry in self._open.pop(header.producer_id, []):
+                    entry.decided = ControlType.COMMIT in kinds
+            return
+        for record in records:
+            decided = None if header.is_transactional else True
+            key = None if record.key is None else bytes(record.key)
+            value = None if record.value is None else bytes(record.value)
+            entry = Entry(record.offset, key, value, header.producer_id, decided)
+            self.entries[record.offset] = entry
+            if header.is_transactional:
+                self._open.setdefault(header.producer_id, []).append(entry)
+
+    def visible(self) -> list[Entry]:
+        """What a reader of committed records sees now, in order."""
+        stable = self.last_stable_offset
+        return [entry for entry in self.entries.values() if entry.decided and entry.offset < stable]

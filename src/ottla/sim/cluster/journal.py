@@ -1,0 +1,113 @@
+"""What the clients did, what they were told, and what they saw: the other half of the evidence.
+
+Clients write here as they go; the promises are held against it at once where that is possible, and at the end
+where it takes the whole story.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = [
+    "Commit",
+    "Fate",
+    "GroupStory",
+    "Journal",
+    "Partition",
+    "Sent",
+    "Transaction",
+    "copy_of",
+    "original_of",
+]
+
+Partition = tuple[str, int]
+
+
+class Fate(Enum):
+    OPEN = "open"
+    UNKNOWN = "unknown"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Sent:
+    """A record on its way. ``session`` is one producer from its start to its end; ``number`` its place."""
+
+    topic: str
+    partition: int
+    value: bytes
+    acks: int
+    idempotent: bool
+    session: str
+    number: int
+    fate: Fate = Fate.OPEN
+    offset: int = -1
+    # The leader epoch of the partition when the producer heard of it; with acks=1 no more is promised.
+    leader_epoch: int = -1
+
+
+@dataclass(slots=True)
+class Transaction:
+    """DONE is committed and FAILED aborted, as the producer was told; UNKNOWN can be either, but whole."""
+
+    name: str
+    records: list[Sent] = field(default_factory=list)
+    fate: Fate = Fate.OPEN
+
+
+@dataclass(slots=True)
+class Commit:
+    offset: int
+    fate: Fate = Fate.OPEN
+
+
+@dataclass(slots=True)
+class GroupStory:
+    """What the members of a group read and committed."""
+
+    name: str
+    topics: tuple[str, ...]
+    read_committed: bool = False
+    strategy: tuple[str, ...] = ("range", "cooperative-sticky")
+    # The topic to which its members write what they read, in the transactions that commit its offsets.
+    copies_to: str | None = None
+    read: dict[Partition, set[int]] = field(default_factory=lambda: defaultdict(set))
+    commits: dict[Partition, list[Commit]] = field(default_factory=lambda: defaultdict(list))
+
+    def acknowledged(self, partition: Partition) -> int:
+        """The highest offset whose commit was confirmed."""
+        return max((c.offset for c in self.commits[partition] if c.fate is Fate.DONE), default=0)
+
+    def may_be(self, partition: Partition, offset: int) -> bool:
+        """Whether ``offset`` can be what the group has committed: not behind what was confirmed, unless it
+        is a commit of which nobody heard, which may arrive late.
+        """
+        known = self.commits[partition]
+        late = any(c.offset == offset and c.fate is not Fate.DONE for c in known)
+        return late or offset >= self.acknowledged(partition)
+
+
+@dataclass(slots=True)
+class Journal:
+    sent: list[Sent] = field(default_factory=list)
+    transactions: list[Transaction] = field(default_factory=list)
+    groups: dict[str, GroupStory] = field(default_factory=dict)
+    reads: int = 0
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(record.fate is Fate.DONE for record in self.sent)
+
+
+def copy_of(group: GroupStory, value: bytes, transaction: str) -> bytes:
+    """What a member of the group writes for a record that it was given."""
+    return b"%s of %s in %s" % (group.name.encode(), value, transaction.encode())
+
+
+def original_of(group: GroupStory, copy: bytes) -> bytes | None:
+    """The record that a member of this group has copied; None if another group's member did."""
+    prefix = group.name.encode() + b" of "
+    return copy.removeprefix(prefix).rpartition(b" in ")[0] if copy.startswith(prefix) else None

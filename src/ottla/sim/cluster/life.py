@@ -1,0 +1,220 @@
+"""One life of a whole cluster, from one seed: nodes, clients, harm, and at the end the question whether every
+promise was kept and everything works again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ottla.client.admin import Admin
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.admins import admin_settings
+from ottla.sim.cluster.cast import make_clients
+from ottla.sim.cluster.checker import ClusterChecker
+from ottla.sim.cluster.harm import Harm
+from ottla.sim.cluster.journal import Partition
+from ottla.sim.cluster.plan import ClusterPlan
+from ottla.sim.cluster.readers import Follower, GroupReader
+from ottla.sim.cluster.rest import unrest
+from ottla.sim.cluster.shape import BROKER_PORT, DIRECTORIES, make_members
+from ottla.sim.cluster.stage import Stage
+from ottla.sim.cluster.verdict import verdict
+from ottla.sim.world import World
+
+__all__ = ["ClusterLife", "ClusterOutcome"]
+
+# How long a new cluster may take to serve, and how long everything may take to be well again in the end.
+_START_S = 60.0
+_RECOVERY_S = 180.0
+_LOOK_EVERY_S = 0.25
+_PARTITIONS = 2
+
+
+@dataclass(slots=True)
+class ClusterOutcome:
+    seed: int | str
+    violations: list[str]
+    coverage: Counter[str]
+    fingerprint: str
+    plan: ClusterPlan
+    lives: int
+    elections: int
+    acknowledged: int
+    committed: int
+    read: int
+    virtual_s: float
+    recovery_s: float
+    steps: int
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What replays this life, with its trace."""
+        return f"python -m ottla.sim cluster --seed {self.seed} --trace"
+
+    def __str__(self) -> str:
+        state = "VIOLATION" if self.violations else "ok"
+        return (
+            f"seed {self.seed}: {state}; {self.plan.nodes} nodes, {self.virtual_s:.0f} s "
+            f"({self.recovery_s:.1f} s to recover), {self.lives} lives, {self.elections} leaders, "
+            f"{self.acknowledged} acknowledged, {self.committed} committed, {self.read} read, "
+            f"{self.steps} steps"
+        )
+
+
+class ClusterLife:
+    def __init__(self, seed: int | str, *, seconds: float = 20.0, plan: ClusterPlan | None = None) -> None:
+        self.world = World(seed)
+        self._seconds = seconds
+        self.plan = plan = (plan or ClusterPlan()).drawn(self.world.random)
+        assert plan.nodes is not None
+        assert plan.nemesis is not None
+        self.checker = ClusterChecker(self.world)
+        brokers = tuple(range(1, plan.nodes + 1))
+        servers = ",".join(f"node{id}:{BROKER_PORT}" for id in brokers)
+        self.stage = Stage(self.world, self.checker, servers, brokers)
+        self.members = make_members(self.world, self.checker, plan, brokers)
+        self._harm = Harm(
+            self.world,
+            plan.nemesis,
+            self.members,
+            self.checker,
+            synced=bool(plan.synced),
+            last_directory=DIRECTORIES[-1],
+        )
+        self._clients = make_clients(self.stage, plan)
+        self._created = False
+        self._committed: dict[str, dict[Partition, int]] = {}
+        self._asked = False
+        self._recovery_s = 0.0
+        self.world.trace.add("world", str(plan))
+
+    # The life
+
+    def run(self) -> ClusterOutcome:
+        world = self.world
+        try:
+            world.run(self._live())
+        except AssertionError as error:
+            world.violations.append(f"{type(error).__name__}: {error}")
+        return ClusterOutcome(
+            world.seed,
+            world.violations,
+            world.coverage,
+            world.trace.fingerprint,
+            self.plan,
+            sum(member.machine.lives for member in self.members),
+            self.checker.elections,
+            self.stage.journal.acknowledged,
+            self.checker.committed,
+            self.stage.journal.reads,
+            world.loop.time(),
+            self._recovery_s,
+            world.loop.steps,
+            world.trace.tail(80),
+        )
+
+    async def _live(self) -> None:
+        world, stage = self.world, self.stage
+        for member in self.members:
+            member.machine.boot()
+        looking = asyncio.ensure_future(self._look())
+        world.machine("setup", self._create_topics).boot()
+        if not await self._until(lambda: None if self._created else "no topic can be created", _START_S):
+            return
+        for name, client in self._clients.items():
+            machine = world.machine(name, client.main)
+            self._harm.clients.append(machine)
+            machine.boot()
+        await self._harm.nemesis.run(self._seconds)
+        began = world.loop.time()
+        self._harm.stop()
+        stage.stopping = True
+        readers = {
+            name for name, client in self._clients.items() if isinstance(client, Follower | GroupReader)
+        }
+        if not await self._until(lambda: self._busy(set(self._clients) - readers), _RECOVERY_S):
+            return
+        stage.draining = True
+        if not await self._until(lambda: self._busy(set(self._clients)), _RECOVERY_S):
+            return
+        if not await self._until(lambda: unrest(self.members, self.checker), _RECOVERY_S):
+            return
+        self._recovery_s = world.loop.time() - began
+        world.machine("auditor", self._ask_for_offsets).boot()
+        if not await self._until(
+            lambda: None if self._asked else "no committed offsets are told", _RECOVERY_S
+        ):
+            return
+        looking.cancel()
+        broken = next(verdict(self.checker, stage.journal, self._committed), None)
+        if broken is not None:
+            world.violated(broken)
+        self._look_for_surprises()
+
+    def _busy(self, names: set[str]) -> str | None:
+        busy = sorted(names - self.stage.ended)
+        return f"these clients have not come to an end: {', '.join(busy)}" if busy else None
+
+    async def _until(self, missing: Callable[[], str | None], limit_s: float) -> bool:
+        """Wait until nothing is missing any more; if that takes too long, a promise is broken."""
+        deadline = self.world.loop.time() + limit_s
+        while (text := missing()) is not None:
+            if self.world.loop.time() >= deadline:
+                self.world.violated(f"{limit_s:.0f} s without any fault, and {text}")
+                return False
+            await asyncio.sleep(0.25)
+        return True
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for member in self.members:
+                if member.node is not None and member.watch is not None:
+                    member.watch.look()
+
+    def _look_for_surprises(self) -> None:
+        excused = {member.machine.name for member in self.members if member.excused}
+        for who, told in self.world.log_handler.surprises:
+            if who not in excused:
+                self.world.violated(f"{who} was surprised: {told}")
+                return
+
+    # Before and after
+
+    async def _create_topics(self, runtime: Runtime) -> None:
+        factor = min(len(self.stage.brokers), 3)
+        while not self._created:
+            try:
+                async with Admin(self.stage.servers, runtime=runtime, **admin_settings()) as admin:
+                    for topic in self.stage.topics:
+                        try:
+                            await admin.topics.create(
+                                topic, partitions=_PARTITIONS, replication_factor=factor
+                            )
+                        except KafkaError as error:
+                            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                                raise
+                self._created = True
+            except (KafkaError, OSError) as error:
+                self.world.trace.add("setup", f"tries again: {error}")
+                await asyncio.sleep(0.5)
+
+    async def _ask_for_offsets(self, runtime: Runtime) -> None:
+        while not self._asked:
+            try:
+                async with Admin(self.stage.servers, runtime=runtime, **admin_settings()) as admin:
+                    for group in self.stage.journal.groups:
+                        found = await admin.groups.offsets(group)
+                        self._committed[group] = {
+                            (partition.topic, partition.partition): committed.offset
+                            for partition, committed in found.items()
+                        }
+                self._asked = True
+            except (KafkaError, OSError) as error:
+                self.world.trace.add("auditor", f"tries again: {error}")
+                await asyncio.sleep(0.5)

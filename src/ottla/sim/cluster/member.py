@@ -1,0 +1,119 @@
+"""A node of a simulated cluster: the one that ``ottla start`` runs, on a machine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ottla.metadata.storage import format_directory
+from ottla.node.config import NodeConfig
+from ottla.node.node import Node
+from ottla.node.storage import NodeFailed
+from ottla.raft.voters import VoterSet
+from ottla.runtime.random import SeededRandom
+from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.checker import ClusterChecker, Watch
+from ottla.sim.loop import Process
+from ottla.sim.world import World
+
+__all__ = ["CLUSTER_ID", "ClusterMember"]
+
+CLUSTER_ID = "simulated-cluster-id00"
+# How long after its end a process is started again by whoever looks after it.
+_RESTART_S = 0.5
+
+
+class ClusterMember:
+    """Its machine boots it again whenever it ends by itself."""
+
+    def __init__(self, world: World, checker: ClusterChecker, id: int, settings: Mapping[str, str]) -> None:
+        self._world = world
+        self._checker = checker
+        self.id = id
+        self.settings = dict(settings)
+        self.machine = world.machine(f"node{id}", self.main)
+        self._node: Node | None = None
+        self.watch: Watch | None = None
+        self._life = 0
+        # Its disk has failed it or was full: it may end, and say so.
+        self.excused = False
+
+    def format(self, directories: Mapping[str, bytes], voters: VoterSet | None) -> None:
+        """Prepare its directories; with dynamic voters the first snapshot says who they are."""
+        machine, config = self.machine, NodeConfig(self.settings)
+        for path, directory_id in directories.items():
+            format_directory(
+                machine.disk,
+                SeededRandom(f"{self._world.seed}/format/{self.id}"),
+                machine.clock,
+                path,
+                cluster_id=CLUSTER_ID,
+                node_id=self.id,
+                directory_id=directory_id,
+                dynamic_voters=voters if path == config.metadata_log_dir else None,
+            )
+        machine.disk.sync_all()
+
+    @property
+    def node(self) -> Node | None:
+        """The node of the life that the machine lives now; None while it is down."""
+        return self._node if self.machine.is_up and self._life == self.machine.lives else None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.node is not None and self.node.ready.is_set()
+
+    @property
+    def _process(self) -> Process | None:
+        return self.machine.process
+
+    async def main(self, runtime: Runtime) -> None:
+        process = self._process
+        self.watch = None
+        self._life = self.machine.lives
+        node = self._node = Node(runtime, NodeConfig(self.settings))
+        asyncio.get_running_loop().create_task(self._watch(node, self._life))
+        try:
+            await node.start()
+            reason = await node.failed()
+        except NodeFailed as error:
+            reason = str(error)
+        if not self.excused:
+            self._world.violated(f"node {self.id} gave up, and its disk is well: {reason}")
+        self._world.trace.add(self.machine.name, f"ends: {reason}")
+        self._world.coverage["a node ends by itself"] += 1
+        self._end(process)
+
+    async def _watch(self, node: Node, life: int) -> None:
+        while not hasattr(node, "replicas"):  # noqa: ASYNC110 - the node tells nobody
+            await asyncio.sleep(0.001)
+        if self._life == life:
+            self.watch = Watch(self._world, self._checker, self.id, node, self.machine.disk)
+
+    def restart(self) -> None:
+        """Stop it as an operator does, and start it again."""
+        process, node = self._process, self.node
+        if process is None or node is None or process.paused:
+            return
+
+        async def leave() -> None:
+            await node.stop()
+            self._world.coverage["stopped cleanly"] += 1
+            self._end(process)
+
+        self._world.trace.add(self.machine.name, "is asked to stop")
+        self._world.loop.spawn(process, leave(), f"stop of {self.machine.name}")
+
+    def _end(self, process: Process | None) -> None:
+        loop = self._world.loop
+
+        def exits() -> None:
+            if self.machine.process is process:
+                self.machine.kill(power_loss=False)
+                loop.call_later(_RESTART_S, reboots, context=loop.world.context)
+
+        def reboots() -> None:
+            if not self.machine.is_up:
+                self.machine.boot()
+
+        loop.call_soon(exits, context=loop.world.context)

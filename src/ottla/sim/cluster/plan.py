@@ -1,0 +1,99 @@
+"""What kind of life a cluster will have: its shape, its settings, its clients, and what is done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from ottla.sim.nemesis import FAULTS, NemesisConfig
+
+__all__ = ["CLIENTS", "CLUSTER_FAULTS", "ClusterPlan"]
+
+# Every kind of client, by the name under which a plan asks for it.
+CLIENTS = (
+    "acks-0",
+    "acks-1",
+    "acks-all",
+    "idempotent",
+    "transactional",
+    "rivals",
+    "classic-group",
+    "consumer-group",
+    "copy-classic",
+    "copy-consumer",
+    "follower",
+    "committed-follower",
+    "topics",
+    "settings",
+    "moves",
+)
+
+CLUSTER_FAULTS: Mapping[str, int] = {
+    **FAULTS,
+    "clock drift": 1,
+    "stop and start": 3,
+    "rolling restart": 1,
+    "kill a client": 3,
+    "pause a client": 2,
+    "full disk": 1,
+    "failing directory": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What is None is drawn from the seed."""
+
+    nodes: int | None = None
+    # Whether every node is broker and controller, or there are controllers besides the brokers.
+    separate: bool | None = None
+    dynamic: bool | None = None
+    # Whether replicas sync before they acknowledge. If not, a disk may only forget what others have.
+    synced: bool | None = None
+    min_insync: int | None = None
+    # Timeouts, as a part of Kafka's.
+    haste: float | None = None
+    clients: tuple[str, ...] | None = None
+    nemesis: NemesisConfig | None = None
+
+    def drawn(self, random: Random) -> ClusterPlan:
+        """The same with nothing left open. Draws as much for any plan, so plans can be compared."""
+        drawn = _draw(random, self.nodes)
+        given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
+        return replace(drawn, **given)
+
+    @property
+    def controllers(self) -> int:
+        assert self.nodes is not None
+        return min(self.nodes, 3)
+
+
+def _draw(random: Random, asked: int | None) -> ClusterPlan:
+    nodes = random.choice((1, 3, 3, 3, 3, 4))
+    count = nodes if asked is None else asked
+    synced = random.random() < 0.4
+    weights = dict(CLUSTER_FAULTS)
+    if not synced:
+        # Whether a disk may forget cannot be told ahead of the moment.
+        weights["power loss inside a write"] = 0
+    if random.random() < 0.5:
+        weights["full disk"] = weights["failing directory"] = 0
+    chosen = random.sample(CLIENTS, random.choice((3, 4, 5, 6, 8, len(CLIENTS))))
+    if not {"idempotent", "transactional", "acks-all"} & set(chosen):
+        chosen.append("idempotent")
+    return ClusterPlan(
+        nodes=nodes,
+        separate=random.random() < 0.2 and count > 1,
+        dynamic=random.random() < 0.5,
+        synced=synced,
+        min_insync=random.choice((1, 2, 2)) if count > 1 else 1,
+        haste=random.choice((0.1, 0.3, 0.3, 1.0)),
+        clients=tuple(sorted(chosen)),
+        nemesis=NemesisConfig(
+            interval_s=random.choice((0.5, 1.0, 2.0, 4.0)),
+            longest_s=random.choice((0.5, 2.0, 5.0)),
+            max_down=random.choice((1, 1, None)),
+            weights=weights,
+        ),
+    )

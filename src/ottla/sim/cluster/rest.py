@@ -1,0 +1,55 @@
+"""When a cluster is at rest: all replicas in sync and equal, transactions ended, one metadata for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ottla.log.files import TopicPartition
+from ottla.protocol.errors import KafkaError
+from ottla.sim.cluster.checker import ClusterChecker
+from ottla.sim.cluster.member import ClusterMember
+
+__all__ = ["unrest"]
+
+
+def unrest(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
+    """What is still amiss, in one line; None if nothing is."""
+    for member in members:
+        if not member.is_ready:
+            return f"node {member.id} does not serve"
+        node = member.node
+        assert node is not None
+        if node.image != checker.newest:
+            return f"node {member.id} has not followed the metadata"
+    by_id = {member.id: member for member in members}
+    for topic, index, registration in checker.newest.topics.partitions():
+        tp = TopicPartition(topic.name, index)
+        if registration.leader < 0:
+            return f"{tp} has no leader: {registration}"
+        if set(registration.isr) != set(registration.replicas):
+            return f"{tp} has replicas {registration.replicas} and only {registration.isr} are in sync"
+        if registration.adding_replicas or registration.removing_replicas:
+            return f"{tp} is still being moved: {registration}"
+        line = checker.lines.get((topic.id, index))
+        end = 0 if line is None else line.end
+        for id in registration.replicas:
+            text = _replica(by_id[id], tp, end, clean=topic.name not in checker.unclean)
+            if text is not None:
+                return text
+    return None
+
+
+def _replica(member: ClusterMember, tp: TopicPartition, end: int, *, clean: bool) -> str | None:
+    node = member.node
+    assert node is not None
+    try:
+        log = node.replicas.partition(tp).log
+    except KafkaError as error:
+        return f"node {member.id} does not serve {tp}: {error}"
+    if log.high_watermark != log.log_end_offset:
+        return f"{tp} on node {member.id} ends at {log.log_end_offset}, and committed is {log.high_watermark}"
+    if clean and log.high_watermark != end:
+        return f"{tp} on node {member.id} has {log.high_watermark} committed, and there is {end}"
+    if log.last_stable_offset != log.high_watermark:
+        return f"{tp} on node {member.id} has a transaction open at {log.last_stable_offset}"
+    return None

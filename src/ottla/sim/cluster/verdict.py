@@ -1,0 +1,175 @@
+"""The whole story against the whole history, once everything has come to rest.
+
+- Nothing that was acknowledged is missing, as far as its acks promise: with acks=all never, with acks=1 only
+  if another leader came.
+- Nothing of an idempotent or transactional producer is there twice, and each of its sessions is in order.
+- A transaction is visible as a whole or not at all, and as its producer was told.
+- A group was given every record, and its committed offsets are not behind what was confirmed.
+- Where records are read, changed and written on in transactions, each is there exactly once, and the group's
+  offsets agree with what was written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+
+from ottla.sim.cluster.checker import ClusterChecker
+from ottla.sim.cluster.journal import Fate, GroupStory, Journal, Partition, Sent, original_of
+
+__all__ = ["verdict"]
+
+Offsets = Mapping[str, Mapping[Partition, int]]
+"""By group: what it has committed in the end."""
+
+
+def verdict(checker: ClusterChecker, journal: Journal, committed: Offsets) -> Iterator[str]:
+    """What was broken, one line for each kind."""
+    yield from _lost(checker, journal)
+    yield from _doubled(checker, journal)
+    yield from _disordered(checker, journal)
+    yield from _torn(checker, journal)
+    for group in journal.groups.values():
+        offsets = committed.get(group.name)
+        if offsets is not None:
+            yield from _group(checker, group, offsets)
+            if group.copies_to is not None:
+                yield from _copied(checker, group, offsets)
+
+
+def _values(checker: ClusterChecker, topic: str, partition: int) -> Counter[bytes]:
+    line = checker.line(topic, partition)
+    entries = () if line is None else line.entries.values()
+    return Counter(entry.value for entry in entries if entry.value is not None)
+
+
+def _by_partition(checker: ClusterChecker, sent: list[Sent]) -> dict[Partition, list[Sent]]:
+    found: dict[Partition, list[Sent]] = defaultdict(list)
+    for record in sent:
+        if record.topic not in checker.unclean:
+            found[record.topic, record.partition].append(record)
+    return found
+
+
+def _lost(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+    for (topic, partition), records in _by_partition(checker, journal.sent).items():
+        values = _values(checker, topic, partition)
+        lost = [
+            record
+            for record in records
+            if record.fate is Fate.DONE and record.value not in values and _is_promised(checker, record)
+        ]
+        if lost:
+            first = lost[0]
+            yield (
+                f"{len(lost)} acknowledged records of {topic}-{partition} are lost, among them "
+                f"{first.value!r}, written with acks={first.acks} at {first.offset}"
+            )
+
+
+def _is_promised(checker: ClusterChecker, record: Sent) -> bool:
+    if record.acks == -1:
+        return True
+    return record.acks == 1 and checker.leader_epoch(record.topic, record.partition) == record.leader_epoch
+
+
+def _doubled(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+    careful = [record for record in journal.sent if record.idempotent]
+    for (topic, partition), records in _by_partition(checker, careful).items():
+        values = _values(checker, topic, partition)
+        twice = [record.value for record in records if values[record.value] > 1]
+        if twice:
+            yield f"{len(twice)} records of {topic}-{partition} are there twice, among them {twice[:3]}"
+
+
+def _disordered(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+    careful = [record for record in journal.sent if record.idempotent]
+    for (topic, partition), records in _by_partition(checker, careful).items():
+        line = checker.line(topic, partition)
+        if line is None:
+            continue
+        places = {record.value: (record.session, record.number) for record in records}
+        last: dict[str, int] = {}
+        for entry in line.entries.values():
+            place = places.get(entry.value or b"")
+            if place is None:
+                continue
+            session, number = place
+            if number < last.get(session, -1):
+                yield f"{entry.value!r} of {line.name} comes after number {last[session]} of its session"
+                return
+            last[session] = number
+
+
+def _torn(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+    visible: dict[Partition, set[bytes | None]] = {}
+    for transaction in journal.transactions:
+        shown = hidden = 0
+        for record in transaction.records:
+            key = (record.topic, record.partition)
+            if key not in visible:
+                line = checker.line(*key)
+                visible[key] = set() if line is None else {entry.value for entry in line.visible()}
+            if record.value in visible[key]:
+                shown += 1
+            else:
+                hidden += 1
+        if transaction.fate is Fate.DONE and hidden:
+            yield f"{hidden} of {shown + hidden} records of {transaction.name} are missing; it was committed"
+        elif transaction.fate in (Fate.FAILED, Fate.OPEN) and shown:
+            yield f"{shown} records of {transaction.name} are visible; it was {_told(transaction.fate)}"
+        elif shown and hidden:
+            yield f"{transaction.name} is torn: {shown} of its records are visible, {hidden} are not"
+
+
+def _told(fate: Fate) -> str:
+    return "aborted" if fate is Fate.FAILED else "never committed"
+
+
+def _group(checker: ClusterChecker, group: GroupStory, offsets: Mapping[Partition, int]) -> Iterator[str]:
+    for partition, offset in sorted(offsets.items()):
+        if not group.may_be(partition, offset):
+            yield (
+                f"group {group.name} has committed {offset} of {partition[0]}-{partition[1]}, and "
+                f"{group.acknowledged(partition)} was confirmed before"
+            )
+    for partition, commits in sorted(group.commits.items()):
+        if partition not in offsets and any(commit.fate is Fate.DONE for commit in commits):
+            yield f"group {group.name} has lost its confirmed offset of {partition[0]}-{partition[1]}"
+    for topic, index in sorted(offsets):
+        line = checker.line(topic, index)
+        if line is None or topic in checker.unclean:
+            continue
+        below = offsets[topic, index]
+        entries = line.visible() if group.read_committed else list(line.entries.values())
+        missed = [
+            entry
+            for entry in entries
+            if entry.offset < below and entry.offset not in group.read[topic, index]
+        ]
+        if missed:
+            yield (
+                f"group {group.name} went past {len(missed)} records of {line.name} without being given "
+                f"them, among them {missed[0]!r}"
+            )
+
+
+def _copied(checker: ClusterChecker, group: GroupStory, offsets: Mapping[Partition, int]) -> Iterator[str]:
+    """Each record below the committed offset was written on exactly once, and none above it."""
+    assert group.copies_to is not None
+    copies: Counter[bytes | None] = Counter()
+    for written in checker.lines_of(group.copies_to):
+        copies.update(original_of(group, entry.value or b"") for entry in written.visible())
+    for (topic, index), offset in sorted(offsets.items()):
+        line = checker.line(topic, index)
+        if line is None:
+            continue
+        for entry in line.visible():
+            count = copies[entry.value]
+            wanted = 1 if entry.offset < offset else 0
+            if count != wanted:
+                yield (
+                    f"{entry!r} of {line.name} was written on {count} times; group {group.name} has "
+                    f"committed {offset}, so it should be {wanted}"
+                )
+                return

@@ -1,0 +1,155 @@
+"""Those who write: with every acks, idempotent or not, and in transactions over several partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ottla.client.errors import TransactionAborted
+from ottla.client.producer import Producer
+from ottla.protocol.errors import KafkaError
+from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.journal import Fate, Sent, Transaction
+from ottla.sim.cluster.stage import EVENTS, ORDERS, Stage, attempt
+
+__all__ = ["TransactionalWriter", "Writer", "producer_settings"]
+
+
+def producer_settings(runtime: Runtime) -> dict[str, Any]:
+    """As Kafka's, but with shorter patience: a life is short."""
+    return {
+        "request_timeout_ms": 2_000,
+        "delivery_timeout_ms": 8_000,
+        "max_block_ms": 8_000,
+        "linger_ms": runtime.random.randrange(0, 20),
+        "metadata_max_age_ms": 10_000,
+    }
+
+
+class Writer:
+    """Sends waves of records to one topic; a producer that gives up is followed by another one."""
+
+    def __init__(self, stage: Stage, name: str, *, acks: int, idempotent: bool) -> None:
+        self._stage = stage
+        self.name = name
+        self._acks = acks
+        self._idempotent = idempotent
+        self._topic = ORDERS if idempotent else EVENTS
+        self._sessions = 0
+
+    async def main(self, runtime: Runtime) -> None:
+        stage = self._stage
+        while not stage.stopping:
+            self._sessions += 1
+            await attempt(stage, self.name, lambda: self._session(runtime))
+            await asyncio.sleep(runtime.random.random())
+        stage.ended.add(self.name)
+
+    async def _session(self, runtime: Runtime) -> None:
+        session = f"{self.name}.{self._sessions}"
+        async with Producer(
+            self._stage.servers,
+            runtime=runtime,
+            acks=self._acks,
+            enable_idempotence=self._idempotent,
+            **producer_settings(runtime),
+        ) as producer:
+            number = 0
+            waves = runtime.random.randrange(10, 200)
+            while not self._stage.stopping and waves:
+                waves -= 1
+                size = runtime.random.randrange(1, 5)
+                await self._wave(producer, session, range(number, number + size), runtime)
+                number += size
+                await asyncio.sleep(runtime.random.random() * 0.3)
+
+    async def _wave(self, producer: Producer, session: str, numbers: range, runtime: Runtime) -> None:
+        topic = EVENTS if not self._idempotent or runtime.random.random() < 0.2 else self._topic
+        await producer.ready(topic)
+        count = len(await producer.partitions_for(topic))
+        wave = []
+        for number in numbers:
+            value = f"{session}.{number}".encode()
+            partition = runtime.random.randrange(0, count)
+            sent = Sent(topic, partition, value, self._acks, self._idempotent, session, number)
+            self._stage.journal.sent.append(sent)
+            wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
+        for sent, delivery in wave:
+            try:
+                metadata = await delivery
+            except KafkaError as error:
+                sent.fate = Fate.FAILED
+                self._stage.tell(self.name, f"{sent.value.decode()} failed: {error}")
+                continue
+            self._stage.delivered(sent, metadata.offset)
+
+
+class TransactionalWriter:
+    """Transactions over all topics that may be written to; some are aborted. Two writers may share an id and
+    take it from each other.
+    """
+
+    def __init__(self, stage: Stage, name: str, *, transactional_id: str) -> None:
+        self._stage = stage
+        self.name = name
+        self._id = transactional_id
+        self._sessions = 0
+
+    async def main(self, runtime: Runtime) -> None:
+        stage = self._stage
+        while not stage.stopping:
+            self._sessions += 1
+            await attempt(stage, self.name, lambda: self._session(runtime))
+            await asyncio.sleep(runtime.random.random() * 3)
+        stage.ended.add(self.name)
+
+    async def _session(self, runtime: Runtime) -> None:
+        session = f"{self.name}.{self._sessions}"
+        async with Producer(
+            self._stage.servers,
+            runtime=runtime,
+            transactional_id=self._id,
+            transaction_timeout_ms=runtime.random.randrange(2_000, 10_000),
+            **producer_settings(runtime),
+        ) as producer:
+            number = 0
+            while not self._stage.stopping and number < 100:
+                number += 1
+                await self._transaction(producer, f"{session}.{number}", runtime)
+                await asyncio.sleep(runtime.random.random() * 0.5)
+
+    async def _transaction(self, producer: Producer, name: str, runtime: Runtime) -> None:
+        transaction = Transaction(name)
+        self._stage.journal.transactions.append(transaction)
+        producer.transactions.begin()
+        try:
+            await self._fill(producer, transaction, runtime)
+            if runtime.random.random() < 0.25:
+                await producer.transactions.abort()
+                transaction.fate = Fate.FAILED
+                return
+            transaction.fate = Fate.UNKNOWN
+            await producer.transactions.commit()
+            transaction.fate = Fate.DONE
+        except TransactionAborted:
+            transaction.fate = Fate.OPEN
+            await producer.transactions.abort()
+            transaction.fate = Fate.FAILED
+
+    async def _fill(self, producer: Producer, transaction: Transaction, runtime: Runtime) -> None:
+        random = runtime.random
+        wave = []
+        for number in range(random.randrange(1, 6)):
+            topic = ORDERS if random.random() < 0.6 else EVENTS
+            await producer.ready(topic)
+            partition = random.randrange(0, len(await producer.partitions_for(topic)))
+            value = f"{transaction.name}.{number}".encode()
+            sent = Sent(topic, partition, value, -1, True, transaction.name, number)
+            transaction.records.append(sent)
+            self._stage.journal.sent.append(sent)
+            wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
+            if random.random() < 0.3:
+                await asyncio.sleep(random.random() * 0.3)
+        for sent, delivery in wave:
+            if random.random() < 0.5:
+                self._stage.delivered(sent, (await delivery).offset)

@@ -361,3 +361,62 @@ def test_records_are_judged_as_the_rules_say(
     error = refused(data, **rules)
     assert isinstance(error, RecordErrors)
     assert {each.index for each in error.errors} == bad
+
+
+def outcome(data: Any, rules: dict[str, Any]) -> Any:
+    try:
+        found = validate(data, **rules)
+    except KafkaError as error:
+        return error.code, error.message
+    return bytes(found.buffer), *found[1:]
+
+
+@given(
+    records=record_runs(base=0),
+    producer=st.sampled_from([(-1, -1, -1), (7, 0, 0), (7, 1, -1)]),
+    codec=st.sampled_from([Codec.NONE, Codec.NONE, Codec.LZ4]),
+    damage=st.none() | st.tuples(st.integers(0, 200), st.integers(0, 255), st.booleans()),
+    more=st.binary(max_size=3),
+    rules=st.fixed_dictionaries(
+        {},
+        optional={
+            "compacted": st.booleans(),
+            "before_max_ms": st.integers(0, 2**51),
+            "now_ms": st.integers(0, 2**50),
+            "max_message_bytes": st.integers(60, 300),
+            "timestamp_type": st.sampled_from(TimestampType),
+            "codec_target": st.sampled_from([None, Codec.NONE, Codec.LZ4]),
+            "origin": st.sampled_from([AppendOrigin.CLIENT, AppendOrigin.COORDINATOR]),
+        },
+    ),
+)
+@settings(max_examples=400)
+def test_the_kernel_takes_by_itself_only_what_the_rules_take(
+    records: list[ModelRecord],
+    producer: tuple[int, int, int],
+    codec: Codec,
+    damage: tuple[int, int, bool] | None,
+    more: bytes,
+    rules: dict[str, Any],
+) -> None:
+    """It leaves alone what it may not write, so that is judged by the rules in Python."""
+    producer_id, epoch, sequence = producer
+    data = bytearray(
+        build_batch(
+            [Record(r.offset, r.timestamp, r.key, r.value, r.headers) for r in records],
+            codec=codec,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+    )
+    if damage is not None:
+        position, value, hidden = damage
+        data[position % len(data)] = value
+        if hidden:
+            struct.pack_into(">I", data, 17, compute_crc(data, 0, len(data)))
+    data += more
+    before = bytes(data)
+    by_rules = outcome(before, rules)
+    assert outcome(data, rules) == by_rules
+    assert isinstance(by_rules[0], bytes) or data == before

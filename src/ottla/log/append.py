@@ -7,7 +7,7 @@ the metadata log, append batches that have their place already and only see that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ottla.log.append_origin import AppendOrigin
 from ottla.log.config import LogConfig
@@ -21,8 +21,7 @@ from ottla.runtime.disk import Buffer
 MAX_OFFSET = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class AppendInfo:
+class AppendInfo(NamedTuple):
     first_offset: int
     last_offset: int
     max_timestamp: int
@@ -52,8 +51,7 @@ class UnexpectedAppendOffset(KafkaError):
         self.last_offset = last_offset
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(NamedTuple):
     """Batches with their final offsets and epochs, at least one."""
 
     data: memoryview
@@ -62,16 +60,11 @@ class Incoming:
     append_time: int
 
     @property
-    def first_offset(self) -> int:
-        return self.batches[0].base_offset
-
-    @property
-    def last_offset(self) -> int:
-        return self.batches[-1].last_offset
-
-    @property
     def has_producers(self) -> bool:
-        return any(batch.producer_id != NO_PRODUCER_ID for batch in self.batches)
+        for batch in self.batches:  # noqa: SIM110 - every append asks
+            if batch.producer_id != NO_PRODUCER_ID:
+                return True
+        return False
 
 
 def from_producer(

@@ -71,9 +71,11 @@ def _append(
     transaction_version: int | None,
     inline_flush: bool,
 ) -> AppendInfo:
-    data, batches = incoming.data, incoming.batches
+    data, batches, max_timestamp, append_time = incoming
+    first_offset, last_offset = batches[0].base_offset, batches[-1].last_offset
     size = data.nbytes
-    if size > core.config.segment_bytes:
+    local = core.local
+    if size > local.config.segment_bytes:
         raise KafkaError(
             ErrorCode.RECORD_LIST_TOO_LARGE,
             f"{core.partition}: {size} bytes in one append, but segment.bytes is {core.config.segment_bytes}",
@@ -84,29 +86,35 @@ def _append(
             with_markers(data, batches), origin, guard=guard, transaction_version=transaction_version
         )
         if change.duplicate is not None:
-            return _known(core, change.duplicate, incoming.max_timestamp, inline_flush)
-    rolled = _maybe_roll(core, incoming, size, now_ms)
-    with core.guard("appending"):
-        core.local.append(data, batches)
+            return _known(core, change.duplicate, max_timestamp, inline_flush)
+    rolled = False
+    try:
+        if local.active.should_roll(size, last_offset, max_timestamp, now_ms):
+            rolled = _roll_for(core, first_offset, last_offset, now_ms)
+        local.append(data, batches)
+    except OSError as error:
+        raise core.guard("appending").failure(error) from error
     if change is not None:
-        _apply(core, change, incoming.first_offset)
+        _apply(core, change, first_offset)
     epochs = core.epoch_cache()
     for batch in batches:
-        if batch.leader_epoch >= 0:
-            epochs.assign(batch.leader_epoch, batch.base_offset)
+        epoch = batch.leader_epoch
+        if epoch >= 0:
+            epochs.assign(epoch, batch.base_offset)
     producers = core.producers.loaded
     if producers is not None:
-        producers.map_end_offset = core.log_end_offset
+        producers.map_end_offset = local.log_end_offset
     return AppendInfo(
-        incoming.first_offset,
-        incoming.last_offset,
-        incoming.max_timestamp,
-        incoming.append_time,
+        first_offset,
+        last_offset,
+        max_timestamp,
+        append_time,
         core.log_start_offset,
-        batches[-1].leader_epoch,
+        epoch,
         size,
-        rolled=rolled,
-        flush_due=_flush_due(core, inline_flush),
+        False,
+        rolled,
+        _flush_due(core, inline_flush),
     )
 
 
@@ -150,15 +158,13 @@ def _apply(core: LogCore, change: ProducerAppend, first_offset: int) -> None:
         raise core.directory.io_error(f"writing the transaction index of {core.partition}", error) from error
 
 
-def _maybe_roll(core: LogCore, incoming: Incoming, size: int, now_ms: int) -> bool:
-    last_offset = incoming.last_offset
+def _roll_for(core: LogCore, first_offset: int, last_offset: int, now_ms: int) -> bool:
+    """Begin a segment for batches with these offsets."""
     with core.guard("rolling a segment"):
-        if not core.active.should_roll(size, last_offset, incoming.max_timestamp, now_ms):
-            return False
         # At the log end, so that segments join without a gap; unless the offsets would not fit.
         base_offset = core.log_end_offset
         if last_offset - base_offset > MAX_RELATIVE_OFFSET:
-            base_offset = incoming.first_offset
+            base_offset = first_offset
             if last_offset - base_offset > MAX_RELATIVE_OFFSET:
                 raise KafkaError(
                     ErrorCode.INVALID_RECORD,

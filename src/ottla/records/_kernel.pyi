@@ -143,6 +143,17 @@ def validate_records(
     after_max_ms: int,
     max_refusals: int,
 ) -> tuple[int, bool, int, list[tuple[int, int, int, int]]]: ...
+def place_plain(
+    batch: Buffer,
+    crc32c: Callable[[memoryview], int],
+    first_offset: int,
+    leader_epoch: int,
+    now_ms: int,
+    before_max_ms: int,
+    after_max_ms: int,
+    max_bytes: int,
+    keys_required: bool,
+) -> BatchHeader | None: ...
 def find_timestamp(
     payload: Buffer, header: BatchHeader, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None: ...

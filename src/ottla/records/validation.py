@@ -4,7 +4,8 @@ The rules and codes are those of Kafka's broker. A batch that breaks a rule as a
 code; a batch with records that break a rule is refused with `RecordErrors`, which names each of them. A
 batch that passes keeps its bytes wherever it can: base offset, leader epoch, timestamp type and maximum
 timestamp are patched in place, and only a change of codec, or offset deltas that do not count up from 0,
-make the records be written again.
+make the records be written again. Nearly every batch has nothing amiss and is not compressed: those the
+kernel takes by itself (`place_plain`), and the rules in this file are for the others.
 
 Whatever is returned has contiguous offsets from `first_offset` on, the maximum timestamp that the broker
 worked out itself, and a valid checksum.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records._kernel import (
@@ -23,6 +24,7 @@ from ottla.records._kernel import (
     BatchHeader,
     Encoder,
     copy_records,
+    place_plain,
     validate_records,
 )
 from ottla.records.batch import (
@@ -33,6 +35,7 @@ from ottla.records.batch import (
     verify_crc,
 )
 from ottla.records.builder import attributes_of, join_batch
+from ottla.records.checksum import crc32c
 from ottla.records.compression import compress
 from ottla.records.types import (
     MAGIC,
@@ -84,8 +87,7 @@ class RecordErrors(KafkaError):
         return type(self), (self.code, self.message, self.errors)
 
 
-@dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(NamedTuple):
     """Batches ready to be appended, and what the log wants to know of them.
 
     `offset_of_max_timestamp` is what the time index stores: the last offset of the batch that has the largest
@@ -150,6 +152,32 @@ def validate_and_assign(
     topic's `compression.type`, None for 'producer'. Clients send one batch; other origins may send several.
     An incomplete batch at the end is cut off, as Kafka does.
     """
+    if (
+        origin is AppendOrigin.CLIENT
+        and timestamp_type is TimestampType.CREATE_TIME
+        and (codec_target is None or codec_target is Codec.NONE)
+    ):
+        placed = place_plain(
+            data,
+            crc32c,
+            first_offset,
+            leader_epoch,
+            now_ms,
+            before_max_ms,
+            after_max_ms,
+            max_message_bytes,
+            compacted,
+        )
+        if placed is not None:
+            last, newest_ms = placed.last_offset, placed.max_timestamp
+            return Validated(
+                _writable(data),
+                [placed],
+                first_offset,
+                last,
+                newest_ms,
+                -1 if newest_ms == NO_TIMESTAMP else last,
+            )
     found = list(iter_batches(data))
     if not found:
         raise KafkaError(ErrorCode.INVALID_RECORD, "the records hold no complete batch")

@@ -24,6 +24,7 @@ cdef enum:
     MIN_ENTRY_BYTES = 7             # length, attributes, two deltas, two lengths, header count: a byte each
     HEADER_BYTES = 61
     OVERHEAD_BYTES = 12
+    CRC_START = 21                  # the attributes, the first that the checksum covers
     MAX_DELTA_GROWTH = 9 + 4 + 4    # timestamp delta, offset delta and record length from shortest to longest
 
 cdef enum Fault:
@@ -64,6 +65,16 @@ cdef inline int32_t get32(const uint8_t* p) noexcept nogil:
 
 cdef inline int64_t get64(const uint8_t* p) noexcept nogil:
     return <int64_t> ((<uint64_t> <uint32_t> get32(p) << 32) | <uint32_t> get32(p + 4))
+
+
+cdef inline void put32(uint8_t* p, int32_t value) noexcept nogil:
+    cdef uint32_t bits = <uint32_t> value
+    p[0], p[1], p[2], p[3] = bits >> 24, (bits >> 16) & 0xFF, (bits >> 8) & 0xFF, bits & 0xFF
+
+
+cdef inline void put64(uint8_t* p, int64_t value) noexcept nogil:
+    put32(p, <int32_t> (<uint64_t> value >> 32))
+    put32(p + 4, <int32_t> value)
 
 
 cdef inline int64_t wrapping_add(int64_t a, int64_t b) noexcept nogil:

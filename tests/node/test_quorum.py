@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.sim_nodes import SimNodes
+from tests.support.sim_nodes import CLUSTER_ID, SimNodes
+
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse, Listener
+from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
+from ottla.protocol.schema import Request
 
 SEEDS = range(4)
 
@@ -118,5 +123,50 @@ def test_a_quorum_of_controllers_serves_brokers_that_only_follow_it() -> None:
         await nodes.until(lambda: nodes.active is not None)
         await nodes.create("more", 1, replicas=2)
         assert not any(nodes.fenced(id, 1) for id in (1, 2))
+
+    nodes.run(life())
+
+
+def test_controllers_are_added_to_a_quorum_and_removed_from_it() -> None:
+    roles = {1: "broker", 11: "controller", 12: "controller", 13: "controller"}
+    nodes = SimNodes(roles, static=False)
+
+    def voters(id: int) -> tuple[int, ...]:
+        return nodes.nodes[id].metadata.voters.ids
+
+    async def change(request: Request) -> None:
+        """Ask any controller, by way of the broker's own link."""
+        response = await nodes.nodes[1].controllers.ask(request, 0)
+        assert isinstance(response, AddRaftVoterResponse | RemoveRaftVoterResponse)
+        assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
+
+    async def life() -> None:
+        nodes.format(11)
+        nodes.boot()
+        await nodes.ready()
+        assert nodes.active == 11
+        for id in (12, 13):
+            await change(
+                AddRaftVoterRequest(
+                    cluster_id=CLUSTER_ID,
+                    timeout_ms=5_000,
+                    voter_id=id,
+                    voter_directory_id=nodes.directory_id(id),
+                    listeners=[Listener(name="CONTROLLER", host=f"node{id}", port=9093)],
+                )
+            )
+        await nodes.until(lambda: all(voters(id) == (11, 12, 13) for id in roles))
+        nodes.kill(11)
+        await nodes.until(lambda: nodes.active is not None)
+        await nodes.create("orders", 1, replicas=1)
+        await change(
+            RemoveRaftVoterRequest(
+                cluster_id=CLUSTER_ID, voter_id=11, voter_directory_id=nodes.directory_id(11)
+            )
+        )
+        await nodes.until(lambda: all(voters(id) == (12, 13) for id in (1, 12, 13)))
+        nodes.boot(11)
+        await nodes.ready(11)
+        await nodes.until(lambda: voters(11) == (12, 13) and nodes.topics(11) == {"orders"})
 
     nodes.run(life())

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,12 +36,21 @@ class NodeProcess:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
 
     def start(self) -> Self:
+        self.launch()()
+        return self
+
+    def launch(self) -> Callable[[], None]:
+        """Begin to start it; call what this gives to wait until it is ready."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ottla", "start", *self._arguments],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
         )
+        return self._await_ready
+
+    def _await_ready(self) -> None:
+        assert self._process is not None
         assert self._process.stdout is not None
         self.ready_line = self._process.stdout.readline().strip()
         match = READY.fullmatch(self.ready_line)
@@ -49,7 +58,6 @@ class NodeProcess:
             self.kill()
             raise AssertionError(f"the node is not ready: {self.ready_line!r} {self.stderr()}")
         self.port = int(match["port"])
-        return self
 
     @property
     def bootstrap(self) -> str:

@@ -8,8 +8,11 @@ from functools import partial
 from typing import Any
 
 from ottla.client.admin import Admin
+from ottla.metadata.storage import format_directory
 from ottla.node.config import NodeConfig
 from ottla.node.node import Node
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.sim.world import World
 
@@ -121,3 +124,26 @@ class SimNodes:
         """Whether a broker is fenced, as another node sees it."""
         broker = self.nodes[by].image.cluster.brokers.get(id)
         return broker is None or broker.fenced
+
+    # A quorum whose voters are in its log
+
+    def directory_id(self, id: int) -> bytes:
+        return bytes([id]) * 16
+
+    def voter(self, id: int) -> Voter:
+        return Voter(ReplicaKey(id, self.directory_id(id)), {"CONTROLLER": Address(f"node{id}", 9093)})
+
+    def format(self, *voters: int) -> None:
+        """Format every node for a quorum that begins with these voters."""
+        initial = VoterSet.of(*map(self.voter, voters))
+        for id, machine in self.machines.items():
+            format_directory(
+                machine.disk,
+                SeededRandom(id),
+                machine.clock,
+                "/data",
+                cluster_id=CLUSTER_ID,
+                node_id=id,
+                directory_id=self.directory_id(id),
+                dynamic_voters=initial if id in voters else None,
+            )

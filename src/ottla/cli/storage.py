@@ -86,15 +86,36 @@ def _info(path: str) -> dict[str, Any]:
 
 @command(app, "format")
 def format_directories(
-    directories: Directories,
+    directories: Annotated[list[str] | None, Argument(metavar="[DIRECTORY...]")] = None,
+    config: Annotated[
+        str | None,
+        Option("--config", "-c", metavar="FILE", help="server.properties: directories, node id, listeners."),
+    ] = None,
     cluster_id: Annotated[
         str | None,
         Option("--cluster-id", "-t", metavar="ID", help="The cluster's id; a new one if not given."),
     ] = None,
-    node_id: Annotated[int, Option("--node-id", min=0, help="The node's id.")] = 1,
+    node_id: Annotated[
+        int | None, Option("--node-id", min=0, help="The node's id; 1 if nothing says otherwise.")
+    ] = None,
     release: Annotated[
         str | None, Option("--release-version", "-r", metavar="VERSION", help="The metadata version, as 4.3.")
     ] = None,
+    standalone: Annotated[
+        bool, Option("--standalone", "-s", help="This controller is the first voter of a dynamic quorum.")
+    ] = False,
+    initial_controllers: Annotated[
+        str | None,
+        Option(
+            "--initial-controllers",
+            "-I",
+            metavar="LIST",
+            help="The first voters of a dynamic quorum: id@host:port:directory-id, comma separated.",
+        ),
+    ] = None,
+    no_initial_controllers: Annotated[
+        bool, Option("--no-initial-controllers", "-N", help="The node joins a dynamic quorum that is there.")
+    ] = False,
     ignore_formatted: Annotated[
         bool, Option("--ignore-formatted", "-g", help="A directory that is formatted already is fine.")
     ] = False,
@@ -102,10 +123,12 @@ def format_directories(
 ) -> None:
     """Prepare empty directories for a node.
 
-    `ottla start` formats an empty directory by itself; this is for those who choose the cluster's id.
+    `ottla start` formats the empty directory of a node by itself; this is for those who choose the cluster's
+    id, and for the nodes of a cluster, which have to agree on it. The voters of a quorum are named by
+    controller.quorum.voters, or, in a dynamic quorum, kept in the metadata log, which begins with those that
+    are given here.
     """
-    import os
-
+    from ottla.cli.storage_plan import plan_format
     from ottla.metadata.storage import StorageError, format_directory, load_directories
     from ottla.protocol.json_form import parse_uuid, uuid_text
     from ottla.runtime.clock import SystemClock
@@ -118,34 +141,47 @@ def format_directories(
             parse_uuid(cluster_id)
         except ValueError as error:
             raise WrongUsage(f"--cluster-id {cluster_id}: {error}") from None
+    plan = plan_format(
+        directories or [],
+        config,
+        node_id,
+        standalone=standalone,
+        initial_controllers=initial_controllers,
+        no_initial_controllers=no_initial_controllers,
+        new_directory_id=random.uuid,
+    )
     try:
         chosen = cluster_id if cluster_id is not None else uuid_text(random.uuid())
         records = _bootstrap(release)
-        paths = [os.path.abspath(path) for path in directories]
-        found = load_directories(disk, paths, node_id=node_id, cluster_id=cluster_id)
+        found = load_directories(disk, plan.paths, node_id=plan.node_id, cluster_id=cluster_id)
         taken = [path for path, properties in found.items() if properties is not None]
         if taken and not ignore_formatted:
             raise CliError(f"{taken[0]} is formatted already; --ignore-formatted leaves it as it is")
         known = [properties.cluster_id for properties in found.values() if properties is not None]
         cluster = known[0] if known else chosen
-        for path in paths:
+        for path in plan.paths:
             if path not in taken:
                 _check_empty(path)
+                of_quorum = path == plan.metadata_path
                 format_directory(
                     disk,
                     random,
                     SystemClock(),
                     path,
                     cluster_id=cluster,
-                    node_id=node_id,
+                    node_id=plan.node_id,
                     bootstrap=records,
+                    directory_id=plan.directory_id if of_quorum else None,
+                    dynamic_voters=plan.voters if of_quorum else None,
                 )
     except StorageError as error:
         raise CliError(str(error)) from None
     if as_json:
-        print_json({"cluster_id": cluster, "node_id": node_id, "directories": paths, "skipped": taken})
+        print_json(
+            {"cluster_id": cluster, "node_id": plan.node_id, "directories": plan.paths, "skipped": taken}
+        )
     else:
-        for path in paths:
+        for path in plan.paths:
             print(
                 f"{path}: "
                 + ("was formatted already" if path in taken else f"formatted for cluster {cluster}")

@@ -1,0 +1,101 @@
+"""`ottla storage format` for the nodes of a cluster: static quorums, and dynamic ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ottla.metadata.storage import read_meta_properties
+from ottla.protocol.json_form import parse_uuid
+from ottla.raft.snapshot import decode_snapshot
+from ottla.raft.voters import Address, VoterSet
+from ottla.runtime.disk import RealDisk
+from tests.support.command_line import CommandLine
+
+SNAPSHOT = "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint"
+DIRECTORY_ID = "dGhlLWRpcmVjdG9yeS1pZA"
+
+
+def server_properties(tmp_path: Path, *more: str, roles: str = "controller") -> Path:
+    file = tmp_path / "server.properties"
+    lines = [
+        f"process.roles={roles}",
+        "node.id=4",
+        "listeners=CONTROLLER://127.0.0.1:19093",
+        "controller.listener.names=CONTROLLER",
+        f"log.dirs={tmp_path / 'a'},{tmp_path / 'b'}",
+        f"metadata.log.dir={tmp_path / 'm'}",
+        *more,
+    ]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def first_voters(directory: Path) -> VoterSet | None:
+    file = directory / SNAPSHOT
+    return decode_snapshot(file.read_bytes()).voters if file.exists() else None
+
+
+def directory_id(directory: Path) -> bytes | None:
+    properties = read_meta_properties(RealDisk(), str(directory))
+    assert properties is not None
+    assert properties.node_id == 4
+    return properties.directory_id
+
+
+def test_a_controller_alone_begins_a_dynamic_quorum(tmp_path: Path, offline: CommandLine) -> None:
+    file = server_properties(tmp_path, "controller.quorum.bootstrap.servers=127.0.0.1:19093")
+    offline.ok("storage", "format", "-c", str(file), "--standalone")
+    voters = first_voters(tmp_path / "m")
+    assert voters is not None
+    (voter,) = voters.voters.values()
+    assert voter.key == (4, directory_id(tmp_path / "m"))
+    assert voter.endpoints == {"CONTROLLER": Address("127.0.0.1", 19093)}
+    for other in ("a", "b"):
+        assert directory_id(tmp_path / other) is not None
+        assert first_voters(tmp_path / other) is None
+
+
+def test_the_first_controllers_can_be_named_with_their_directories(
+    tmp_path: Path, offline: CommandLine
+) -> None:
+    named = f"4@host-a:9093:{DIRECTORY_ID},5@[::1]:9094:AAAAAAAAAAAAAAAAAAAAZA"
+    offline.ok("storage", "format", str(tmp_path / "x"), "--node-id", "4", "--initial-controllers", named)
+    voters = first_voters(tmp_path / "x")
+    assert voters is not None
+    assert voters.ids == (4, 5)
+    assert voters.voters[5].endpoints == {"CONTROLLER": Address("::1", 9094)}
+    assert directory_id(tmp_path / "x") == parse_uuid(DIRECTORY_ID)
+
+
+def test_who_joins_a_quorum_that_is_there_knows_no_voters(tmp_path: Path, offline: CommandLine) -> None:
+    file = server_properties(tmp_path, "controller.quorum.bootstrap.servers=127.0.0.1:19093")
+    offline.ok("storage", "format", "-c", str(file), "--no-initial-controllers")
+    assert first_voters(tmp_path / "m") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--standalone", "--no-initial-controllers"], "exclude each other"),
+        (["--standalone"], "needs --config"),
+        (["--initial-controllers", "4@host:9093"], "id@host:port:directory-id"),
+        (["--initial-controllers", f"4@host:9093:{DIRECTORY_ID[:-2]}"], "4@host:9093"),
+        (["--initial-controllers", f"5@host:9093:{DIRECTORY_ID}", "--node-id", "4"], "node 4 is not among"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tmp_path: Path, offline: CommandLine, options: list[str], problem: str
+) -> None:
+    ended = offline("storage", "format", str(tmp_path / "x"), *options)
+    assert ended.status == 2
+    assert problem in ended.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_static_voters_exclude_dynamic_ones(tmp_path: Path, offline: CommandLine) -> None:
+    file = server_properties(tmp_path, "controller.quorum.voters=4@127.0.0.1:19093")
+    ended = offline("storage", "format", "-c", str(file), "--standalone")
+    assert ended.status == 2
+    assert "controller.quorum.voters" in ended.err

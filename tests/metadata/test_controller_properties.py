@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ottla.metadata.difference import records_between
 from ottla.metadata.entities import NO_LEADER, ConfigResourceType
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.records import encode_record
@@ -50,6 +51,7 @@ class Cluster(RuleBasedStateMachine):
         self.incarnation = 1
         self.epochs: dict[tuple[bytes, int], tuple[int, int]] = {}
         self.next_producer_id = 0
+        self.earlier = self.world.image
 
     # Topics
 
@@ -166,7 +168,19 @@ class Cluster(RuleBasedStateMachine):
         )
         self.world.do(self.world.controller.alter_partition(request))
 
+    @rule()
+    def remember(self) -> None:
+        self.earlier = self.world.image
+
     # What always holds
+
+    @invariant()
+    def the_difference_from_an_earlier_image_leads_here(self) -> None:
+        for before in (MetadataImage.EMPTY, self.earlier):
+            delta = before.delta()
+            for record in records_between(before, self.world.image):
+                delta.replay(record)
+            assert delta.apply(self.world.image.provenance) == self.world.image
 
     @invariant()
     def every_partition_is_valid(self) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
+from ottla.client.admin import Admin
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse, Listener
 from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from ottla.protocol.schema import Request
+from ottla.runtime.runtime import Runtime
 
 SEEDS = range(4)
 
@@ -103,6 +107,86 @@ def test_a_whole_cluster_that_lost_power_comes_back_with_its_topics() -> None:
         nodes.boot()
         await nodes.ready()
         assert all(nodes.topics(id) == {"kept"} for id in nodes.roles)
+
+    nodes.run(life())
+
+
+def test_a_node_that_stops_hands_over_what_it_leads_and_the_quorum() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 1, partitions=6)
+        leaving = nodes.active
+        assert leaving is not None
+        rest = [id for id in nodes.roles if id != leaving]
+        await nodes.until(lambda: all("orders" in nodes.topics(id) for id in nodes.roles))
+        epochs = [nodes.partition("orders", index, by=leaving).leader_epoch for index in range(6)]
+        assert await nodes.stop(leaving) < 5
+        await nodes.until(lambda: nodes.active is not None)
+        for index in range(6):
+            partition = nodes.partition("orders", index, by=rest[0])
+            assert partition.leader in rest
+            assert leaving not in partition.isr
+            # One election at most: nobody was without a leader in between.
+            assert partition.leader_epoch <= epochs[index] + 1
+        assert nodes.fenced(leaving, rest[0])
+        nodes.boot(leaving)
+        await nodes.ready()
+        await nodes.until(lambda: len(nodes.partition("orders", 5, by=rest[0]).isr) == 3)
+
+    nodes.run(life())
+
+
+def test_nodes_that_stop_all_at_once_do_not_wait_for_each_other() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 1, partitions=6)
+        took = await asyncio.gather(*(nodes.stop(id) for id in nodes.roles))
+        assert max(took) < 15
+        nodes.boot()
+        await nodes.ready()
+        assert nodes.partition("orders", by=1).leader in nodes.roles
+
+    nodes.run(life())
+
+
+def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_difference() -> None:
+    settings = {
+        "metadata.log.max.record.bytes.between.snapshots": "500",
+        "metadata.max.retention.bytes": "1000",
+        "internal.metadata.log.segment.bytes": "2000",
+    }
+    nodes = SimNodes(settings=settings)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        for n in range(3):
+            await nodes.create(f"early-{n}", 1)
+        active = nodes.active
+        assert active is not None
+        away, here = (id for id in nodes.roles if id != active)
+        nodes.kill(away)
+        left_at = nodes.nodes[here].metadata.next_offset
+
+        async def churn(runtime: Runtime) -> None:
+            async with Admin(f"node{here}:9092", runtime=runtime) as admin:
+                await admin.topics.delete("early-1")
+                for n in range(12):
+                    await admin.topics.create(f"late-{n}", partitions=4, replication_factor=2)
+                    await asyncio.sleep(1.5)
+
+        await nodes.as_client(churn)
+        assert nodes.nodes[active].metadata.start_offset > left_at
+        nodes.boot(away)
+        await nodes.ready()
+        await nodes.until(lambda: nodes.nodes[away].image == nodes.nodes[active].image)
+        assert "early-1" not in nodes.topics(away)
 
     nodes.run(life())
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ottla.client.admin import Admin
+from ottla.metadata.entities import PartitionRegistration
 from ottla.metadata.storage import format_directory
 from ottla.node.config import NodeConfig
 from ottla.node.node import Node
@@ -36,6 +37,7 @@ class SimNodes:
         self._settings = dict(settings or {})
         self._static = static
         self.nodes: dict[int, Node] = {}
+        self._stopping: set[int] = set()
         self.machines = {id: self.world.machine(f"node{id}", partial(self._serve, id)) for id in self.roles}
 
     def settings(self, id: int) -> dict[str, str]:
@@ -62,7 +64,10 @@ class SimNodes:
     async def _serve(self, id: int, runtime: Runtime) -> None:
         node = self.nodes[id] = Node(runtime, NodeConfig(self.settings(id)))
         await node.start()
-        await asyncio.Event().wait()
+        while id not in self._stopping:  # noqa: ASYNC110 - told by another process
+            await asyncio.sleep(0.01)
+        await node.stop()
+        self._stopping.remove(id)
 
     # What is done to them
 
@@ -73,6 +78,13 @@ class SimNodes:
     def kill(self, id: int, *, silently: bool = False) -> None:
         self.machines[id].kill(power_loss=silently)
         del self.nodes[id]
+
+    async def stop(self, id: int) -> float:
+        """Stop a node as an operator does; the seconds that it took. Its process has ended then."""
+        self._stopping.add(id)
+        took = await self.until(lambda: id not in self._stopping)
+        self.kill(id)
+        return took
 
     async def ready(self, *ids: int) -> None:
         wanted = ids or tuple(self.roles)
@@ -110,6 +122,10 @@ class SimNodes:
         await self.as_client(ask)
 
     # What they are
+
+    def partition(self, topic: str, index: int = 0, *, by: int) -> PartitionRegistration:
+        """A partition as one of the nodes knows it."""
+        return self.nodes[by].image.topics.by_name[topic].partitions[index]
 
     @property
     def active(self) -> int | None:

@@ -28,8 +28,8 @@ FLOORS = (
     "spark",
     "console",
     "testing",
-    "cli",
     "sim",
+    "cli",
 )
 # Downwards, and still not allowed: a client speaks to any broker, so it knows none from the inside.
 FORBIDDEN_PAIRS = frozenset(

@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "log": Entry("log_files", "Read the files of partitions; needs no node."),
     "storage": Entry("storage", "Look at data directories, and format them; needs no node."),
     "pipeline": Entry("pipeline", "Make, run and watch Spark pipelines over topics."),
+    "sim": Entry("sim", "Let a simulated cluster live through faults."),
     "perf": Entry("perf", "Measure throughput and latency."),
     "completion": Entry("app", "Print the script that completes commands in a shell."),
 }

@@ -13,16 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 __all__ = ["Process", "SimDeadlock", "SimLoop", "SimOverrun", "current_process"]
 
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
+
+# Steps between two collections of garbage, while the world has turned the automatic one off.
+_COLLECT_EVERY: Final = 200_000
 
 _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("ottla-sim-process", default=None)
 
@@ -210,6 +214,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._jump()
             return
         self.steps += 1
+        if not self.steps % _COLLECT_EVERY:
+            gc.collect()
         if self.steps > self._max_steps:
             raise SimOverrun(f"{self.steps} steps, and it is only {self.time():.3f} s")
         process = runnable[0] if len(runnable) == 1 else self._random.choice(runnable)

@@ -189,12 +189,11 @@ class Watch:
         """At everything, as far as it was not looked at yet."""
         for partition in self._node.replicas:
             self.progressed(partition)
-        self._checker.followed(self._node.image, f"node {self.id}")
 
     def progressed(self, partition: Partition) -> None:
+        log = partition.log
         if partition.is_leader:
             self._checker.led(partition, self.id)
-        log = partition.log
         if partition.topic_partition.topic in self._checker.unclean or log.is_closed:
             return
         key = (partition.topic_id, partition.topic_partition.partition)
@@ -202,6 +201,8 @@ class Watch:
         checked = self._checked.get(key, 0)
         if high_watermark == checked:
             return
+        if partition.is_leader and key in self._checked and high_watermark > checked:
+            self._count(partition)
         try:
             with self._disk.undisturbed():
                 self._compare(partition, max(min(checked, high_watermark), log.log_start_offset))
@@ -211,6 +212,15 @@ class Watch:
             self._world.trace.add("checker", f"cannot read {partition.topic_partition}: {error}")
             return
         self._checked[key] = high_watermark
+
+    def _count(self, partition: Partition) -> None:
+        """A leader commits something: enough replicas must have it."""
+        wanted = min(partition.log.config.min_insync_replicas, len(partition.replicas))
+        if len(partition.isr) < wanted and len(partition.replicas) > 1:
+            self._world.violated(
+                f"node {self.id} commits {partition.topic_partition} up to {partition.log.high_watermark} "
+                f"with {sorted(partition.isr)} in sync; min.insync.replicas is {wanted}"
+            )
 
     def _compare(self, partition: Partition, start: int) -> None:
         log, line = partition.log, self._checker.line_of(partition)

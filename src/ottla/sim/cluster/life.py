@@ -174,8 +174,7 @@ class ClusterLife:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for member in self.members:
-                if member.node is not None and member.watch is not None:
-                    member.watch.look()
+                member.look()
 
     def _look_for_surprises(self) -> None:
         excused = {member.machine.name for member in self.members if member.excused}

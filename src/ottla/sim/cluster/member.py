@@ -84,9 +84,21 @@ class ClusterMember:
         self._world.coverage["a node ends by itself"] += 1
         self._end(process)
 
+    def look(self) -> None:
+        """Show the checker what it has."""
+        node = self.node
+        if node is not None and hasattr(node, "metadata"):
+            self._checker.followed(node.image, f"node {self.id}")
+            if self.watch is not None:
+                self.watch.look()
+
     async def _watch(self, node: Node, life: int) -> None:
-        while not hasattr(node, "replicas"):  # noqa: ASYNC110 - the node tells nobody
-            await asyncio.sleep(0.001)
+        pause = 0.001
+        if not node.config.is_broker:
+            return
+        while not hasattr(node, "replicas"):
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
         if self._life == life:
             self.watch = Watch(self._world, self._checker, self.id, node, self.machine.disk)
 

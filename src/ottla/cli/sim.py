@@ -1,0 +1,100 @@
+"""`ottla sim`: a simulated cluster lives through faults, from a seed, and keeps its promises or does not.
+
+A life is one process with virtual time: nothing is opened, nothing is written. The same seed with the same
+options lives the same life, so what is printed at a failure replays it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Final
+
+from ottla.cli.declare import Option, command
+from ottla.cli.errors import CliError, WrongUsage, did_you_mean
+from ottla.cli.options import Json
+from ottla.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from ottla.sim.cluster.life import ClusterOutcome
+
+HELP: Final = "Let a simulated cluster live through faults."
+
+Seed = Annotated[int, Option("--seed", help="What everything is drawn from.")]
+Seeds = Annotated[int, Option("--seeds", min=1, help="How many lives, from this seed on.")]
+Nodes = Annotated[int, Option("--nodes", min=1, max=9, help="Brokers of the cluster.")]
+Minutes = Annotated[float, Option("--minutes", min=0.01, help="How long faults are done, in virtual time.")]
+Traced = Annotated[bool, Option("--trace", help="Tell what happens, line by line.")]
+Plant = Annotated[
+    str | None, Option("--plant", metavar="BUG", help="Put a known bug in, to see whether it is found.")
+]
+
+
+@command(None, "sim")
+def app(
+    seed: Seed = 1,
+    seeds: Seeds = 1,
+    nodes: Nodes = 3,
+    minutes: Minutes = 1.0,
+    trace: Traced = False,
+    plant: Plant = None,
+    as_json: Json = False,
+) -> None:
+    """Let a simulated cluster live through faults.
+
+    Brokers, controllers and clients of every kind in one process and in virtual time; processes die, disks
+    forget, links break. Ends with status 1 and the command that replays it if a promise is broken.
+    """
+    from ottla.sim.cluster.planted import CLUSTER_BUGS, planted_in_cluster
+
+    if plant is not None and plant not in CLUSTER_BUGS:
+        hint = did_you_mean(plant, CLUSTER_BUGS) or f": there are {', '.join(sorted(CLUSTER_BUGS))}"
+        raise WrongUsage(f"--plant {plant}: no such bug{hint}")
+    coverage: Counter[str] = Counter()
+    lives = []
+    with planted_in_cluster(plant):
+        for number in range(seed, seed + seeds):
+            outcome = _live(number, nodes, minutes, trace=trace and not as_json)
+            lives.append(outcome)
+            coverage.update(outcome.coverage)
+            if not as_json:
+                print(outcome)
+            if outcome.violations:
+                break
+    if as_json:
+        print_json({"lives": [_facts(each) for each in lives], "faults": dict(sorted(coverage.items()))})
+    elif coverage:
+        print()
+        print_table(["fault", "times"], sorted(coverage.items()))
+    last = lives[-1]
+    if last.violations:
+        if not trace and not as_json:
+            print("\n".join(("", *last.tail)))
+        replay = f"ottla sim --seed {last.seed} --nodes {nodes} --minutes {minutes:g} --trace"
+        more = "" if plant is None else f" --plant {plant}"
+        raise CliError(f"a promise was broken: {last.violations[0]}\nreplay it: {replay}{more}")
+
+
+def _live(seed: int, nodes: int, minutes: float, *, trace: bool) -> ClusterOutcome:
+    from ottla.sim.cluster.life import ClusterLife
+    from ottla.sim.cluster.plan import ClusterPlan
+
+    life = ClusterLife(seed, seconds=minutes * 60, plan=ClusterPlan(nodes=nodes))
+    if trace:
+        life.world.trace.echo = print
+    return life.run()
+
+
+def _facts(outcome: ClusterOutcome) -> dict[str, object]:
+    return {
+        "seed": outcome.seed,
+        "violations": outcome.violations,
+        "virtual_s": outcome.virtual_s,
+        "recovery_s": outcome.recovery_s,
+        "node_lives": outcome.lives,
+        "elections": outcome.elections,
+        "acknowledged": outcome.acknowledged,
+        "committed": outcome.committed,
+        "read": outcome.read,
+        "steps": outcome.steps,
+        "fingerprint": outcome.fingerprint,
+    }

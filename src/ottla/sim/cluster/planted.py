@@ -1,0 +1,292 @@
+"""Bugs of a cluster on purpose, to see whether the lives of a cluster would find them.
+
+As in :mod:`ottla.sim.planted`, a bug replaces one function for the time of a run. Each has a plan of lives in
+which it comes to light soon; any other life does so in time.
+"""
+
+# ruff: noqa: ARG001, ARG005 - a replacement has the arguments of what it replaces
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+from ottla.coordinator.engine import Engine
+from ottla.coordinator.group.offset_requests import OffsetCoordinator
+from ottla.coordinator.group.offsets import OffsetStore
+from ottla.coordinator.transaction.machine import TransactionMachine
+from ottla.coordinator.transaction.markers import MarkerDriver
+from ottla.log import log_appends, log_flushes
+from ottla.log.append import as_given
+from ottla.log.producer_state import ProducerStateManager
+from ottla.log.producer_state_entry import ProducerAppendInfo, ProducerStateEntry
+from ottla.metadata import control_brokers
+from ottla.metadata.delta import MetadataDelta
+from ottla.metadata.partition_change import PartitionChange
+from ottla.node.handlers import fetch
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.metadata_records import ConfigRecord
+from ottla.replication.following import Following
+from ottla.replication.partition import Partition
+from ottla.replication.types import Isolation
+from ottla.sim.cluster.plan import ClusterPlan
+from ottla.sim.loop import current_process
+from ottla.sim.nemesis import NemesisConfig
+
+__all__ = ["CLUSTER_BUGS", "focus_of", "planted_in_cluster"]
+
+Patch = tuple[Any, str, Any]
+
+
+def _sync_skipped() -> list[Patch]:
+    return [(log_flushes, "run", lambda core, plan: None)]
+
+
+def _acknowledged_before_replicas_have_it() -> list[Patch]:
+    def replicated(self: Partition, required_offset: int) -> ErrorCode:
+        return ErrorCode.NONE if self.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    return [(Partition, "replicated", replicated)]
+
+
+def _committed_by_the_leader_alone() -> list[Patch]:
+    def advance(self: Partition, now_ms: int) -> bool:
+        if self.log.log_end_offset <= self.log.high_watermark:
+            return False
+        self.log.update_high_watermark(self.log.log_end_offset)
+        return True
+
+    return [(Partition, "_advance_high_watermark", advance)]
+
+
+def _min_insync_ignored() -> list[Patch]:
+    return [(Partition, "min_isr", property(lambda self: 1))]
+
+
+def _joins_before_it_has_caught_up() -> list[Patch]:
+    def expand(self: Partition, follower: Any) -> None:
+        if self._in_sync.pending is None and follower.broker_id not in self.isr:
+            self._propose(self.isr | {follower.broker_id})
+
+    return [(Partition, "_maybe_expand_isr", expand)]
+
+
+def _never_joins_again() -> list[Patch]:
+    return [(Partition, "_maybe_expand_isr", lambda self, follower: None)]
+
+
+def _divergence_not_noticed() -> list[Patch]:
+    return [(Partition, "_divergence", lambda self, offset, epoch: None)]
+
+
+def _cuts_too_much() -> list[Patch]:
+    original = Following._truncate
+
+    def truncate(self: Following, offset: int) -> None:
+        original(self, max(offset - 2, 0))
+
+    return [(Following, "_truncate", truncate)]
+
+
+def _leader_from_outside_the_in_sync_set() -> list[Patch]:
+    def may_lead(self: PartitionChange, replica: int) -> bool:
+        return replica in self.partition.replicas and self.is_acceptable_leader(replica)
+
+    return [(PartitionChange, "_may_lead", may_lead)]
+
+
+def _unclean_stop_taken_for_clean() -> list[Patch]:
+    original = control_brokers._shutdown_records
+
+    def records(state: Any, broker: int, *, clean: bool) -> Any:
+        return original(state, broker, clean=True)
+
+    return [(control_brokers, "_shutdown_records", records)]
+
+
+def _duplicates_written_again() -> list[Patch]:
+    return [
+        (ProducerStateEntry, "find_duplicate", lambda self, batch: None),
+        (ProducerAppendInfo, "_check_sequence", lambda self, batch: None),
+    ]
+
+
+def _followers_forget_producers() -> list[Patch]:
+    original = as_given
+
+    def given(*args: Any) -> Any:
+        incoming = original(*args)
+        return None if incoming is None else _WithoutProducers(incoming)
+
+    return [(log_appends, "as_given", given)]
+
+
+class _WithoutProducers:
+    """Batches that seem to be nobody's."""
+
+    has_producers = False
+
+    def __init__(self, incoming: Any) -> None:
+        self._incoming = incoming
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._incoming, name)
+
+
+def _former_producers_not_fenced() -> list[Patch]:
+    return [
+        (ProducerStateManager, "_check_not_fenced", lambda self, producer_id, epoch: None),
+        (ProducerAppendInfo, "_check_epoch", lambda self, batch, must_exceed: None),
+        (ProducerAppendInfo, "_check_sequence", lambda self, batch: None),
+    ]
+
+
+def _open_transactions_shown() -> list[Patch]:
+    return [(fetch._Reader, "_isolation", _isolation(committed=Isolation.HIGH_WATERMARK))]
+
+
+def _read_above_the_high_watermark() -> list[Patch]:
+    return [(fetch._Reader, "_isolation", _isolation(uncommitted=Isolation.LOG_END))]
+
+
+def _isolation(
+    *, committed: Isolation = Isolation.COMMITTED, uncommitted: Isolation = Isolation.HIGH_WATERMARK
+) -> Callable[[Any], Isolation]:
+    def isolation(self: Any) -> Isolation:
+        if self.follower:
+            return Isolation.LOG_END
+        return committed if self._committed else uncommitted
+
+    return isolation
+
+
+def _aborted_records_shown() -> list[Patch]:
+    return [(Partition, "_aborted", lambda self, offset, last_stable, records: ())]
+
+
+def _marker_dropped() -> list[Patch]:
+    return [(MarkerDriver, "_unconfirmed", lambda self, marker, results: frozenset())]
+
+
+def _markers_not_driven_again() -> list[Patch]:
+    from ottla.coordinator.engine_effects import Effects
+
+    return [(TransactionMachine, "on_loaded", lambda self, now: Effects())]
+
+
+def _coordinator_answers_too_soon() -> list[Patch]:
+    def answer(self: Any, shard: Any, effects: Any, now: Any) -> None:
+        self._give(shard, effects.replies, effects.sends)
+
+    return [(Engine, "_answer", answer)]
+
+
+def _generations_not_checked() -> list[Patch]:
+    return [
+        (OffsetCoordinator, "_check_commit", lambda self, request, now: None),
+        (OffsetCoordinator, "_check_transactional", lambda self, body: None),
+    ]
+
+
+def _aborted_offsets_kept() -> list[Patch]:
+    original = OffsetStore.end_transaction
+
+    def end(self: OffsetStore, producer_id: int, commit: bool) -> list[str]:
+        return original(self, producer_id, True)
+
+    return [(OffsetStore, "end_transaction", end)]
+
+
+def _metadata_record_skipped() -> list[Patch]:
+    original = MetadataDelta.replay
+
+    def replay(self: MetadataDelta, record: Any) -> None:
+        process = current_process()
+        if not (isinstance(record, ConfigRecord) and process is not None and process.name == "node2"):
+            original(self, record)
+
+    return [(MetadataDelta, "replay", replay)]
+
+
+CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
+    "sync-skipped": _sync_skipped,
+    "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
+    "committed-by-the-leader-alone": _committed_by_the_leader_alone,
+    "min-insync-ignored": _min_insync_ignored,
+    "joins-before-it-has-caught-up": _joins_before_it_has_caught_up,
+    "never-joins-again": _never_joins_again,
+    "divergence-not-noticed": _divergence_not_noticed,
+    "cuts-too-much": _cuts_too_much,
+    "leader-from-outside-the-in-sync-set": _leader_from_outside_the_in_sync_set,
+    "unclean-stop-taken-for-clean": _unclean_stop_taken_for_clean,
+    "duplicates-written-again": _duplicates_written_again,
+    "followers-forget-producers": _followers_forget_producers,
+    "former-producers-not-fenced": _former_producers_not_fenced,
+    "open-transactions-shown": _open_transactions_shown,
+    "read-above-the-high-watermark": _read_above_the_high_watermark,
+    "aborted-records-shown": _aborted_records_shown,
+    "marker-dropped": _marker_dropped,
+    "markers-not-driven-again": _markers_not_driven_again,
+    "coordinator-answers-too-soon": _coordinator_answers_too_soon,
+    "generations-not-checked": _generations_not_checked,
+    "aborted-offsets-kept": _aborted_offsets_kept,
+    "metadata-record-skipped": _metadata_record_skipped,
+}
+
+_KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
+
+
+def _plan(*clients: str, synced: bool = False, longest_s: float = 2.0, **weights: int) -> ClusterPlan:
+    chosen = {name.replace("_", " "): weight for name, weight in weights.items()}
+    return ClusterPlan(
+        nodes=3,
+        separate=False,
+        dynamic=False,
+        synced=synced,
+        min_insync=2,
+        haste=0.1,
+        clients=clients,
+        nemesis=NemesisConfig(interval_s=0.5, longest_s=longest_s, weights=chosen or _KILLS),
+    )
+
+
+_WRITERS = _plan("acks-all", "idempotent", "follower")
+_TRANSACTIONS = _plan("transactional", "rivals", "committed-follower")
+_GROUPS = _plan(
+    "idempotent", "classic-group", "consumer-group", kill_a_process=2, pause_a_client=3, isolate_a_machine=2
+)
+_COPIES = _plan(
+    "idempotent", "copy-classic", "copy-consumer", pause_a_client=4, kill_a_client=2, kill_a_process=1
+)
+FOCUS: Mapping[str, ClusterPlan] = {
+    "sync-skipped": _plan("idempotent", synced=True, power_loss=3, kill_all=2),
+    "duplicates-written-again": _plan("idempotent", sever_connections=3, slow_link=2),
+    "followers-forget-producers": _plan("idempotent", "transactional", sever_connections=3, stop_and_start=2),
+    "former-producers-not-fenced": _plan("rivals", "transactional", pause_a_client=4, isolate_a_machine=1),
+    "open-transactions-shown": _TRANSACTIONS,
+    "aborted-records-shown": _TRANSACTIONS,
+    "marker-dropped": _TRANSACTIONS,
+    "markers-not-driven-again": _TRANSACTIONS,
+    "coordinator-answers-too-soon": _plan(
+        "transactional", "classic-group", "consumer-group", isolate_a_machine=3, kill_a_process=2
+    ),
+    "generations-not-checked": _COPIES,
+    "aborted-offsets-kept": _COPIES,
+    "metadata-record-skipped": _plan("idempotent", "settings"),
+}
+
+
+def focus_of(name: str) -> ClusterPlan:
+    """The plan of lives in which this bug is looked for."""
+    return FOCUS.get(name, _WRITERS)
+
+
+@contextlib.contextmanager
+def planted_in_cluster(name: str | None) -> Iterator[None]:
+    """Plant a bug for as long as the context lasts; None plants none."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, replacement in CLUSTER_BUGS[name]() if name is not None else ():
+            stack.enter_context(mock.patch.object(target, attribute, replacement))
+        yield

@@ -1,0 +1,117 @@
+"""Plain questions to one broker of a cluster: what it answers, with no client that tries again in between."""
+
+from __future__ import annotations
+
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.records.builder import build_batch
+from ottla.runtime.clock import SystemClock
+from ottla.testing.ask import ask
+from ottla.testing.local_cluster import ClusterNode, LocalCluster
+from tests.support.waiting import wait_until
+from tests.support.wire import WireClient
+
+PRODUCE_VERSION = 11
+LATEST = -1
+
+
+def create(cluster: LocalCluster, topic: str, assignment: list[list[int]], **configs: str) -> None:
+    """Create a topic with replicas on exactly these brokers, each partition led by its first, and wait until
+    it is.
+    """
+    described = CreatableTopic(
+        name=topic,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[
+            CreatableReplicaAssignment(partition_index=index, broker_ids=brokers)
+            for index, brokers in enumerate(assignment)
+        ],
+        configs=[
+            CreatableTopicConfig(name=name.replace("_", "."), value=value) for name, value in configs.items()
+        ],
+    )
+    node = cluster.node(assignment[0][0])
+    request = CreateTopicsRequest(topics=[described], timeout_ms=20_000)
+    answer = ask(node.port, request, 7, CreateTopicsResponse, timeout_s=30)
+    assert [each.error_code for each in answer.topics] == [0], answer
+    for index, brokers in enumerate(assignment):
+        assert cluster.leader(topic, index) == brokers[0]
+        leader = cluster.node(brokers[0])
+        wait_until(
+            lambda leader=leader, index=index: end_offset(leader, topic, index) is not None,  # type: ignore[misc]
+            f"{topic}-{index} is not led",
+        )
+
+
+def _request(topic: str, value: bytes, *, acks: int, partition: int, timeout_ms: int) -> ProduceRequest:
+    batch = build_batch([(SystemClock().wall_ms(), None, value)])
+    return ProduceRequest(
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[
+            TopicProduceData(
+                name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
+            )
+        ],
+    )
+
+
+def produce(
+    node: ClusterNode,
+    topic: str,
+    value: bytes,
+    *,
+    acks: int = -1,
+    partition: int = 0,
+    timeout_ms: int = 10_000,
+) -> tuple[ErrorCode, int]:
+    """What the broker answers to one record, and the offset that it got."""
+    request = _request(topic, value, acks=acks, partition=partition, timeout_ms=timeout_ms)
+    answer = ask(node.port, request, PRODUCE_VERSION, ProduceResponse, timeout_s=timeout_ms / 1000 + 10)
+    (part,) = answer.responses[0].partition_responses
+    return ErrorCode.of(part.error_code), part.base_offset
+
+
+def produce_unheard(node: ClusterNode, topic: str, value: bytes) -> None:
+    """Send one record with acks=0, which nobody answers, and wait until it is in the leader's log."""
+    before = end_offset(node, topic, 0, of_replica=True)
+    assert before is not None
+    with WireClient(node.bootstrap_servers) as wire:
+        wire.send(_request(topic, value, acks=0, partition=0, timeout_ms=1_000), PRODUCE_VERSION)
+        wait_until(
+            lambda: end_offset(node, topic, 0, of_replica=True) == before + 1, "the record did not arrive"
+        )
+
+
+def end_offset(node: ClusterNode, topic: str, partition: int, *, of_replica: bool = False) -> int | None:
+    """The end of a partition for consumers, or of the leader's log; None if the broker does not tell."""
+    request = ListOffsetsRequest(
+        replica_id=99 if of_replica else -1,
+        topics=[
+            ListOffsetsTopic(
+                name=topic, partitions=[ListOffsetsPartition(partition_index=partition, timestamp=LATEST)]
+            )
+        ],
+    )
+    answer = ask(node.port, request, 6, ListOffsetsResponse, timeout_s=10)
+    (part,) = answer.topics[0].partitions
+    return part.offset if part.error_code == ErrorCode.NONE else None

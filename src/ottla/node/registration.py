@@ -35,6 +35,10 @@ _log = logging.getLogger(__name__)
 # How often a broker asks again that waits for something: that its former life is over, that it may serve,
 # that its leaderships have moved.
 _WAITING_SECONDS: Final = 0.05
+# How long a broker that leaves waits for some active controller.
+_NOBODY_MS: Final = 3_000
+# How long a broker that leaves waits for a next controller when there is none.
+_SILENCE_SECONDS: Final = 4.0
 _REGISTRATION_VERSION: Final = 4
 _HEARTBEAT_VERSION: Final = 2
 # What will not be otherwise however often it is asked.
@@ -89,7 +93,7 @@ class BrokerRegistration:
         self._wants_to_serve = False
         self._leaving = False
         self._fenced = True
-        self._may_go = asyncio.Event()
+        self._may_go = False
         self._unfenced = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -171,15 +175,15 @@ class BrokerRegistration:
             self._hurry.clear()
 
     def _pause_seconds(self) -> float:
-        waits = not self._caught_up.is_set() or self._leaving
-        waits = waits or (self._wants_to_serve and not self._unfenced.is_set())
+        waits = not self._caught_up.is_set() or (self._wants_to_serve and not self._unfenced.is_set())
         if waits:
             return _WAITING_SECONDS
         return self._node.config.number("broker.heartbeat.interval.ms") / 1000
 
-    async def heartbeat(self) -> None:
+    async def heartbeat(self, timeout_ms: int | None = None) -> None:
         """Say once that the broker lives. OSError if nobody could be told."""
-        timeout_ms = self._node.config.number("broker.session.timeout.ms")
+        if timeout_ms is None:
+            timeout_ms = self._node.config.number("broker.session.timeout.ms")
         response = await self._link.ask(
             BrokerHeartbeatRequest(
                 broker_id=self._node.config.node_id,
@@ -193,12 +197,13 @@ class BrokerRegistration:
             timeout_ms=timeout_ms,
         )
         assert isinstance(response, BrokerHeartbeatResponse)
+        self._heard.set()
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.NONE:
             self._take(response)
         elif code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
             if self._leaving:
-                self._may_go.set()
+                self._may_go = True
                 return
             _log.warning(
                 "the controller does not know this broker any more (%s); it registers again", code.name
@@ -218,24 +223,32 @@ class BrokerRegistration:
         else:
             self._unfenced.set()
         if response.should_shut_down:
-            self._may_go.set()
+            self._may_go = True
 
     # Leaving
 
     async def leave(self, timeout_seconds: float) -> bool:
-        """Hand leaderships over; whether that was done within the time."""
+        """Hand leaderships over; whether that was done within the time. If there is no active controller any
+        more, as when all nodes stop, there is nobody to hand over to.
+        """
+        await self._stop_beating()
         self._leaving = True
-        self._hurry.set()
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._may_go.wait()
-        except TimeoutError:
-            return False
-        return True
+                while not self._may_go:
+                    await self.heartbeat(_NOBODY_MS)
+                    await asyncio.sleep(_WAITING_SECONDS)
+        except OSError as error:
+            _log.info("%s", error)
+        return self._may_go
+
+    async def _stop_beating(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
         """Say nothing more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stop_beating()
         self._link.close()

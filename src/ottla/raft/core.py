@@ -94,7 +94,9 @@ class Core:
         It may have lost records of its epoch that others have, and must not write others in their place.
         """
         epoch, log_epoch = election.epoch, self.log.end.epoch
-        soon = self.now.ms + self.election_timeout_ms()
+        # Nobody has heard of a leader since this process began, so there is nothing to wait for; if there is
+        # one, the pre-vote disturbs nobody.
+        soon = self.now.ms + self.turn_ms(self.config.election_timeout_ms // 8)
         deadline = soon if self.may_vote else NEVER_MS
         if epoch < log_epoch:
             return Unattached(log_epoch, deadline)
@@ -172,6 +174,15 @@ class Core:
         """Between one and two times what is configured, so that not all begin at once."""
         base = self.config.election_timeout_ms
         return base + self.random.randrange(0, base) if base > 0 else 0
+
+    def turn_ms(self, step_ms: int, gone: int | None = None) -> int:
+        """How long to wait where several voters see at the same moment that a leader is needed, for all but
+        ``gone``: each has its turn, so that the first is likely to be alone.
+        """
+        voters = self.membership.voters
+        ids = [] if voters is None else [id for id in voters.ids if id != gone]
+        position = ids.index(self.local.key.id) if self.local.key.id in ids else len(ids)
+        return position * step_ms + self.random.randrange(0, step_ms // 2 + 1)
 
     # Effects
 

@@ -119,6 +119,9 @@ class Raft:
             state = core.state
             if refused and isinstance(state, Follower) and exchange.node_id == state.leader_id:
                 self._leader_is_gone(state)
+            elif refused and core.stopping and isinstance(state, Resigned):
+                # Nobody is there to be told, and this node will not be there to tell later.
+                state.unacknowledged = [id for id in state.unacknowledged if id != exchange.node_id]
         self._do_what_is_due()
 
     def flushed(self, end_offset: int, now: Now) -> None:
@@ -219,8 +222,7 @@ class Raft:
         timeout; the pre-vote sees to it that a mistake disturbs nobody.
         """
         state.leader_seen = False
-        soon = self.core.config.election_timeout_ms // 10
-        delay = self.core.random.randrange(0, soon + 1)
+        delay = self.core.turn_ms(self.core.config.election_timeout_ms // 20, gone=state.leader_id)
         state.deadline_ms = min(state.deadline_ms, self.core.now.ms + delay)
 
     # What is due

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
 from ottla.client.admin import Admin
+from ottla.client.admin.configs import ResourceType
+from ottla.metadata.entities import ConfigResource, ConfigResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse, Listener
 from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
@@ -135,6 +138,50 @@ def test_a_node_that_stops_hands_over_what_it_leads_and_the_quorum() -> None:
         nodes.boot(leaving)
         await nodes.ready()
         await nodes.until(lambda: len(nodes.partition("orders", 5, by=rest[0]).isr) == 3)
+
+    nodes.run(life())
+
+
+def test_a_broker_that_was_forgotten_registers_again() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        active = nodes.active
+        assert active is not None
+        other = next(id for id in nodes.roles if id != active)
+        epoch = nodes.nodes[other].broker_epoch
+        await nodes.nodes[active].control(lambda controller: controller.unregister_broker(other))
+        await nodes.until(lambda: nodes.nodes[other].broker_epoch > epoch)
+        await nodes.until(lambda: not nodes.fenced(other, active))
+
+    nodes.run(life())
+
+
+def test_settings_are_changed_through_any_broker() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 1)
+        topic = ConfigResource(ConfigResourceType.TOPIC, "orders")
+
+        async def alter(id: int, runtime: Runtime) -> None:
+            async with Admin(f"node{id}:9092", runtime=runtime) as admin:
+                of_topic = {"retention.ms": str(id * 1000)}
+                await admin.configs.alter(ResourceType.TOPIC, "orders", set=of_topic)
+                await admin.configs.alter(ResourceType.BROKER, str(id), set={"log.cleaner.threads": "2"})
+
+        def are_told(id: int) -> bool:
+            told = {"retention.ms": str(id * 1000)}
+            return all(node.image.config(topic) == told for node in nodes.nodes.values())
+
+        for id in nodes.roles:
+            await nodes.as_client(partial(alter, id))
+            await nodes.until(partial(are_told, id))
+            assert nodes.nodes[id].config.number("log.cleaner.threads") == 2
 
     nodes.run(life())
 

@@ -169,7 +169,10 @@ class Node:
 
     def told_controller_id(self) -> int:
         """Whom clients are told to be the controller: any broker will do, as each passes requests on."""
-        return self.config.node_id if self.config.is_broker else -1
+        own, brokers = self.config.node_id, self.image.cluster.brokers
+        if own in brokers and not brokers[own].fenced:
+            return own
+        return min((broker.id for broker in brokers.values() if not broker.fenced), default=-1)
 
     def advertises_nothing(self, listener: str) -> bool:
         """Whether the listener is bound to every interface and nobody said how it is reached."""
@@ -428,6 +431,9 @@ class Node:
             self._configure(image)
         if not self._following:
             return
+        if any(_is_leaving(image, id) for id in delta.changed_brokers):
+            # It may go once everybody has read so far: say so.
+            self.registration.hurry()
         changes = self.replicas.apply(delta, image, self.now_ms())
         self.logs.settle_new()
         self.replication.follow(changes)
@@ -506,3 +512,8 @@ class Node:
         if self._flushes:
             await asyncio.gather(*self._flushes, return_exceptions=True)
         await self.logs.shutdown(self.broker_epoch)
+
+
+def _is_leaving(image: MetadataImage, broker: int) -> bool:
+    registration = image.cluster.brokers.get(broker)
+    return registration is not None and registration.in_controlled_shutdown

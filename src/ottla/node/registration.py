@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 _WAITING_SECONDS: Final = 0.05
 # How long a broker that leaves waits for some active controller.
 _NOBODY_MS: Final = 3_000
-# How long a broker that leaves waits for a next controller when there is none.
-_SILENCE_SECONDS: Final = 4.0
 _REGISTRATION_VERSION: Final = 4
 _HEARTBEAT_VERSION: Final = 2
 # What will not be otherwise however often it is asked.
@@ -197,7 +195,6 @@ class BrokerRegistration:
             timeout_ms=timeout_ms,
         )
         assert isinstance(response, BrokerHeartbeatResponse)
-        self._heard.set()
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.NONE:
             self._take(response)

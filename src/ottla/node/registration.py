@@ -167,6 +167,8 @@ class BrokerRegistration:
             except NodeFailed as error:
                 self._node.fail(str(error))
                 return
+            except Exception:
+                _log.exception("a heartbeat failed; the next one may not")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_seconds()):
                     await self._hurry.wait()

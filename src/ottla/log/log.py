@@ -226,8 +226,9 @@ class Log:
         that `flush.messages` asks for has yet to be done, the recovery point.
         """
         core = self._core
-        due = core.unflushed_messages >= core.local.config.flush_messages
-        return core.local.recovery_point if due else core.local.log_end_offset
+        local = core.local
+        due = core.unflushed_messages >= local.config.flush_messages
+        return local.recovery_point if due else local.log_end_offset
 
     @property
     def last_flush_ms(self) -> int:

@@ -222,12 +222,13 @@ class Connection(asyncio.BufferedProtocol):
                 data = memoryview(self._backlog + data)
                 self._backlog = b""
             position, end = 0, len(data)
-            while not self.closed:
+            while position < end and not self.closed:
                 if end - position < 4 or self._must_wait():
                     self._backlog = bytes(data[position:])
                     break
                 (size,) = _LENGTH.unpack_from(data, position)
-                self._check_size(size, data[position:])
+                if not 0 <= size <= self.limits.max_frame_bytes:
+                    raise self._wrong_size(size, data[position:])
                 if not self._memory.take(size, self):
                     self._waiting_for_memory = True
                     continue
@@ -242,13 +243,11 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         self._pause_or_resume()
 
-    def _check_size(self, size: int, data: memoryview) -> None:
-        if 0 <= size <= self.limits.max_frame_bytes:
-            return
+    def _wrong_size(self, size: int, data: memoryview) -> ProtocolViolation:
         guess = looks_like(bytes(data[:64]))
         if guess is not None:
-            raise ProtocolViolation(f"it sent what looks like {guess}; this port speaks Kafka's protocol")
-        raise ProtocolViolation(
+            return ProtocolViolation(f"it sent what looks like {guess}; this port speaks Kafka's protocol")
+        return ProtocolViolation(
             f"it announced a request of {size} bytes, and socket.request.max.bytes is "
             f"{self.limits.max_frame_bytes}"
         )

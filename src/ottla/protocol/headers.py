@@ -17,6 +17,8 @@ from ottla.protocol.schema import Buffer, Message, Request, Response, int16, int
 
 SIZE = struct.Struct(">i")
 _KEY_AND_VERSION = struct.Struct(">hh")
+# The size and a `ResponseHeader`, by the header's version: 1 has room for tagged fields, and there are none.
+_RESPONSE_HEADS = (struct.Struct(">ii"), struct.Struct(">iix"))
 
 
 class RequestHeader(Message, versions="1-2", flexible="2+"):
@@ -58,14 +60,20 @@ def read_request_header(frame: Buffer) -> RequestFrame:
 
 def response_parts(api: Api, version: int, correlation_id: int, response: Response) -> list[Buffer]:
     """A whole response, from its size on, as buffers to be sent one after the other."""
-    header = ResponseHeader(correlation_id=correlation_id)
-    return _framed(header.encode(api.response_header_version(version)), response, version)
+    parts: list[Buffer] = [b""]
+    response.encode_onto(parts, version)
+    parts[0] = _response_head(api, version, correlation_id, sum(map(len, parts)))
+    return join_small_parts(parts)
 
 
 def encoded_response_parts(api: Api, version: int, correlation_id: int, body: bytes) -> list[Buffer]:
     """The same, of a response that was encoded before."""
-    header = ResponseHeader(correlation_id=correlation_id).encode(api.response_header_version(version))
-    return join_small_parts([SIZE.pack(len(header) + len(body)), header, body])
+    return join_small_parts([_response_head(api, version, correlation_id, len(body)), body])
+
+
+def _response_head(api: Api, version: int, correlation_id: int, body_size: int) -> bytes:
+    head = _RESPONSE_HEADS[api.response_header_version(version)]
+    return head.pack(head.size - SIZE.size + body_size, correlation_id)
 
 
 def request_parts(version: int, correlation_id: int, client_id: str | None, request: Request) -> list[Buffer]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache
 from typing import Any, ClassVar, Final, Self, TypeAlias, cast, dataclass_transform
 
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
@@ -193,26 +192,27 @@ class Message(Struct):
 
     def encode(self, version: int) -> bytes:
         """The body in this version."""
-        return b"".join(self._encode(version))
+        parts: list[Buffer] = []
+        self.encode_onto(parts, version)
+        return b"".join(parts)
 
     def encode_parts(self, version: int) -> list[Buffer]:
         """The body as buffers to be sent one after the other; large record buffers are not copied."""
-        if not may_be_large(type(self)):
-            return [self.encode(version)]
-        return join_small_parts(self._encode(version))
+        parts: list[Buffer] = []
+        self.encode_onto(parts, version)
+        return join_small_parts(parts)
 
-    def _encode(self, version: int) -> list[Buffer]:
+    def encode_onto(self, parts: list[Buffer], version: int) -> None:
+        """Append the body, in pieces as small as they come; record buffers are pieces of their own."""
         encoder = self._encoders.get(version)
         if encoder is None:
             encoder = _compile_encoder(type(self), version)
-        parts: list[Buffer] = []
         try:
             encoder(self, parts.append)
         except struct.error as error:
             raise ValueError(
                 f"{type(self).__name__} v{version}: a value does not fit its field: {error}"
             ) from error
-        return parts
 
     @classmethod
     def decode(cls, data: Buffer, version: int) -> Self:
@@ -296,15 +296,6 @@ def is_shareable(cls: type[Struct]) -> bool:
     return all(field.kind not in ("array", "struct") for field in cls.FIELDS)
 
 
-@cache
-def may_be_large(cls: type[Struct]) -> bool:
-    """Whether a field holds records or bytes, which are worth sending from where they are."""
-    return any(
-        field.kind in ("records", "bytes") or (field.struct is not None and may_be_large(field.struct))
-        for field in cls.FIELDS
-    )
-
-
 def default_of(field: Field) -> Any:
     """A value to start from; what can be changed in place is made anew."""
     if field.default is None or field.kind not in ("array", "struct"):
@@ -351,6 +342,8 @@ def _plain(value: Any) -> Any:
 
 def join_small_parts(parts: list[Buffer]) -> list[Buffer]:
     """The same bytes in fewer parts: neighbours below SMALL_PART_BYTES become one."""
+    if max(map(len, parts), default=0) < SMALL_PART_BYTES:
+        return [b"".join(parts)]
     joined: list[Buffer] = []
     small: list[Buffer] = []
     for part in parts:

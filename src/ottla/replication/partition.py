@@ -226,8 +226,9 @@ class Partition:
         """Append as leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if too few are in
         sync. A flush that is left to the caller is to be followed by ``flushed``.
         """
-        self.check_leader()
-        if acks == -1 and len(self.isr) < self.min_isr:
+        if self.leader_id != self.broker_id:
+            self.check_leader()
+        if acks == -1 and len(self._in_sync.confirmed) < self.min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{self.topic_partition} has {len(self.isr)} replica(s) in sync, on brokers "
@@ -449,10 +450,11 @@ class Partition:
     def _advance_high_watermark(self, now_ms: int) -> bool:
         """Raise the high watermark to what all that count have; True if it moved."""
         log = self.log
-        target, end = log.committable_offset, log.log_end_offset
+        target = log.committable_offset
         if self._followers:
             if len(self.isr) < self.min_isr:
                 return False
+            end = log.log_end_offset
             for id, follower in self._followers.items():
                 if follower.log_end_offset < target and (
                     id in self._in_sync.maximal

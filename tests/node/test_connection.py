@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -417,7 +418,7 @@ async def test_the_memory_for_requests_is_shared_and_bounded() -> None:
         assert second.nothing_came
         bench.script.gates[b"a" * 900].set_result(None)
         assert await second.receive() == b"echo later"
-        first.writer.close()
+        bench.script.gates[b"b" * 900].set_result(None)
         await until(lambda: bench.server.memory.used == 0)
 
 
@@ -427,9 +428,48 @@ async def test_a_vanished_client_takes_its_work_with_it() -> None:
         client = await bench.client()
         client.send(b"wait a", b"wait b")
         await until(lambda: len(bench.script.gates) == 2)
+        reset = struct.pack("ii", 1, 0)
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
         client.writer.transport.abort()
         await until(lambda: bench.script.gates[b"a"].cancelled() and bench.script.gates[b"b"].cancelled())
         await until(lambda: bench.server.connections == 0 and bench.server.memory.used == 0)
+
+
+@scenario
+async def test_a_client_that_has_closed_its_half_still_gets_its_answers() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"wait a", b"echo b", b"wait c")
+        client.writer.write(b"\0\0\1\0 the beginning of another")
+        client.writer.write_eof()
+        await until(lambda: len(bench.script.gates) == 2)
+        (connection,) = bench.server._connections
+        await until(lambda: connection.leaving)
+        bench.script.gates[b"a"].set_result(None)
+        assert await client.receive() == b"waited a"
+        assert await client.receive() == b"echo b"
+        bench.script.gates[b"c"].set_result(None)
+        assert await client.receive() == b"waited c"
+        assert await client.closed()
+        await until(lambda: bench.server.connections == 0 and bench.server.memory.used == 0)
+        assert bench.server._limits.leaving == 0
+
+
+def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LAST_ANSWERS_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with serving(connections_max_idle_ms="500") as bench:
+            bench.server._limits.max_leaving = 2
+            for n in range(5):
+                client = await bench.client()
+                client.send(b"wait %d" % n)
+                client.writer.write_eof()
+            await until(lambda: len(bench.script.started) == 5)
+            await until(lambda: bench.server.connections == 0 and bench.server._limits.leaving == 0)
+            assert all(gate.cancelled() for gate in bench.script.gates.values())
+
+    run(main())
 
 
 @scenario

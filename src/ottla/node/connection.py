@@ -91,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         "_frame",
         "_frame_size",
         "_in_flight_bytes",
+        "_leaving",
         "_loop",
         "_memory",
         "_on_close",
@@ -142,6 +143,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._waiting_for_memory = False
         self._write_paused = False
+        # The client sends nothing more; it is answered what it has asked for, and that is all.
+        self._leaving = False
         self.closed = False
         self.last_active = 0.0
         self.peer: tuple[str, int] = ("", 0)
@@ -181,13 +184,24 @@ class Connection(asyncio.BufferedProtocol):
         self._start_frames(self._receive[:nbytes], None)
 
     def eof_received(self) -> bool:
-        return False
+        """The client sends no more. One that has only closed its half still reads what it asked for; True
+        keeps the connection for that. Over TLS there are no half-closed connections.
+        """
+        if self.closed or not self._exchanges or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        if not self._leaving:
+            if self.limits.leaving >= self.limits.max_leaving:
+                return False
+            self._leaving = True
+            self.limits.leaving += 1
+            self._drop_frame()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if self._frame is not None:
-            self._frame = None
-            self._memory.give_back(self._frame_size)
+        self._drop_frame()
+        if self._leaving:
+            self.limits.leaving -= 1
         exchanges, self._exchanges = self._exchanges, deque()
         for exchange in exchanges:
             if exchange.task is not None and not exchange.task.done():
@@ -258,6 +272,11 @@ class Connection(asyncio.BufferedProtocol):
         self._frame[: len(data)] = data
         self._frame_size = size
         self._filled = len(data)
+
+    def _drop_frame(self) -> None:
+        if self._frame is not None:
+            self._frame = None
+            self._memory.give_back(self._frame_size)
 
     def _grow(self) -> None:
         assert self._frame is not None
@@ -350,6 +369,9 @@ class Connection(asyncio.BufferedProtocol):
         """Something has become free: let the oldest request make its response, and go on reading."""
         if self.closed:
             return
+        if self._leaving and not self._exchanges:
+            self.close()
+            return
         if self._exchanges and not self._write_paused:
             self._exchanges[0].wake()
         if self._reading_paused and not self._must_wait():
@@ -364,7 +386,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._advance)
 
     def _pause_or_resume(self) -> None:
-        if self.closed:
+        if self.closed or self._leaving:
             return
         if self._must_wait():
             self._pause_reading()
@@ -373,7 +395,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def _pause_reading(self) -> None:
-        if not self._reading_paused and not self.closed:
+        if not self._reading_paused and not self.closed and not self._leaving:
             self._reading_paused = True
             self.transport.pause_reading()
 
@@ -383,6 +405,11 @@ class Connection(asyncio.BufferedProtocol):
     def busy(self) -> bool:
         """Whether requests are in work."""
         return bool(self._exchanges)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the client sends nothing more, and is gone or waits for its last answers."""
+        return self._leaving
 
     @property
     def held_back(self) -> bool:

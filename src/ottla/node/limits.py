@@ -15,6 +15,8 @@ _UNREAD_BYTES: Final = 512 * 1024 * 1024
 _MIN_SHARE_BYTES: Final = 256 * 1024
 # Requests that all connections together may have in work before each may have only one.
 _MANY_IN_WORK: Final = 20_000
+# Mostly their clients are gone for good, so only so many are kept for those that still read.
+_MOST_LEAVING: Final = 500
 _COMPLAINTS_BURST: Final = 50
 _COMPLAINTS_PER_SECOND: Final = 5
 
@@ -58,7 +60,15 @@ class RequestMemory:
 class Limits:
     """Bounds that all connections of a server share and that may change while it runs."""
 
-    __slots__ = ("in_work", "max_frame_bytes", "max_in_flight", "max_in_flight_bytes", "slow_readers")
+    __slots__ = (
+        "in_work",
+        "leaving",
+        "max_frame_bytes",
+        "max_in_flight",
+        "max_in_flight_bytes",
+        "max_leaving",
+        "slow_readers",
+    )
 
     def __init__(
         self,
@@ -73,6 +83,9 @@ class Limits:
         self.slow_readers = 0
         # Requests that have been started and not yet answered.
         self.in_work = 0
+        # Connections whose clients send nothing more and have not got all their answers.
+        self.leaving = 0
+        self.max_leaving = _MOST_LEAVING
 
     def requests_at_once(self) -> int:
         """How many requests one connection may have in work. Never none: each goes on by its own answers."""

@@ -27,6 +27,7 @@ _MAX_SWEEP_SECONDS: Final = 5.0
 _MIN_SWEEP_SECONDS: Final = 0.05
 _LINGER_SECONDS: Final = 10.0
 _GONE_SECONDS: Final = 3.0
+_LAST_ANSWERS_SECONDS: Final = 10.0
 
 
 class Server:
@@ -149,8 +150,9 @@ class Server:
 
     def _sweep(self) -> None:
         """Close what has been idle for too long. A connection with requests in work is not idle. One that was
-        closed and whose client does not take the rest is cut off; so is one that is not read from, as it
-        has enough in work, and whose client is gone: nothing else would tell.
+        closed and whose client does not take the rest is cut off; so is one whose client sends no more and
+        whose last answers are not ready in time, and one that is not read from, as it has enough in work,
+        and whose client is gone: nothing else would tell.
         """
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -158,6 +160,9 @@ class Server:
             silent = now - connection.last_active
             if connection.closed:
                 if silent > _LINGER_SECONDS:
+                    connection.abort()
+            elif connection.leaving:
+                if silent > _LAST_ANSWERS_SECONDS:
                     connection.abort()
             elif connection.held_back:
                 if silent > _GONE_SECONDS and peer_is_done(connection.transport):

@@ -98,6 +98,30 @@ def test_a_broker_that_falls_silent_is_fenced_before_its_session_ends() -> None:
     nodes.run(life())
 
 
+def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for_it() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        silent = nodes.active
+        assert silent is not None
+        others = [id for id in nodes.roles if id != silent]
+        nodes.machines[silent].pause()
+        # This question goes to the one that is silent, as nobody knows yet.
+        began = nodes.world.loop.time()
+        await nodes.create("meanwhile", others[0], replicas=2)
+        assert nodes.world.loop.time() - began < 5
+        await nodes.until(lambda: all(nodes.fenced(silent, id) for id in others))
+        nodes.machines[silent].resume()
+        await nodes.until(
+            lambda: nodes.topics(silent) == {"meanwhile"} and not nodes.fenced(silent, others[0])
+        )
+        assert nodes.active in others
+
+    nodes.run(life())
+
+
 def test_a_whole_cluster_that_lost_power_comes_back_with_its_topics() -> None:
     nodes = SimNodes()
 

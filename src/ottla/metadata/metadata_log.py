@@ -116,6 +116,7 @@ class MetadataLog:
         self._leader_id: int | None = None
         self._told_epoch = -1  # the last one of which it was told that it leads
         self._led_epoch = -1  # the last one that was begun here: all before it is replayed
+        self._leader_watchers: list[Callable[[], None]] = []
         self._on_lead: Callable[[int], None] | None = None
         self._on_leave: Callable[[], None] | None = None
         self._going_on = False
@@ -186,6 +187,10 @@ class MetadataLog:
         """
         self._on_lead, self._on_leave = lead, leave
 
+    def watch_leader(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called whenever there is another leader or epoch."""
+        self._leader_watchers.append(changed)
+
     def start(self) -> None:
         """Take part in the quorum."""
         self.client.start()
@@ -244,6 +249,8 @@ class MetadataLog:
             self._give_up(KafkaError(ErrorCode.NOT_CONTROLLER, news), lost)
             if self._on_leave is not None:
                 self._on_leave()
+        for changed in self._leader_watchers:
+            changed()
         self._tell()
 
     def snapshot_loaded(self, id: SnapshotId) -> None:

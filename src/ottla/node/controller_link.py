@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.05
 # A controller may have to wait for the commit of a change; that is not a sign that it is gone.
 _LEAST_TIMEOUT_MS: Final = 10_000
+# How many questions wait for an answer at the same time; the others wait here.
+_MAX_ASKED: Final = 64
 
 
 class ControllerLink:
@@ -39,6 +41,11 @@ class ControllerLink:
     def __init__(self, node: Node, client_id: str) -> None:
         self._node: Final = node
         self._channel: Final = Channel(node.runtime.network, client_id)
+        self._room: Final = asyncio.Semaphore(_MAX_ASKED)
+
+    def follow_leader(self) -> None:
+        """Ask whoever leads: what was asked of a former leader, which may be silent, is asked again."""
+        self._node.metadata.watch_leader(self._channel.drop_all)
 
     async def ask(self, request: Request, newest_version: int, *, timeout_ms: int | None = None) -> Response:
         """The active controller's answer, in the newest version that it and this node speak; an error other
@@ -68,9 +75,10 @@ class ControllerLink:
             return None
         timeout_ms = node.config.number("controller.quorum.request.timeout.ms")
         try:
-            return await self._channel.ask(
-                address, request, newest_version, timeout_ms=max(timeout_ms, _LEAST_TIMEOUT_MS)
-            )
+            async with self._room:
+                return await self._channel.ask(
+                    address, request, newest_version, timeout_ms=max(timeout_ms, _LEAST_TIMEOUT_MS)
+                )
         except TimeoutError:
             self._channel.drop(address)
         except OSError as error:

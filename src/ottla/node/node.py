@@ -300,6 +300,8 @@ class Node:
         self.seat = ControllerSeat(metadata, activate)
         self._undo(self.watch.close)
         metadata.subscribe(self._follow)
+        self.controllers.follow_leader()
+        self.forwards.follow_leader()
         metadata.start()
         self.quorum_open.set()
         self._upkeep.start_quorum()

@@ -65,6 +65,7 @@ class BrokerRegistration:
         """`previous_epoch` is that of the last life, if it ended cleanly."""
         self._node: Final = node
         self._link: Final = ControllerLink(node, "ottla-broker-lifecycle")
+        self._link.follow_leader()
         self._request: Final = BrokerRegistrationRequest(
             broker_id=node.config.node_id,
             cluster_id=node.cluster_id,

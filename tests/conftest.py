@@ -8,6 +8,7 @@ requirement is missing; a download or start that fails is a failure.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Without one of its workers xdist may wait for ever; the run ends, and its report names the test."""
+    if error is not None:
+        node.config.pluginmanager.get_plugin("dsession").shouldstop = f"a worker died: {error}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups

@@ -44,7 +44,7 @@ class Server:
         self._service_for = service_for
         self._on_closed = on_closed
         self._listeners: dict[str, Listener] = {}
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # the oldest first
         self._per_ip: Counter[str] = Counter()
         self._receive = memoryview(bytearray(RECEIVE_BYTES))
         self._limits = Limits()
@@ -124,7 +124,7 @@ class Server:
             self._refuse(connection, f"its address has {allowed}, as max.connections.per.ip allows")
             return False
         self._per_ip[host] += 1
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
 
     def _refuse(self, connection: Connection, reason: str) -> None:
@@ -140,7 +140,7 @@ class Server:
 
     def _closed(self, connection: Connection) -> None:
         if connection in self._connections:
-            self._connections.discard(connection)
+            del self._connections[connection]
             host = connection.peer[0]
             self._per_ip[host] -= 1
             if not self._per_ip[host]:

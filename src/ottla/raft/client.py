@@ -146,7 +146,7 @@ class RaftClient:
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answers: set[asyncio.Future[Reply]] = set()  # requests that are not answered yet
+        self._answers: dict[asyncio.Future[Reply], None] = {}  # requests that are not answered yet
         self._stopped: asyncio.Future[None] | None = None
         self.failure: BaseException | None = None
         self._closed = False
@@ -165,8 +165,8 @@ class RaftClient:
         self.check_usable()
         request = wire.decode_request(message, self._cluster_id)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._answers.add(answer)
-        answer.add_done_callback(self._answers.discard)
+        self._answers[answer] = None
+        answer.add_done_callback(lambda done: self._answers.pop(done, None))
         self.raft.receive(answer, request, self._now())
         self._go_on()
         return wire_replies.encode_reply(message, await answer)

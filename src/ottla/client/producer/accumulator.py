@@ -114,7 +114,7 @@ class Accumulator:
         self.waiting: dict[TopicPartition, PartitionQueue] = {}
         self.used_bytes = 0
         self._room = asyncio.Event()
-        self._unsettled: set[ProducerBatch] = set()
+        self._unsettled: dict[ProducerBatch, None] = {}  # the oldest first
         self.flushing = 0
 
     def queue(self, partition: TopicPartition) -> PartitionQueue:
@@ -179,7 +179,7 @@ class Accumulator:
         queue.opened += 1
         queue.batches.append(batch)
         self.waiting[queue.partition] = queue
-        self._unsettled.add(batch)
+        self._unsettled[batch] = None
         self._on_ready()
 
     def enqueue_encoded(self, queue: PartitionQueue, encoder: Encoder, limit_bytes: int) -> ProducerBatch:
@@ -202,7 +202,7 @@ class Accumulator:
         queue.batches.pop()
         if not queue.batches:
             del self.waiting[queue.partition]
-        self._unsettled.discard(batch)
+        self._unsettled.pop(batch, None)
 
     def ready_at(self, queue: PartitionQueue) -> float:
         """The loop time from which the first batch of the queue may be sent."""
@@ -227,14 +227,14 @@ class Accumulator:
 
     def settled(self, batch: ProducerBatch) -> None:
         """The batch is over: its memory is free."""
-        self._unsettled.discard(batch)
+        self._unsettled.pop(batch, None)
         self.used_bytes -= batch.size
         self._room.set()
 
     def split(self, batch: ProducerBatch, parts: Sequence[ProducerBatch]) -> None:
         """The parts carry on in the place of the batch, and with its memory."""
-        self._unsettled.discard(batch)
-        self._unsettled.update(parts)
+        self._unsettled.pop(batch, None)
+        self._unsettled.update(dict.fromkeys(parts))
         self.used_bytes += sum(part.size for part in parts) - batch.size
         for part in parts:
             self.put_back(part)

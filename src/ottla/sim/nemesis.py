@@ -43,8 +43,8 @@ FAULTS: Mapping[str, int] = {
 
 
 class Nemesis:
-    """``may_lose_power`` is asked before a disk is made to forget; where it says no, only the process dies.
-    ``more`` are deeds beyond those that any machine can suffer.
+    """``may_end`` is asked before a machine loses its power, or its process is killed; where it forbids the
+    former, the latter is tried. ``more`` are deeds beyond those that any machine can suffer.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Nemesis:
         config: NemesisConfig,
         targets: Callable[[], Sequence[Machine]],
         *,
-        may_lose_power: Callable[[Machine], bool] = lambda _: True,
+        may_end: Callable[[Machine, bool], bool] = lambda _machine, _power_loss: True,
         more: Mapping[str, Callable[[Machine], None]] | None = None,
     ) -> None:
         self._world = world
         self._config = config
         self._targets = targets
-        self._may_lose_power = may_lose_power
+        self._may_end = may_end
         self._random = world.random
         self._stopped = False
         self._deeds: Mapping[str, Callable[[Machine], None]] = {
@@ -89,9 +89,9 @@ class Nemesis:
         power_loss = self._random.random() < 0.7
 
         def strike() -> None:
-            if machine.process is process and self._may_go_down() and not self._stopped:
-                self._did(f"ambush: {what}", machine.name)
-                machine.kill(power_loss=power_loss and self._may_lose_power(machine))
+            if machine.process is not process or not self._may_go_down() or self._stopped:
+                return
+            if self._end(machine, f"ambush: {what}", power_loss=power_loss):
                 delay = self._random.random() * 0.3
                 loop.call_later(delay, reboot, context=loop.world.context)
 
@@ -160,14 +160,22 @@ class Nemesis:
         down = sum(not machine.is_up for machine in self._world.machines.values())
         return limit is None or down < limit
 
+    def _end(self, machine: Machine, what: str, *, power_loss: bool) -> bool:
+        """End it in this way, or in one that does less harm; whether that may be."""
+        if power_loss and not self._may_end(machine, True):
+            power_loss = False
+        if not power_loss and not self._may_end(machine, False):
+            return False
+        self._did(what if power_loss or what != "power loss" else "kill a process", machine.name)
+        machine.kill(power_loss=power_loss)
+        return True
+
     def _reboot_later(self, machine: Machine) -> None:
         self._later(lambda: None if machine.is_up else machine.boot())
 
     def _kill(self, machine: Machine, *, power_loss: bool) -> None:
-        if machine.is_up and self._may_go_down():
-            power_loss = power_loss and self._may_lose_power(machine)
-            self._did("power loss" if power_loss else "kill a process", machine.name)
-            machine.kill(power_loss=power_loss)
+        what = "power loss" if power_loss else "kill a process"
+        if machine.is_up and self._may_go_down() and self._end(machine, what, power_loss=power_loss):
             self._reboot_later(machine)
 
     def _kill_later(self, machine: Machine) -> None:
@@ -183,14 +191,14 @@ class Nemesis:
             if before is not None:
                 before()
             if process.steps >= last and machine.process is process and not self._stopped:
-                self._did("kill it after some steps", machine.name)
-                machine.kill(power_loss=power_loss and self._may_lose_power(machine))
-                self._reboot_later(machine)
+                process.after_step = before
+                if self._end(machine, "kill it after some steps", power_loss=power_loss):
+                    self._reboot_later(machine)
 
         process.after_step = after_step
 
     def _crash_disk(self, machine: Machine) -> None:
-        if machine.is_up and self._may_go_down() and self._may_lose_power(machine):
+        if machine.is_up and self._may_go_down() and self._may_end(machine, True):
             machine.disk.crash_after(self._random.randrange(0, 12))
             machine.on_power_loss = lambda: self._reboot_later(machine)
             self._world.trace.add("nemesis", f"power loss inside a write, soon: {machine.name}")
@@ -201,8 +209,7 @@ class Nemesis:
         self._did("kill all")
         power_loss = self._random.random() < 0.5
         for machine in self._targets():
-            if machine.is_up:
-                machine.kill(power_loss=power_loss and self._may_lose_power(machine))
+            if machine.is_up and self._end(machine, "killed with all", power_loss=power_loss):
                 self._reboot_later(machine)
 
     def _pause(self, machine: Machine) -> None:

@@ -45,6 +45,8 @@ class Machine:
         self.lives = 0
         # Called when the power went off in the middle of a write.
         self.on_power_loss: Callable[[], None] | None = None
+        # Called before its process ends, for a last look at it.
+        self.on_end: Callable[[], None] | None = None
 
     @property
     def is_up(self) -> bool:
@@ -88,6 +90,8 @@ class Machine:
         """End its process here and now; with ``power_loss`` what was not synced may be lost with it."""
         if self.process is None:
             return
+        if self.on_end is not None:
+            self.on_end()
         process, self.process = self.process, None
         world = self._world
         world.trace.add(self.name, "loses power" if power_loss else "is killed")

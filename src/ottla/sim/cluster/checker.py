@@ -42,8 +42,10 @@ class ClusterChecker:
         self.newest = MetadataImage.EMPTY
         # Topics that may elect leaders outside of the in-sync set: what is committed there is no promise.
         self.unclean: set[str] = set()
-        # Brokers whose disks lost something of which the controller does not know yet, with their epoch then.
-        self._tainted: dict[int, int] = {}
+        # Brokers that ended without a word, and those of them whose disks forgot something: the epoch that
+        # their registration had then.
+        self._ended: dict[int, int] = {}
+        self._forgetful: dict[int, int] = {}
 
     @property
     def elections(self) -> int:
@@ -141,35 +143,37 @@ class ClusterChecker:
                 f"stable offset {line.last_stable_offset}"
             )
 
-    # What a disk may lose
+    # Which ends the promises survive
 
-    def may_lose(self, broker: int) -> bool:
-        """Whether the promises hold if this broker's disk forgets what was not synced: every partition must
-        be whole on another in-sync replica.
+    def may_end(self, broker: int, *, power_loss: bool) -> bool:
+        """Whether everything that is promised holds if this broker ends without a word and, with
+        ``power_loss``, its disk forgets what was not synced.
+
+        A broker that ended so is not elected before it has caught up, as nobody knows what it has lost. So of
+        each partition an in-sync replica must stay that has not, unless nobody has lost anything: then the
+        last leader may well come back.
         """
         for topic, _, registration in self.newest.topics.partitions():
-            if topic.name in self.unclean:
+            eligible = {*registration.isr, *registration.elr}
+            if broker not in eligible or topic.name in self.unclean:
                 continue
-            holders = set(registration.isr or registration.elr or registration.last_known_elr)
-            if broker in holders and not any(
-                self._is_whole(other) for other in registration.isr if other != broker
-            ):
+            staying = [id for id in registration.isr if id != broker and not self._is_out(self._ended, id)]
+            forgetful = power_loss or any(self._is_out(self._forgetful, id) for id in eligible)
+            if forgetful and not staying:
                 return False
         return True
 
-    def lost(self, broker: int) -> None:
+    def ended(self, broker: int, *, power_loss: bool) -> None:
         registration = self.newest.cluster.brokers.get(broker)
-        self._tainted[broker] = -1 if registration is None else registration.epoch
+        epoch = -1 if registration is None else registration.epoch
+        self._ended[broker] = epoch
+        if power_loss:
+            self._forgetful[broker] = epoch
 
-    def _is_whole(self, broker: int) -> bool:
-        epoch_then = self._tainted.get(broker)
-        if epoch_then is None:
-            return True
+    def _is_out(self, ends: dict[int, int], broker: int) -> bool:
+        """Whether it has ended and not registered since."""
         registration = self.newest.cluster.brokers.get(broker)
-        if registration is not None and registration.epoch > epoch_then:
-            del self._tainted[broker]
-            return True
-        return False
+        return broker in ends and (registration is None or registration.epoch <= ends[broker])
 
 
 class Watch:

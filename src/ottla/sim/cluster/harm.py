@@ -48,7 +48,7 @@ class Harm:
             world,
             config,
             lambda: [member.machine for member in members],
-            may_lose_power=self._may_lose_power,
+            may_end=self._may_end,
             more=deeds,
         )
 
@@ -62,13 +62,15 @@ class Harm:
             if member.excused:
                 member.restart()
 
-    def _may_lose_power(self, machine: Machine) -> bool:
-        member = self._members.get(machine.name)
-        if member is None or self._synced:
+    def _may_end(self, machine: Machine, power_loss: bool) -> bool:
+        member = self._members[machine.name]
+        if self._synced:
             return True
-        if not self._checker.may_lose(member.id):
+        for each in self._members.values():
+            each.look_at_metadata()
+        if not self._checker.may_end(member.id, power_loss=power_loss):
             return False
-        self._checker.lost(member.id)
+        self._checker.ended(member.id, power_loss=power_loss)
         return True
 
     def _restart(self, machine: Machine) -> None:

@@ -32,6 +32,7 @@ class ClusterMember:
         self.id = id
         self.settings = dict(settings)
         self.machine = world.machine(f"node{id}", self.main)
+        self.machine.on_end = self.look_at_metadata
         self._node: Node | None = None
         self.watch: Watch | None = None
         self._life = 0
@@ -86,11 +87,14 @@ class ClusterMember:
 
     def look(self) -> None:
         """Show the checker what it has."""
+        self.look_at_metadata()
+        if self.node is not None and self.watch is not None:
+            self.watch.look()
+
+    def look_at_metadata(self) -> None:
         node = self.node
         if node is not None and hasattr(node, "metadata"):
             self._checker.followed(node.image, f"node {self.id}")
-            if self.watch is not None:
-                self.watch.look()
 
     async def _watch(self, node: Node, life: int) -> None:
         pause = 0.001

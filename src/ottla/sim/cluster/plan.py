@@ -75,9 +75,9 @@ def _draw(random: Random, asked: int | None) -> ClusterPlan:
     synced = random.random() < 0.4
     weights = dict(CLUSTER_FAULTS)
     if not synced:
-        # Whether a disk may forget cannot be told ahead of the moment.
+        # Whether a disk may forget cannot be told ahead of the moment, nor when a node ends by itself.
         weights["power loss inside a write"] = 0
-    if random.random() < 0.5:
+    if random.random() < 0.5 or not synced:
         weights["full disk"] = weights["failing directory"] = 0
     chosen = random.sample(CLIENTS, random.choice((3, 4, 5, 6, 8, len(CLIENTS))))
     if not {"idempotent", "transactional", "acks-all"} & set(chosen):

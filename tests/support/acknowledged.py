@@ -46,6 +46,9 @@ class Load:
                 "linger.ms": 2,
                 "batch.num.messages": 50,
                 "message.timeout.ms": 120_000,
+                # A broker that has fallen silent is not waited for.
+                "request.timeout.ms": 2_500,
+                "socket.timeout.ms": 3_000,
                 "reconnect.backoff.max.ms": 200,
                 "retry.backoff.ms": 50,
                 "retry.backoff.max.ms": 200,

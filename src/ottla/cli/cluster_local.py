@@ -7,7 +7,6 @@ stops them when it ends; with `--detach` they go on by themselves.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -259,19 +258,12 @@ def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> N
 
 def _stop(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
     """Stop those that run, all at once, and return them when they have ended."""
-    from ottla.testing.cluster_process import ClusterError, State
+    from ottla.testing.cluster_process import ClusterError, stop_all
 
-    running = [process for process in processes if process.state() is not State.DOWN]
-    for process in running:
-        with contextlib.suppress(ClusterError):
-            process.signal(signal.SIGTERM)
-            process.signal(signal.SIGCONT)
     try:
-        for process in running:
-            process.wait_until_down()
+        return stop_all(processes)
     except ClusterError as error:
         raise CliError(str(error)) from None
-    return running
 
 
 def _signal(data_dir: str, nodes: Sequence[int], how: signal.Signals, done: str, as_json: bool) -> None:

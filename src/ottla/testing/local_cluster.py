@@ -38,7 +38,7 @@ from ottla.protocol.messages.metadata import (
 )
 from ottla.testing.ask import ask
 from ottla.testing.cluster_plan import ClusterPlan, NodePlan
-from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, State
+from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, State, stop_all
 from ottla.testing.local_node import FOR_TESTS, settings_text
 
 __all__ = ["ClusterError", "ClusterNode", "LocalCluster", "State"]
@@ -196,13 +196,18 @@ class LocalCluster:
             self._plan = self._make_plan()
             self._processes = {each.id: NodeProcess(each) for each in self._plan.nodes}
             self._lifeline = os.pipe()
-            for process in self._processes.values():
-                self._launch(process)
-            self.wait_ready()
+            self.start_all()
         except BaseException:
             self._end()
             raise
         return self
+
+    def start_all(self) -> None:
+        """Start all nodes that are down, at once, and return when the cluster serves."""
+        for process in self._processes.values():
+            if process.state() is State.DOWN:
+                self._launch(process)
+        self.wait_ready()
 
     def _make_plan(self) -> ClusterPlan:
         if self._given_dir is not None and ClusterPlan.exists(self._given_dir):
@@ -224,9 +229,9 @@ class LocalCluster:
         self._wanted.add(process.plan.id)
 
     def stop(self, node: int | ClusterNode | None = None) -> None:
-        """Stop the cluster, or one node of it, in good order. Stopping a stopped cluster is harmless.
+        """Stop one node in good order, or the cluster. Stopping a stopped cluster is harmless.
 
-        The files of a cluster without a `data_dir` are removed.
+        The files of a cluster without a `data_dir` are removed, so its nodes just end.
         """
         if node is not None:
             process = self._process(node)
@@ -235,7 +240,8 @@ class LocalCluster:
             process.wait_until_down()
             return
         try:
-            _stop_all(self._processes.values())
+            if self._given_dir is not None:
+                stop_all(self._processes.values())
         finally:
             self._end()
 
@@ -434,17 +440,6 @@ class LocalCluster:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
-
-
-def _stop_all(processes: Iterable[NodeProcess]) -> None:
-    """All at once: the last ones have nobody left to hand their leaderships to, and do not wait for it."""
-    running = [process for process in processes if process.state() is not State.DOWN]
-    for process in running:
-        with contextlib.suppress(ClusterError):
-            process.signal(signal.SIGTERM)
-            process.signal(signal.SIGCONT)
-    for process in running:
-        process.wait_until_down()
 
 
 def _metadata(port: int, topics: list[str] | None) -> MetadataResponse | None:

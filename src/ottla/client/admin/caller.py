@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 
 from ottla.client.cluster import Cluster
+from ottla.client.errors import ClientFailure
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
@@ -69,10 +71,16 @@ class Caller:
             if self.cluster.view.controller_id not in self.cluster.view.brokers:
                 await self.cluster.refresh()
             controller = self.cluster.view.controller_id
-            if controller in self.cluster.view.brokers:
-                answer = await self.cluster.request(controller, request, response_type)
-            else:
-                answer = await self.cluster.request_any(request, response_type)
+            try:
+                if controller in self.cluster.view.brokers:
+                    answer = await self.cluster.request(controller, request, response_type)
+                else:
+                    answer = await self.cluster.request_any(request, response_type)
+            except ClientFailure:
+                # Nobody there, or nobody who answers: by the next time it may be another.
+                with contextlib.suppress(KafkaError):
+                    await self.cluster.refresh()
+                raise
             if ErrorCode.NOT_CONTROLLER in errors(answer):
                 await self.cluster.refresh()
                 raise KafkaError(ErrorCode.NOT_CONTROLLER)

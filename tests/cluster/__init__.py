@@ -1,0 +1,1 @@
+"""Three nodes as real processes: what happens to machines happens to them."""

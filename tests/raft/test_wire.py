@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, KafkaError, UnsupportedVersion
+from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.messages.fetch import FetchRequest, FetchTopic
 from ottla.protocol.messages.vote import VoteResponse
 from ottla.raft import messages as m
@@ -62,6 +64,16 @@ def test_replies(request_: m.Request, reply: m.Reply) -> None:
     response = wire_replies.encode_reply(message, reply)
     version = wire.VERSIONS[message.API_KEY]
     assert wire_replies.decode_reply(type(response).decode(response.encode(version), version)) == reply
+
+
+@pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
+def test_replies_fit_every_version(request_: m.Request, reply: m.Reply) -> None:
+    message = wire.encode_request(request_, CLUSTER)
+    for version in range(API[message.API_KEY].min_version, wire.VERSIONS[message.API_KEY] + 1):
+        response = wire_replies.encode_reply(message, reply)
+        leave_out_what_is_newer(response, version)
+        told = type(response).decode(response.encode(version), version)
+        assert getattr(told, "topics", None) == getattr(response, "topics", None)
 
 
 def test_older_versions_know_less() -> None:

@@ -20,6 +20,7 @@ from ottla.node.context import Handler, Reply, RequestContext
 from ottla.node.memo import MAX_QUESTION_BYTES, Memo, Question
 from ottla.protocol.api import API, API_BY_NAME, API_VERSIONS, Api, Listener, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.headers import RequestHeader, encoded_response_parts, response_parts
 from ottla.protocol.schema import Request, Response
 
@@ -356,6 +357,7 @@ class Dispatcher:
         response: Response | None = route.failed(request, code, message)
         if response is None:
             raise ProtocolViolation(f"its {context.api.name} request failed: {code.name} {message or ''}")
+        leave_out_what_is_newer(response, context.version)
         return response
 
     def _unsupported(self, exchange: Exchange, route: _Route, version: int, client_id: str | None) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVarTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
 from ottla.raft import wire, wire_replies
@@ -160,8 +161,10 @@ class RaftClient:
         self.raft.start(self._now())
         self._go_on()
 
-    async def handle(self, message: WireRequest) -> WireResponse:
-        """Answer a request of the quorum's protocol; KafkaError for an error of the response as a whole."""
+    async def handle(self, message: WireRequest, version: int | None = None) -> WireResponse:
+        """Answer a request of the quorum's protocol, in a version or the newest one; KafkaError for an error
+        of the response as a whole.
+        """
         self.check_usable()
         request = wire.decode_request(message, self._cluster_id)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -169,7 +172,10 @@ class RaftClient:
         answer.add_done_callback(lambda done: self._answers.pop(done, None))
         self.raft.receive(answer, request, self._now())
         self._go_on()
-        return wire_replies.encode_reply(message, await answer)
+        response = wire_replies.encode_reply(message, await answer)
+        if version is not None and version < wire.VERSIONS[message.API_KEY]:
+            leave_out_what_is_newer(response, version)
+        return response
 
     def append(self, batch: bytes) -> int:
         """Append a batch of this leader's epoch; the offset at which it is committed. KafkaError

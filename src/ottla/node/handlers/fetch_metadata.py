@@ -10,4 +10,4 @@ from ottla.protocol.schema import Response
 
 async def handle(context: RequestContext, request: FetchRequest) -> Response:
     require_cluster_action(context)
-    return await context.node.metadata.client.handle(request)
+    return await context.node.metadata.client.handle(request, context.version)

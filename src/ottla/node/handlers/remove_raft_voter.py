@@ -12,4 +12,4 @@ from ottla.protocol.schema import Response
 async def handle(context: RequestContext, request: RemoveRaftVoterRequest) -> Response:
     if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await context.node.metadata.client.handle(request)
+    return await context.node.metadata.client.handle(request, context.version)

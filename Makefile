@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
+CLUSTER_FAULT_SECONDS ?= 600
 # Bytecode, as pip makes it for what it installs: where Python is told to write none, every start of a node
 # would compile the package anew, which takes longer than all the rest of it.
 COMPILE := $(BIN)/python -m compileall -q src
 
-.PHONY: setup demo test test-fast test-faults lint bench fuzz clean
+.PHONY: setup demo test test-fast test-faults test-cluster-faults lint bench fuzz clean
 
 setup: $(STAMP)
 
@@ -33,6 +34,11 @@ test-fast: $(STAMP)
 test-faults: $(STAMP)
 	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -o faulthandler_timeout=0 -k many_kills \
 		tests/spark/test_exactly_once.py
+
+# Ten minutes of kills, pauses and restarts of three nodes under load. OTTLA_CLUSTER_FAULT_SEED repeats a choice.
+test-cluster-faults: $(STAMP)
+	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) $(BIN)/python -m pytest -s \
+		-o faulthandler_timeout=0 tests/cluster/test_faults.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

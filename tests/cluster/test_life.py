@@ -19,7 +19,6 @@ from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged import Load, read_all
 from tests.support.waiting import wait_until
 
-
 pytestmark = pytest.mark.xdist_group("cluster")
 
 

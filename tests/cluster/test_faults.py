@@ -1,0 +1,120 @@
+"""A cluster's hard life, of twenty seconds or of ten minutes: nothing is lost, doubled or torn.
+
+Three nodes are killed, paused and restarted, one after the other and all at once, while an idempotent
+producer writes numbers to one topic and two processes copy them to another in transactions, consumed offsets
+included: one with librdkafka, one with Kafka's Java client where there is Java. Afterwards every acknowledged
+record is at the offset that was told, every number is in the output once, the checker of transactions finds
+nothing in the whole history, and all replicas have the same bytes. `OTTLA_CLUSTER_FAULT_SECONDS` says how
+long, `OTTLA_CLUSTER_FAULT_SEED` repeats the choice of faults (not the moment: these are real processes).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ottla import blocking
+from ottla.testing.local_cluster import LocalCluster
+from tests.guarantees.transformer import DOOMED
+from tests.support import kafka_libs
+from tests.support.acknowledged import Load
+from tests.support.cluster_faults import Nemesis
+from tests.support.replicas import replicas_of
+from tests.support.transformers import Copying, Worker, read
+from tests.support.txn_checker import Fate, check
+
+SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
+SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+SETTLE_S = 90.0
+PER_SECOND = 300
+SOURCE, TARGET, PARTITIONS = "source", "target", 3
+SETTINGS = {
+    "broker.session.timeout.ms": 3_000,
+    "broker.heartbeat.interval.ms": 500,
+    "replica.lag.time.max.ms": 3_000,
+    "group.min.session.timeout.ms": 1_000,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+}
+
+
+def clients() -> list[str]:
+    return ["librdkafka"] if kafka_libs.missing_requirement() else ["librdkafka", "java"]
+
+
+@contextmanager
+def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
+    """The processes that copy, with somebody who starts again those that give up."""
+    workers = [
+        Worker(client, f"worker-{client}", copying, directory, protocol="classic") for client in clients()
+    ]
+    try:
+        for worker in workers:
+            worker.start()
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 400)
+@pytest.mark.xdist_group("cluster")
+def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
+    print(f"repeat with OTTLA_CLUSTER_FAULT_SEED={SEED}")
+    with LocalCluster(nodes=3, settings=SETTINGS, data_dir=str(tmp_path / "cluster")) as cluster:
+        bootstrap = cluster.bootstrap_servers
+        with blocking.Admin(bootstrap) as admin:
+            for topic in (SOURCE, TARGET):
+                admin.topics.create(topic, partitions=PARTITIONS, replication_factor=3)
+        copying = Copying(bootstrap, SOURCE, TARGET, PARTITIONS)
+        load = Load(bootstrap, SOURCE, PARTITIONS, per_second=PER_SECOND, bare=True)
+        with load, copied(copying, tmp_path) as workers:
+            load.wait_for_more(PER_SECOND)
+
+            def progress() -> None:
+                for worker in workers:
+                    worker.keep_alive()
+                load.wait_for_more(20)
+
+            nemesis = Nemesis(cluster, SEED, TARGET, progress)
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end:
+                nemesis.strike()
+            load.finish()
+            report = f"seed {SEED}, {dict(nemesis.strikes)}, {load.count} acknowledged"
+            committed = read(copying, "read_committed")
+            deadline = time.monotonic() + SETTLE_S
+            while len(committed) < load.count:
+                assert time.monotonic() < deadline, f"{len(committed)} in the output; {report}" + "\n".join(
+                    worker.last_words() for worker in workers
+                )
+                for worker in workers:
+                    worker.keep_alive()
+                committed = read(copying, "read_committed")
+        uncommitted = read(copying, "read_uncommitted")
+        history = [transaction for worker in workers for transaction in worker.transactions()]
+        load.check(bootstrap)
+        cluster.wait_in_sync()
+    report += (
+        f", {len(history)} transactions of {', '.join(clients())}, "
+        f"slowest recovery {nemesis.slowest_recovery_s:.1f} s"
+    )
+    print(report)
+    outputs = Counter(int(seen.value.split("|")[0]) for seen in committed)
+    assert [number for number, times in outputs.items() if times != 1] == [], report
+    assert sum(outputs.values()) == load.count, report
+    assert not [seen for seen in committed if seen.value.endswith(DOOMED)], report
+    assert {seen.value for seen in committed} <= {seen.value for seen in uncommitted}, report
+    assert [str(anomaly) for anomaly in check(history, committed, [committed])] == [], report
+    assert sum(each.fate is Fate.COMMITTED for each in history) > 5, report
+    for topic in (SOURCE, TARGET):
+        for partition in range(PARTITIONS):
+            held = replicas_of(cluster, topic, partition)
+            assert len(set(held.values())) == 1, f"{topic}-{partition} differs; {report}"

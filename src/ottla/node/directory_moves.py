@@ -2,8 +2,8 @@
 
 A copy, the future log, grows in the other directory until it has all that the current one has; then it
 takes its place, in one step on the event loop, so that no append falls between the two. What is appended
-meanwhile is copied like the rest. A move that fails, or is called off by a move back, leaves the current
-log as it was.
+meanwhile is copied like the rest, and what is cut off is cut off there too. A move that fails, or is called
+off by a move back, leaves the current log as it was.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ottla.log.directory import LogDirectory
 from ottla.log.files import TopicPartition
 from ottla.log.log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.replication.following import common_end
 from ottla.replication.partition import Partition
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ class DirectoryMoves:
             current = partition.log
             if future.log_end_offset < current.log_start_offset:
                 future.truncate_fully_and_start_at(current.log_start_offset)
-            if future.log_end_offset > current.log_end_offset:
-                future.truncate_to(current.log_end_offset)
+            _cut_what_differs(future, current)
             if future.log_end_offset == current.log_end_offset:
                 if flushed:
                     break
@@ -105,6 +105,7 @@ class DirectoryMoves:
         )
         partition.log = logs.promote_future_log(partition.topic_partition)
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
+        self._node.replication.report([partition])
 
     def _copy_step(self, current: Log, future: Log) -> None:
         data = current.read(future.log_end_offset, _STEP_BYTES).records
@@ -124,3 +125,17 @@ class DirectoryMoves:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _cut_what_differs(future: Log, current: Log) -> None:
+    """Cut from the copy what the log that it copies has lost since, or has otherwise by now: a follower cuts
+    its log when its leader was elected without its last records, and then grows anew.
+    """
+    while (epoch := future.latest_epoch) is not None and future.log_end_offset > future.log_start_offset:
+        known_epoch, end = current.end_offset_for_epoch(epoch)
+        if known_epoch == epoch and future.log_end_offset <= end:
+            break
+        target = common_end(future, known_epoch, end) if known_epoch >= 0 else current.log_start_offset
+        future.truncate_to(max(target, future.log_start_offset))
+    if future.log_end_offset > current.log_end_offset:
+        future.truncate_to(current.log_end_offset)

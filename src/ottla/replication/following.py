@@ -14,12 +14,28 @@ from enum import Enum
 from typing import Final
 
 from ottla.log.append import UnexpectedAppendOffset
+from ottla.log.log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import Partition
 from ottla.replication.types import NO_EPOCH
 
 _log = logging.getLogger(__name__)
+
+
+def common_end(log: Log, epoch: int, end_offset: int) -> int:
+    """Up to where a log may agree with another one that ended `epoch` at `end_offset`.
+
+    Where it never had that epoch, the end of its own greatest epoch below it is the next candidate.
+    """
+    own_epoch, own_end = log.end_offset_for_epoch(epoch)
+    if own_epoch == epoch:
+        target = min(own_end, end_offset)
+    elif own_epoch >= 0:
+        target = own_end
+    else:
+        target = end_offset
+    return min(target, log.log_end_offset)
 
 
 class Next(Enum):
@@ -129,20 +145,11 @@ class Following:
         return Next.PAUSE
 
     def _cut(self, leader_epoch: int, leader_end_offset: int) -> None:
-        """Cut the log to what it may have in common with a leader that ended `leader_epoch` there.
-
-        Where this log never had that epoch, its own greatest epoch below it is the next candidate: the cut
-        goes to the end of that one, and the next fetch finds out whether it agrees.
+        """Cut the log to what it may have in common with a leader that ended `leader_epoch` there; the next
+        fetch finds out whether it agrees.
         """
         log = self.partition.log
-        own_epoch, own_end = log.end_offset_for_epoch(leader_epoch)
-        if own_epoch == leader_epoch:
-            target = min(own_end, leader_end_offset)
-        elif own_epoch >= 0:
-            target = own_end
-        else:
-            target = leader_end_offset
-        target = min(target, log.log_end_offset)
+        target = common_end(log, leader_epoch, leader_end_offset)
         if target < log.high_watermark:
             _log.warning(
                 "%s is cut to %d, below its high watermark %d: its leader was elected without these records",

@@ -87,6 +87,10 @@ def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers
                 "enable.auto.commit": False,
                 "queued.max.messages.kbytes": 65_536,
                 "fetch.message.max.bytes": 4_194_304,
+                # By default it stops for a second whenever it has 100,000 messages that nobody took yet, and
+                # the run measures its naps.
+                "queued.min.messages": 10_000_000,
+                "fetch.queue.backoff.ms": 1,
             }
         )
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])

@@ -150,8 +150,8 @@ class ClusterChecker:
         ``power_loss``, its disk forgets what was not synced.
 
         A broker that ended so is not elected before it has caught up, as nobody knows what it has lost. So of
-        each partition an in-sync replica must stay that has not, unless nobody has lost anything: then the
-        last leader may well come back.
+        each partition an in-sync replica must stay that has not; unless nobody has lost anything, or this one
+        is known to be the last in sync and keeps what it has: then it comes back as the last leader.
         """
         for topic, _, registration in self.newest.topics.partitions():
             eligible = {*registration.isr, *registration.elr}
@@ -159,7 +159,7 @@ class ClusterChecker:
                 continue
             staying = [id for id in registration.isr if id != broker and not self._is_out(self._ended, id)]
             forgetful = power_loss or any(self._is_out(self._forgetful, id) for id in eligible)
-            if forgetful and not staying:
+            if forgetful and not staying and (power_loss or registration.isr != (broker,)):
                 return False
         return True
 

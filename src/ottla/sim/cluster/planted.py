@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -19,8 +20,7 @@ from ottla.coordinator.group.offsets import OffsetStore
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.markers import MarkerDriver
 from ottla.log import log_appends, log_flushes
-from ottla.log.append import as_given
-from ottla.log.producer_state import ProducerStateManager
+from ottla.log.append import Incoming
 from ottla.log.producer_state_entry import ProducerAppendInfo, ProducerStateEntry
 from ottla.metadata import control_brokers
 from ottla.metadata.delta import MetadataDelta
@@ -28,7 +28,6 @@ from ottla.metadata.partition_change import PartitionChange
 from ottla.node.handlers import fetch
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
-from ottla.replication.following import Following
 from ottla.replication.partition import Partition
 from ottla.replication.types import Isolation
 from ottla.sim.cluster.plan import ClusterPlan
@@ -88,15 +87,6 @@ def _divergence_not_noticed() -> list[Patch]:
     return [(Partition, "_divergence", lambda self, offset, epoch: None)]
 
 
-def _cuts_too_much() -> list[Patch]:
-    original = Following._truncate
-
-    def truncate(self: Following, offset: int) -> None:
-        original(self, max(offset - 2, 0))
-
-    return [(Following, "_truncate", truncate)]
-
-
 def _leader_from_outside_the_in_sync_set() -> list[Patch]:
     def may_lead(self: PartitionChange, replica: int) -> bool:
         return replica in self.partition.replicas and self.is_acceptable_leader(replica)
@@ -121,32 +111,23 @@ def _duplicates_written_again() -> list[Patch]:
 
 
 def _followers_forget_producers() -> list[Patch]:
-    original = as_given
+    append, has_producers = log_appends.append_as_follower, Incoming.has_producers
+    following = False
 
-    def given(*args: Any) -> Any:
-        incoming = original(*args)
-        return None if incoming is None else _WithoutProducers(incoming)
+    def append_as_follower(*args: Any) -> Any:
+        nonlocal following
+        following = True
+        try:
+            return append(*args)
+        finally:
+            following = False
 
-    return [(log_appends, "as_given", given)]
+    def seems_to_have(self: Incoming) -> bool:
+        return not following and bool(has_producers.__get__(self))
 
-
-class _WithoutProducers:
-    """Batches that seem to be nobody's."""
-
-    has_producers = False
-
-    def __init__(self, incoming: Any) -> None:
-        self._incoming = incoming
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._incoming, name)
-
-
-def _former_producers_not_fenced() -> list[Patch]:
     return [
-        (ProducerStateManager, "_check_not_fenced", lambda self, producer_id, epoch: None),
-        (ProducerAppendInfo, "_check_epoch", lambda self, batch, must_exceed: None),
-        (ProducerAppendInfo, "_check_sequence", lambda self, batch: None),
+        (log_appends, "append_as_follower", append_as_follower),
+        (Incoming, "has_producers", property(seems_to_have)),
     ]
 
 
@@ -225,12 +206,10 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "joins-before-it-has-caught-up": _joins_before_it_has_caught_up,
     "never-joins-again": _never_joins_again,
     "divergence-not-noticed": _divergence_not_noticed,
-    "cuts-too-much": _cuts_too_much,
     "leader-from-outside-the-in-sync-set": _leader_from_outside_the_in_sync_set,
     "unclean-stop-taken-for-clean": _unclean_stop_taken_for_clean,
     "duplicates-written-again": _duplicates_written_again,
     "followers-forget-producers": _followers_forget_producers,
-    "former-producers-not-fenced": _former_producers_not_fenced,
     "open-transactions-shown": _open_transactions_shown,
     "read-above-the-high-watermark": _read_above_the_high_watermark,
     "aborted-records-shown": _aborted_records_shown,
@@ -270,16 +249,20 @@ _COPIES = _plan(
 FOCUS: Mapping[str, ClusterPlan] = {
     "sync-skipped": _plan("idempotent", synced=True, power_loss=3, kill_all=2),
     "duplicates-written-again": _plan("idempotent", sever_connections=3, slow_link=2),
-    "followers-forget-producers": _plan("idempotent", "transactional", sever_connections=3, stop_and_start=2),
-    "former-producers-not-fenced": _plan("rivals", "transactional", pause_a_client=4, isolate_a_machine=1),
+    "followers-forget-producers": _TRANSACTIONS,
     "open-transactions-shown": _TRANSACTIONS,
     "aborted-records-shown": _TRANSACTIONS,
-    "marker-dropped": _TRANSACTIONS,
+    "marker-dropped": _plan(
+        "transactional", "rivals", kill_a_process=4, stop_and_start=2, split_the_network=2
+    ),
+    "unclean-stop-taken-for-clean": replace(
+        _plan("idempotent", "acks-all", longest_s=1.0, power_loss=4, kill_a_process=4), nodes=2, separate=True
+    ),
     "markers-not-driven-again": _TRANSACTIONS,
     "coordinator-answers-too-soon": _plan(
-        "transactional", "classic-group", "consumer-group", isolate_a_machine=3, kill_a_process=2
+        "idempotent", "classic-group", "consumer-group", longest_s=4.0, split_the_network=3
     ),
-    "generations-not-checked": _COPIES,
+    "generations-not-checked": _plan("idempotent", "copy-classic", longest_s=6.0, pause_a_client=1),
     "aborted-offsets-kept": _COPIES,
     "metadata-record-skipped": _plan("idempotent", "settings"),
 }

@@ -78,6 +78,10 @@ class Follower:
                     last[key] = record.offset
 
 
+class _ChangedItsMindError(Exception):
+    """A transaction is aborted for no reason but its own."""
+
+
 class _Assigned:
     """Notes what was confirmed when a partition came, as the member must not begin before that."""
 
@@ -119,9 +123,7 @@ class GroupReader:
 
     def consumer(self, runtime: Runtime) -> ByteConsumer:
         modern = self._protocol == "consumer"
-        times: dict[str, Any] = (
-            {} if modern else {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 1_000}
-        )
+        times: dict[str, Any] = {} if modern else {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 500}
         consumer: ByteConsumer = Consumer(
             self._stage.servers,
             runtime=runtime,
@@ -145,6 +147,7 @@ class GroupReader:
                 polls -= 1
                 records = await consumer.poll(timeout_ms=500)
                 self.note(records, assigned)
+                await _work(records, runtime)
                 if runtime.random.random() < 0.5 or self._stage.draining:
                     await self._commit(consumer)
 
@@ -198,8 +201,9 @@ class Copier(GroupReader):
                 polls -= 1
                 records = await consumer.poll(timeout_ms=500)
                 self.note(records, assigned)
+                await _work(records, runtime)
                 if records:
-                    await self._copy(producer, consumer, records)
+                    await self._copy(producer, consumer, records, runtime)
                 elif self._stage.draining:
                     await self._ask_for_commits(consumer)
 
@@ -210,7 +214,9 @@ class Copier(GroupReader):
                 key = (partition.topic, partition.partition)
                 self.story.commits[key].append(Commit(committed.offset, Fate.DONE))
 
-    async def _copy(self, producer: Producer, consumer: ByteConsumer, records: Sequence[Any]) -> None:
+    async def _copy(
+        self, producer: Producer, consumer: ByteConsumer, records: Sequence[Any], runtime: Runtime
+    ) -> None:
         stage = self._stage
         name = f"{self.name}.{len(stage.journal.transactions)}"
         transaction = Transaction(name)
@@ -229,9 +235,11 @@ class Copier(GroupReader):
                 positions = consumer.positions()
                 commits = note_commits(self.story, positions)
                 await open_transaction.send_offsets(consumer)
+                if runtime.random.random() < 0.1:
+                    raise _ChangedItsMindError
                 transaction.fate = Fate.UNKNOWN
             transaction.fate = Fate.DONE
-        except TransactionAborted as error:
+        except (TransactionAborted, _ChangedItsMindError) as error:
             transaction.fate = Fate.FAILED
             stage.tell(self.name, f"aborted: {error}")
         finally:
@@ -259,6 +267,12 @@ def is_drained(stage: Stage, story: GroupStory) -> bool:
             if entries and story.acknowledged((topic, index)) <= entries[-1].offset:
                 return False
     return True
+
+
+async def _work(records: Sequence[Any], runtime: Runtime) -> None:
+    """Whoever does something with records takes a while, and much can happen meanwhile."""
+    if records:
+        await asyncio.sleep(runtime.random.random() * 0.3)
 
 
 def _bytes(value: Any) -> bytes:

@@ -122,7 +122,7 @@ class TestUpdate:
             ),
             ("metadata.version", 29, UNSAFE_DOWNGRADE, "a downgrade that loses metadata is not supported"),
             ("metadata.version", 31, UPGRADE, "supports 7-30"),
-            ("kraft.version", 1, UPGRADE, "are in the configuration"),
+            ("kraft.version", 1, UPGRADE, "there is no quorum"),
         ],
     )
     def test_refusals(self, name: str, level: int, kind: int, words: str) -> None:

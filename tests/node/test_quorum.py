@@ -11,7 +11,7 @@ from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.metadata.entities import ConfigResource, ConfigResourceType
-from ottla.protocol.errors import ErrorCode
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse, Listener
 from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from ottla.protocol.schema import Request
@@ -323,5 +323,32 @@ def test_controllers_are_added_to_a_quorum_and_removed_from_it() -> None:
         nodes.boot(11)
         await nodes.ready(11)
         await nodes.until(lambda: voters(11) == (12, 13) and nodes.topics(11) == {"orders"})
+
+    nodes.run(life())
+
+
+def test_a_static_quorum_becomes_a_dynamic_one() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+
+        async def upgrade(runtime: Runtime) -> None:
+            async with Admin("node2:9092", runtime=runtime) as admin:
+                with pytest.raises(KafkaError, match="has not told its directory"):
+                    await admin.cluster.update_features({"kraft.version": 1})
+                await asyncio.sleep(10)
+                await admin.cluster.update_features({"kraft.version": 1})
+
+        await nodes.as_client(upgrade)
+        await nodes.until(lambda: all(n.metadata.kraft_version == 1 for n in nodes.nodes.values()))
+        directories = [voter.key.directory_id for voter in nodes.nodes[1].metadata.voters.voters.values()]
+        assert bytes(16) not in directories
+        for id in nodes.roles:
+            nodes.kill(id, silently=True)
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 3)
 
     nodes.run(life())

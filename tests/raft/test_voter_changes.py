@@ -193,3 +193,41 @@ def test_a_leader_that_removed_itself_and_crashed_can_still_be_elected() -> None
     lab.heal()
     lab.until(lambda: voters(other) == (other.id,) and other.role is Role.LEADER)
     lab.until(lambda: leader.core.leader_id == other.id)
+
+
+class TestUpgrading:
+    def upgrade(self, replica: Replica, *, validate_only: bool = False) -> str | None:
+        refusal = replica.raft.upgrade(1, replica.lab.now, validate_only=validate_only)
+        replica.lab.carry_out(replica)
+        return refusal
+
+    def test_static_voters_become_those_of_the_log_once_all_have_told_of_themselves(self) -> None:
+        lab = quorum(1, 2, 3)
+        leader = lab.elect()
+        lab.pass_time(1_000)
+        refusal = self.upgrade(leader)
+        assert refusal is not None
+        assert "has not told its directory" in refusal
+        lab.pass_time(10_000)
+        assert self.upgrade(leader, validate_only=True) is None
+        assert leader.core.membership.kraft_version == 0
+        assert self.upgrade(leader) is None
+        lab.until(
+            lambda: all(replica.core.membership.kraft_version == 1 for replica in lab.replicas.values())
+        )
+        for replica in lab.replicas.values():
+            assert replica.core.membership.voters == dynamic_voters(1, 2, 3)
+        info = leader.raft.describe()
+        assert info is not None
+        assert {each.key for each in info.voters} == {key(1), key(2), key(3)}
+        assert info.observers == []
+        end = leader.append(b"a")
+        lab.until(lambda: leader.committed >= end)
+        assert self.upgrade(leader) is None, "it is there already"
+
+    def test_a_follower_does_not_raise_it(self) -> None:
+        lab = quorum(1, 2, 3)
+        leader = lab.elect()
+        lab.pass_time(10_000)
+        follower = next(replica for replica in lab.replicas.values() if replica is not leader)
+        assert self.upgrade(follower) is not None

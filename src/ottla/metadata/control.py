@@ -162,6 +162,8 @@ class ControlState:
     new_uuid: Callable[[], bytes]
     voters: Sequence[int] = ()  # the controllers of the quorum
     kraft_version: int = 0
+    # Raises the version of the quorum, or (the second argument) only says by a KafkaError why it cannot.
+    upgrade_quorum: Callable[[int, bool], None] | None = None
 
     @property
     def version(self) -> MetadataVersion:

@@ -17,7 +17,7 @@ from ottla.metadata.features import (
     missing_dependency,
 )
 from ottla.metadata.records import MetadataRecord
-from ottla.protocol.errors import ErrorCode
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,
     UpdatableFeatureResult,
@@ -43,11 +43,15 @@ def update_features(
     records: list[MetadataRecord] = []
     for update in request.feature_updates:
         error = _update(state, update, proposed, records)
+        if not error.failed and update.feature == KRAFT_VERSION:
+            error = _upgrade_quorum(state, update.max_version_level, validate_only=True)
         if error.failed:
             text = f"nothing was changed: {error.message}"
             return Result([], UpdateFeaturesResponse(error_code=int(error.code), error_message=text))
     if wanted.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) > 0:
         records = elr_safety_records(state) + records
+    if KRAFT_VERSION in wanted and not request.validate_only:
+        _upgrade_quorum(state, wanted[KRAFT_VERSION], validate_only=False)
     response = UpdateFeaturesResponse()
     if version <= 1:
         response.results = [UpdatableFeatureResult(feature=u.feature) for u in request.feature_updates]
@@ -88,18 +92,24 @@ def _update(
     if name == KRAFT_VERSION:
         if level == current:
             return NO_ERROR
-        if level < current:
-            return _refused(name, level, "it cannot go back")
-        return _refused(
-            name,
-            level,
-            "the voters of the quorum are in the configuration (controller.quorum.voters); "
-            "format the cluster with dynamic voters instead",
-        )
+        return _refused(name, level, "it cannot go back") if level < current else NO_ERROR
     missing = missing_dependency(name, level, proposed)
     if missing is not None:
         return _refused(name, level, missing)
     records.append(FeatureLevelRecord(name=name, feature_level=level))
+    return NO_ERROR
+
+
+def _upgrade_quorum(state: ControlState, level: int, *, validate_only: bool) -> ApiError:
+    """The level of the quorum is in its own records, and the quorum says whether it can be."""
+    if level == state.kraft_version:
+        return NO_ERROR
+    if state.upgrade_quorum is None:
+        return _refused(KRAFT_VERSION, level, "there is no quorum to raise it")
+    try:
+        state.upgrade_quorum(level, validate_only)
+    except KafkaError as error:
+        return _refused(KRAFT_VERSION, level, error.message or error.code.name)
     return NO_ERROR
 
 

@@ -86,10 +86,18 @@ class Controller:
         now_ns: int,
         voters: Sequence[int] = (),
         kraft_version: int = 0,
+        upgrade_quorum: Callable[[int, bool], None] | None = None,
     ) -> None:
         _, image = loaded.publish()
         self._state = ControlState(
-            image, settings, schema, random, new_uuid, voters or (settings.node_id,), kraft_version
+            image,
+            settings,
+            schema,
+            random,
+            new_uuid,
+            voters or (settings.node_id,),
+            kraft_version,
+            upgrade_quorum,
         )
         self._replayer = loaded
         self._heartbeats = BrokerHeartbeats(settings.session_timeout_ms)

@@ -388,6 +388,10 @@ class MetadataLog:
         self.client.append(batch)
         return Provenance(self.next_offset - 1, self.epoch, now_ms)
 
+    def upgrade(self, kraft_version: int, validate_only: bool) -> None:
+        """Raise the version of the quorum; KafkaError INVALID_UPDATE_VERSION says why that cannot be."""
+        self.client.upgrade(kraft_version, validate_only=validate_only)
+
     def committed_end(self, end_offset: int) -> asyncio.Future[None]:
         """Done once everything below ``end_offset`` is committed and published. KafkaError NOT_CONTROLLER if
         this node stops leading before: then it may be committed or not.

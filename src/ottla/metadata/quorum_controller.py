@@ -68,6 +68,7 @@ class QuorumController:
             now_ns=runtime.clock.monotonic_ns(),
             voters=log.voters.ids,
             kraft_version=log.kraft_version,
+            upgrade_quorum=log.upgrade,
         )
         self = cls(runtime, log, controller)
         records = activation_records(

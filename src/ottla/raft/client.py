@@ -186,6 +186,16 @@ class RaftClient:
         self._go_on()
         return end
 
+    def upgrade(self, kraft_version: int, *, validate_only: bool) -> None:
+        """Raise the version of the quorum, from voters that are configured to those of the log. KafkaError
+        INVALID_UPDATE_VERSION says why not.
+        """
+        self.check_usable()
+        refusal = self.raft.upgrade(kraft_version, self._now(), validate_only=validate_only)
+        self._go_on()
+        if refusal is not None:
+            raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, refusal)
+
     def describe(self) -> QuorumDescription | None:
         """What DescribeQuorum tells; None if this node does not lead."""
         now = self._now()

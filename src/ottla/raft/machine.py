@@ -140,6 +140,13 @@ class Raft:
         self._do_what_is_due()
         return end
 
+    def upgrade(self, kraft_version: int, now: Now, *, validate_only: bool) -> str | None:
+        """Raise the version of the quorum; why not, if that cannot be."""
+        self.core.now = now
+        refusal = voter_changes.upgrade(self.core, kraft_version, validate_only=validate_only)
+        self._do_what_is_due()
+        return refusal
+
     def snapshot_ready(self, id: SnapshotId, now: Now, *, usable: bool = True) -> None:
         """A snapshot that was fetched is on disk, or turned out to be damaged."""
         self.core.now = now

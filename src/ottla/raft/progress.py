@@ -56,7 +56,9 @@ class Progress:
         self._voters = voters
         for voter in voters.voters.values():
             if self._find(voter.key) is None:
-                self._replicas[voter.key] = ReplicaProgress(voter.key)
+                # It may have been known by its id alone until now.
+                known = self._replicas.pop(ReplicaKey(voter.key.id), ReplicaProgress(voter.key))
+                self._replicas[voter.key] = replace(known, key=voter.key)
 
     def _find(self, key: ReplicaKey) -> ReplicaProgress | None:
         """The books of a replica; a static voter is known by its id alone."""

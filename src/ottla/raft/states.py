@@ -24,7 +24,7 @@ from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import Fetch
 from ottla.raft.progress import Progress
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address, ReplicaKey, VoterSet
+from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 
 NEVER_MS: Final = 2**62
 
@@ -151,6 +151,7 @@ class Leader:
     progress: Progress
     parked: list[ParkedFetch] = field(default_factory=list)
     change: PendingChange | None = None
+    told: dict[int, Voter] = field(default_factory=dict)  # what static voters have said of themselves
     remind_ms: int = 0  # when to see again who has to be told of this epoch
     role: Role = field(default=Role.LEADER, init=False)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ottla.protocol.control_records import KRaftVersionRecord
 from ottla.protocol.errors import ErrorCode
 from ottla.raft.effects import Answer
 from ottla.raft.messages import (
@@ -22,7 +23,7 @@ from ottla.raft.messages import (
     VersionsReply,
     VoterChangeReply,
 )
-from ottla.raft.states import NEVER_MS, Follower, Leader, PendingChange
+from ottla.raft.states import Follower, Leader, PendingChange
 from ottla.raft.voters import Voter, VoterSet
 
 if TYPE_CHECKING:
@@ -195,19 +196,21 @@ def _try_update(core: Core, request: UpdateVoter) -> ErrorCode:
         return ErrorCode.UNKNOWN_LEADER_EPOCH
     if not isinstance(state, Leader):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    reply = _obstacle(core, state)
+    kraft_version = core.membership.kraft_version
+    reply = _obstacle(core, state) if kraft_version else None
     if reply is not None:
         return reply.error
-    kraft_version = core.membership.kraft_version
     fits = request.min_kraft_version <= kraft_version <= request.max_kraft_version
     if not fits or core.listener not in request.endpoints:
         return ErrorCode.INVALID_REQUEST
     voters = _current_voters(core)
     known = voters.voters.get(request.voter.id)
-    if known is None or known.key != request.voter:
+    if known is None or (kraft_version and known.key != request.voter):
         return ErrorCode.VOTER_NOT_FOUND
     voter = Voter(request.voter, request.endpoints, request.min_kraft_version, request.max_kraft_version)
-    if voter != known:
+    if not kraft_version:
+        state.told[voter.key.id] = voter
+    elif voter != known:
         core.append_control([voters.updated(voter).to_record()])
     return ErrorCode.NONE
 
@@ -218,20 +221,18 @@ def announce_self(core: Core, state: Follower) -> bool:
     """
     if core.now.ms < state.update_voter_ms:
         return False
-    if core.membership.kraft_version < 1:
-        state.update_voter_ms = NEVER_MS
-        return False
     local, address = core.local, core.address(state.leader_endpoints)
     voters = core.membership.voters
     known = None if voters is None else voters.voters.get(local.key.id)
     asked = False
-    if known is not None and known.key == local.key:
+    static = core.membership.kraft_version < 1
+    if known is not None and (static or known.key == local.key):
         if local.endpoints and known != local:
             request = UpdateVoter(
                 local.key, state.epoch, local.endpoints, local.min_kraft_version, local.max_kraft_version
             )
             asked = core.send(state.leader_id, address, request)
-    elif core.config.auto_join and core.config.can_be_voter:
+    elif core.config.auto_join and core.config.can_be_voter and not static:
         if known is not None:
             asked = core.send(state.leader_id, address, RemoveVoter(known.key))
         else:
@@ -244,6 +245,33 @@ def announce_self(core: Core, state: Follower) -> bool:
     if asked:
         state.update_voter_ms = core.now.ms + core.config.update_voter_interval_ms
     return asked and core.peers.is_asking()
+
+
+# From static voters to those of the log
+
+
+def upgrade(core: Core, kraft_version: int, *, validate_only: bool) -> str | None:
+    """Write the voters, which were configured until now, into the log, each as it has told of itself; why
+    not, if that cannot be.
+    """
+    state, current = core.state, core.membership.kraft_version
+    if not isinstance(state, Leader) or state.high_watermark is None:
+        return "the leader has not committed its epoch yet; try again later"
+    if kraft_version == current:
+        return None
+    if (current, kraft_version) != (0, 1):
+        return f"it goes from 0 to 1 only, and is at {current}"
+    told: list[Voter] = []
+    for id in _current_voters(core).ids:
+        voter = core.local if id == core.local.key.id else state.told.get(id)
+        if voter is None or not voter.endpoints:
+            return f"voter {id} has not told its directory and addresses yet; try again later"
+        if not voter.min_kraft_version <= kraft_version <= voter.max_kraft_version:
+            return f"voter {id} supports {voter.min_kraft_version} to {voter.max_kraft_version}"
+        told.append(voter)
+    if not validate_only:
+        core.append_control([KRaftVersionRecord(kraft_version=kraft_version), VoterSet.of(*told).to_record()])
+    return None
 
 
 # The end of a change

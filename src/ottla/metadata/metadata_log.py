@@ -339,6 +339,12 @@ class MetadataLog:
         return voters
 
     @property
+    def known_voters(self) -> str:
+        """The voters in words, for those who wait for them."""
+        voters = self._membership.voters
+        return "not known yet" if voters is None else ", ".join(map(str, voters.ids))
+
+    @property
     def kraft_version(self) -> int:
         return self._membership.kraft_version
 

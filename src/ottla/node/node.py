@@ -73,6 +73,8 @@ T = TypeVar("T")
 _LEAVE_SECONDS: Final = 10.0
 _LEAVE_ALONE_SECONDS: Final = 1.0
 _RESIGN_MS: Final = 1_000
+# How long a node waits for the quorum before it says so, and again.
+_PATIENCE_SECONDS: Final = 10.0
 
 
 class Node:
@@ -306,7 +308,7 @@ class Node:
         self.quorum_open.set()
         self._upkeep.start_quorum()
         self._undo(self._upkeep.stop_quorum)
-        await metadata.until(lambda: metadata.is_caught_up and not metadata.image.is_empty)
+        await self._await_quorum()
         self._configure(metadata.image)
         if config.is_controller and config.listeners_of_controller:
             from ottla.node.controller_registration import register_controller
@@ -314,6 +316,22 @@ class Node:
             endpoints = self._reachable(config.advertised_of_controller)
             work = register_controller(self, self._incarnation_id, endpoints)
             self._registering = asyncio.create_task(work, name="controller registration")
+
+    async def _await_quorum(self) -> None:
+        """Return once there is a leader, and all that it says is committed has been read."""
+        metadata = self.metadata
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await metadata.until(lambda: metadata.is_caught_up and not metadata.image.is_empty)
+                    return
+            if metadata.leader_id is None:
+                log.warning(
+                    "the quorum has no leader yet: most of its voters (%s) must run and reach each other",
+                    metadata.known_voters,
+                )
+            else:
+                log.warning("the metadata of the quorum's leader, %d, is still read", metadata.leader_id)
 
     async def _controller_registered(self) -> None:
         if self._registering is not None:

@@ -1,0 +1,80 @@
+"""Starting one of several nodes: what it needs to know, and how it waits for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.node_process import run_start
+
+from ottla.metadata.storage import read_meta_properties
+from ottla.runtime.disk import RealDisk
+
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+DEADLINE_S = 30
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def arguments(directory: Path, ports: list[int], *more: str) -> list[str]:
+    client, own, *others = ports
+    voters = ",".join(f"{id}@127.0.0.1:{port}" for id, port in enumerate((own, *others), 1))
+    settings = {
+        "log.dirs": str(directory),
+        "node.id": "1",
+        "listeners": f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{own}",
+        "controller.quorum.voters": voters,
+    }
+    return [*(part for name, value in settings.items() for part in ("--set", f"{name}={value}")), *more]
+
+
+def test_one_of_several_nodes_does_not_make_up_a_cluster_of_its_own(tmp_path: Path) -> None:
+    done = run_start(arguments(tmp_path / "data", free_ports(4)))
+    assert done.returncode == 1
+    assert "not formatted" in done.stderr
+    assert "--cluster-id" in done.stderr
+    assert read_meta_properties(RealDisk(), str(tmp_path / "data")) is None
+
+
+def test_a_node_that_waits_for_its_quorum_can_be_stopped(tmp_path: Path) -> None:
+    ports = free_ports(4)
+    command = [sys.executable, "-m", "ottla", "start"]
+    command += arguments(tmp_path / "data", ports, "--set", f"cluster.id={CLUSTER_ID}")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
+        try:
+            _await_listener(ports[1], node)
+            properties = read_meta_properties(RealDisk(), str(tmp_path / "data"))
+            assert properties is not None
+            assert properties.cluster_id == CLUSTER_ID
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(DEADLINE_S) == 0
+            assert node.stdout is not None
+            assert node.stdout.read() == "", "it was never ready"
+        finally:
+            node.kill()
+
+
+def _await_listener(port: int, node: subprocess.Popen[str]) -> None:
+    """Wait until the controller's port is open for good, which it is after a first look at the ports."""
+    deadline = time.monotonic() + DEADLINE_S
+    seen = 0
+    while seen < 5:
+        assert node.poll() is None
+        assert time.monotonic() < deadline
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                seen += 1
+        except OSError:
+            seen = 0
+        time.sleep(0.05)

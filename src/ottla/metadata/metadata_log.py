@@ -10,12 +10,12 @@ is committed before it would survive a power cut and has been published here.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ottla.metadata.commit_waits import CommitWaits
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage, Provenance
 from ottla.metadata.loader import Loader, Subscriber
@@ -109,9 +109,7 @@ class MetadataLog:
         self._loader: Final = loaded.loader
         self.config: Final = config
         self.client: RaftClient
-        # A heap of (end offset, number, epoch, future).
-        self._waiters: list[tuple[int, int, int, asyncio.Future[None]]] = []
-        self._waiter_count = 0
+        self._waits: Final = CommitWaits()
         self._news: asyncio.Future[None] | None = None  # done when anything below has changed
         self._leader_id: int | None = None
         self._told_epoch = -1  # the last one of which it was told that it leads
@@ -209,10 +207,7 @@ class MetadataLog:
         if self._loader.next_offset < end:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
-        while self._waiters and self._waiters[0][0] <= self._loader.next_offset:
-            future = heapq.heappop(self._waiters)[3]
-            if not future.done():
-                future.set_result(None)
+        self._waits.reached(self._loader.next_offset)
         self._maybe_lead()
         self._tell()
 
@@ -246,7 +241,7 @@ class MetadataLog:
             lost = epoch if self._told_epoch == epoch else epoch - 1
             self._told_epoch = -1
             news = f"the leader of epoch {epoch} is {leader_id}"
-            self._give_up(KafkaError(ErrorCode.NOT_CONTROLLER, news), lost)
+            self._waits.give_up(KafkaError(ErrorCode.NOT_CONTROLLER, news), lost)
             if self._on_leave is not None:
                 self._on_leave()
         for changed in self._leader_watchers:
@@ -259,20 +254,10 @@ class MetadataLog:
         self._tell()
 
     def failed(self, error: BaseException) -> None:
-        self._give_up(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}"))
+        self._waits.give_up(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}"))
         if self._on_leave is not None:
             self._on_leave()
         self._tell()
-
-    def _give_up(self, error: KafkaError, epoch: int | None = None) -> None:
-        """Nobody knows what becomes of what was appended up to ``epoch``; of anything, if it is None."""
-        waiters = self._waiters
-        self._waiters = [each for each in waiters if epoch is not None and each[2] > epoch]
-        heapq.heapify(self._waiters)
-        for _, _, waited, future in waiters:
-            if (epoch is None or waited <= epoch) and not future.done():
-                future.set_exception(error)
-                future.exception()  # seen, also where nobody waits any more
 
     def _tell(self) -> None:
         news, self._news = self._news, None
@@ -403,12 +388,8 @@ class MetadataLog:
         this node stops leading before: then it may be committed or not.
         """
         self.client.check_usable()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._loader.next_offset >= end_offset:
-            future.set_result(None)
-        else:
-            self._waiter_count += 1
-            heapq.heappush(self._waiters, (end_offset, self._waiter_count, self.epoch, future))
+        future = self._waits.add(end_offset, self.epoch)
+        self._waits.reached(self._loader.next_offset)
         return future
 
     # Snapshots

@@ -170,7 +170,7 @@ class Dispatcher:
         }
         # From when on requests are worked on: those to a controller while its broker is not ready yet, as
         # nothing gets ready without them.
-        self._open = node.ready if kind is Listener.BROKER else node.quorum_open
+        self._open = node.ready if kind is Listener.BROKER else node.quorum.opened
 
     def announced(self) -> list[tuple[int, int, int]]:
         """The APIs served here, with their first and last versions."""

@@ -51,7 +51,7 @@ async def _exchange(context: RequestContext, frame: Buffer) -> bytes:
         request_data=frame, request_principal=_PRINCIPAL, client_host_address=_packed(context.client_host)
     )
     try:
-        answer = await context.node.forwards.ask(envelope, _ENVELOPE_VERSION)
+        answer = await context.node.quorum.forwards.ask(envelope, _ENVELOPE_VERSION)
     except OSError as error:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from None
     assert isinstance(answer, EnvelopeResponse)

@@ -29,10 +29,9 @@ from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResou
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
 from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
-from ottla.metadata.storage import StorageError, read_bootstrap
-from ottla.node.broker_watch import BrokerWatch
+from ottla.metadata.storage import StorageError
 from ottla.node.config import NodeConfig
-from ottla.node.config_schema import TableSchema, log_config
+from ottla.node.config_schema import log_config
 from ottla.node.controller_link import ControllerLink
 from ottla.node.coordinators import Coordinators
 from ottla.node.directory_moves import DirectoryMoves
@@ -40,22 +39,15 @@ from ottla.node.dispatch import Dispatcher
 from ottla.node.fetch_session import FetchSessionCache
 from ottla.node.listeners import Endpoint, SecurityProtocol
 from ottla.node.producer_ids import ProducerIds
+from ottla.node.quorum import QuorumMember
 from ottla.node.registration import BrokerRegistration
 from ottla.node.replication import Replication
 from ottla.node.server import Server
-from ottla.node.settings import (
-    bootstrap_servers,
-    controller_settings,
-    metadata_log_config,
-    producer_config,
-    quorum_config,
-    static_voters,
-)
+from ottla.node.settings import producer_config
 from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
-from ottla.raft.voters import Address
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
@@ -69,12 +61,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long a node that stops waits until others have taken over: its partitions, and the quorum.
+# How long a broker that stops waits until others have taken over its partitions.
 _LEAVE_SECONDS: Final = 10.0
 _LEAVE_ALONE_SECONDS: Final = 1.0
-_RESIGN_MS: Final = 1_000
-# How long a node waits for the quorum before it says so, and again.
-_PATIENCE_SECONDS: Final = 10.0
 
 
 class Node:
@@ -86,12 +75,10 @@ class Node:
         self.cluster_id = ""
         self.authorizer: Authorizer | None = None
         self.endpoints: dict[str, Endpoint] = {}
-        # Set once clients are served, and once the quorum's requests are.
+        # Set once clients are served.
         self.ready: Final = asyncio.Event()
-        self.quorum_open: Final = asyncio.Event()
-        # Made as the node starts, each on top of those before it. A controller alone has no broker's parts.
-        self.metadata: MetadataLog
-        self.seat: ControllerSeat
+        self.quorum: Final = QuorumMember(self, self._dispatcher)
+        # Made as the node starts, each on top of those before it. A controller alone has none of these.
         self.logs: LogManager
         self.replicas: ReplicaManager
         self.registration: BrokerRegistration
@@ -102,18 +89,9 @@ class Node:
         self.producer_ids: Final = ProducerIds(self)
         self.moves: Final = DirectoryMoves(self)
         self.replication: Final = Replication(self)
-        # The ways to the active controller: for what this node asks, and for what it passes on.
-        self.controllers: Final = ControllerLink(self, "ottla-broker")
-        self.forwards: Final = ControllerLink(self, "ottla-forwarding")
         self.server: Final = Server(runtime.network, config, self._dispatcher)
-        self.watch: Final = BrokerWatch(self)
-        self.quorum_server: Final = Server(
-            runtime.network, config, self._dispatcher, self.watch.connection_closed
-        )
-        self._decisions: Dispatcher | None = None
         self._following = False  # whether the replicas follow the image
         self._incarnation_id: Final = runtime.random.uuid()
-        self._registering: asyncio.Task[None] | None = None
         self._upkeep: Final = Upkeep(self)
         self._plain_topic = (config, log_config(config, {}))
         self._flushes: set[asyncio.Task[None]] = set()
@@ -135,13 +113,18 @@ class Node:
         return self.seat.occupied()
 
     @property
-    def decisions(self) -> Dispatcher:
-        """Answers what others pass on to the active controller."""
-        if self._decisions is None:
-            name = self.config.controller_listener_names[0]
-            inner = Endpoint(name, SecurityProtocol.PLAINTEXT, "", 0)
-            self._decisions = Dispatcher(self, inner, Listener.CONTROLLER)
-        return self._decisions
+    def metadata(self) -> MetadataLog:
+        return self.quorum.metadata
+
+    @property
+    def seat(self) -> ControllerSeat:
+        """Where the active controller is, if it is on this node."""
+        return self.quorum.seat
+
+    @property
+    def controllers(self) -> ControllerLink:
+        """The way to the active controller, wherever it is."""
+        return self.quorum.controllers
 
     @property
     def groups(self) -> GroupService:
@@ -226,7 +209,7 @@ class Node:
                 await self._join(storage)
                 await self._start_logs()
                 await self._serve()
-            await self._controller_registered()
+            await self.quorum.registered()
             self.ready.set()
         except (StorageError, KafkaError) as error:
             raise NodeFailed(str(error)) from error
@@ -267,88 +250,20 @@ class Node:
 
     async def _start_quorum(self, storage: NodeStorage) -> None:
         """Take part in the quorum, and wait until there is one."""
-        config = self.config
+        config, quorum = self.config, self.quorum
+        endpoints: list[Endpoint] = []
         if config.is_controller:
-            await self._listen(self.quorum_server, config.listeners_of_controller)
-            self._undo(self._stop_quorum_server)
-        metadata_dir = config.metadata_log_dir
-        bootstrap = await self.runtime.pool.run(read_bootstrap, self.runtime.disk, metadata_dir)
-        of_controller = config.advertised_of_controller if config.is_controller else ()
-        self.metadata = metadata = await MetadataLog.open(
-            self.runtime,
-            metadata_dir,
-            node_id=config.node_id,
-            directory_id=storage.directories[metadata_dir],
-            cluster_id=storage.cluster_id,
-            static_voters=static_voters(config),
-            endpoints={each.name: Address(each.host, each.port) for each in self._reachable(of_controller)},
-            bootstrap=bootstrap_servers(config),
-            listener=config.controller_listener_names[0],
-            config=metadata_log_config(config),
-            quorum=quorum_config(config),
-        )
-        self._undo(self._close_quorum)
-
-        def activate() -> QuorumController:
-            self._loop.call_soon(self.watch.took_over)
-            return QuorumController.activate(
-                self.runtime,
-                metadata,
-                controller_settings(self.config, storage.cluster_id),
-                TableSchema(lambda: self.config),
-                bootstrap,
-            )
-
-        self.seat = ControllerSeat(metadata, activate)
-        self._undo(self.watch.close)
-        metadata.subscribe(self._follow)
-        self.controllers.follow_leader()
-        self.forwards.follow_leader()
-        metadata.start()
-        self.quorum_open.set()
+            await self._listen(quorum.server, config.listeners_of_controller)
+            self._undo(quorum.stop_server)
+            endpoints = self._reachable(config.advertised_of_controller)
+        await quorum.open(storage, endpoints, self._follow)
+        self._undo(quorum.close)
         self._upkeep.start_quorum()
         self._undo(self._upkeep.stop_quorum)
-        await self._await_quorum()
-        self._configure(metadata.image)
-        if config.is_controller and config.listeners_of_controller:
-            from ottla.node.controller_registration import register_controller
-
-            endpoints = self._reachable(config.advertised_of_controller)
-            work = register_controller(self, self._incarnation_id, endpoints)
-            self._registering = asyncio.create_task(work, name="controller registration")
-
-    async def _await_quorum(self) -> None:
-        """Return once there is a leader, and all that it says is committed has been read."""
-        metadata = self.metadata
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_SECONDS):
-                    await metadata.until(lambda: metadata.is_caught_up and not metadata.image.is_empty)
-                    return
-            if metadata.leader_id is None:
-                log.warning(
-                    "the quorum has no leader yet: most of its voters (%s) must run and reach each other",
-                    metadata.known_voters,
-                )
-            else:
-                log.warning("the metadata of the quorum's leader, %d, is still read", metadata.leader_id)
-
-    async def _controller_registered(self) -> None:
-        if self._registering is not None:
-            await self._registering
-
-    async def _close_quorum(self) -> None:
-        if self._registering is not None:
-            self._registering.cancel()
-            await asyncio.gather(self._registering, return_exceptions=True)
-        self.controllers.close()
-        self.forwards.close()
-        await self.metadata.resign(_RESIGN_MS)
-        await self.metadata.close()
-
-    async def _stop_quorum_server(self) -> None:
-        await self.quorum_server.stop_listening()
-        self.quorum_server.close_connections()
+        await quorum.until_there_is_one()
+        self._configure(self.image)
+        if endpoints:
+            quorum.register(self._incarnation_id, endpoints)
 
     async def _join(self, storage: NodeStorage) -> None:
         """Register this broker, fenced, and read the metadata log as far as that."""
@@ -468,7 +383,7 @@ class Node:
         for problem in problems:
             log.warning("%s", problem)
         self.server.configure(self.config)
-        self.quorum_server.configure(self.config)
+        self.quorum.server.configure(self.config)
         self._upkeep.configure()
         self.replication.configure()
         self.coordinators.configure()

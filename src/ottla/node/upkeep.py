@@ -102,7 +102,7 @@ class Upkeep:
             node.fail(f"the metadata log failed: {failure}")
             return
         await self._decide(QuorumController.tick)
-        node.watch.look_for_silent()
+        node.quorum.watch.look_for_silent()
         await node.metadata.maybe_snapshot()
 
     async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:

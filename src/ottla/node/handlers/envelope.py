@@ -22,7 +22,7 @@ async def decide(node: Node, request: EnvelopeRequest, _version: int) -> Envelop
     if node.seat.active is None:
         return EnvelopeResponse(error_code=ErrorCode.NOT_CONTROLLER)
     try:
-        return EnvelopeResponse(response_data=await node.decisions.open_envelope(request))
+        return EnvelopeResponse(response_data=await node.quorum.decisions.open_envelope(request))
     except KafkaError as error:
         return EnvelopeResponse(error_code=error.code)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
 from ottla.log.log import Log
@@ -28,8 +31,14 @@ from ottla.testing.local_node import LocalNode
 
 
 @pytest.fixture
-def wire() -> Iterator[WireClient]:
-    with LocalNode() as node, WireClient(node.bootstrap_servers) as wire:
+def node() -> Iterator[LocalNode]:
+    with LocalNode() as node:
+        yield node
+
+
+@pytest.fixture
+def wire(node: LocalNode) -> Iterator[WireClient]:
+    with WireClient(node.bootstrap_servers) as wire:
         settings = [
             CreatableTopicConfig(name="flush.messages", value="1"),
             CreatableTopicConfig(name="retention.ms", value="-1"),  # the records are from 1970
@@ -99,3 +108,35 @@ def test_a_flush_that_fails_and_cannot_be_told_ends_the_connection(
     wire.send(request(0, 1), 9)
     assert wire.receive_frame() is None
     assert not flushed
+
+
+def test_a_request_of_which_another_part_fails_has_its_flush_all_the_same(
+    node: LocalNode, wire: WireClient, flushed: list[Log]
+) -> None:
+    """Nobody hears of it, and yet the next records wait for it to be shown."""
+    wire.send(request(0, 0, 7), 9)
+    assert wire.receive_frame() is None
+    with WireClient(node.bootstrap_servers) as other:
+        wait_until(lambda: high_watermarks(other)[0] == 1, "the record was not shown")
+    assert len(flushed) == 1
+
+
+def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
+    node: LocalNode, wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gone = threading.Event(), threading.Event()
+    flush = LogManager.flush
+
+    async def slow(self: LogManager, log: Log, upto: int | None = None) -> None:
+        begun.set()
+        while not gone.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(0.001)
+        await flush(self, log, upto)
+
+    monkeypatch.setattr(LogManager, "flush", slow)
+    with WireClient(node.bootstrap_servers) as leaver:
+        leaver.send(request(1, 0), 9)
+        assert begun.wait(30)
+    assert high_watermarks(wire) == [0, 0]
+    gone.set()
+    wait_until(lambda: high_watermarks(wire)[0] == 1, "the record was not shown")

@@ -48,6 +48,7 @@ from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, op
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
+from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
@@ -189,11 +190,24 @@ class Node:
         self._flushes.add(task)
         task.add_done_callback(self._flushed)
 
+    def flush_now(self, partition: Partition) -> Awaitable[None]:
+        """Make the partition's log durable, and let it commit what had to wait for that. It happens even if
+        whoever asked is gone before it is done, as others may wait for the same records.
+        """
+        task = self._loop.create_task(self._flush(partition))
+        self._flushes.add(task)
+        task.add_done_callback(self._flushed)
+        return asyncio.shield(task)
+
+    async def _flush(self, partition: Partition) -> None:
+        await self.logs.flush(partition.log)
+        partition.flushed(self.now_ms())
+
     def _flushed(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("a closed segment could not be flushed: %s", error)
+            log.error("a log could not be flushed: %s", error)
 
     # Starting
 

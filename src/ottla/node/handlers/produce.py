@@ -126,9 +126,11 @@ def _append(
     acks = request.acks
     response = ProduceResponse(responses=[appends.topic(topic) for topic in request.topic_data])
     if acks == 0:
+        if appends.flushing:
+            return _flush_unheard(appends)
         if appends.failure is not None:
             raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")
-        return _flush_unheard(appends) if appends.flushing else None
+        return None
     if appends.flushing or (acks == -1 and appends.must_wait()):
         return _finish(context, request, appends, response)
     return _with_leaders(context, appends, response)
@@ -314,8 +316,7 @@ class _Appends:
         """Do the flushes that are due. Where one fails the records stay, but nobody may rely on them."""
         for partition, response in self.flushing:
             try:
-                await self._context.node.logs.flush(partition.log)
-                partition.flushed(self._context.node.now_ms())
+                await self._context.node.flush_now(partition)
             except KafkaError as error:
                 response.error_code, response.base_offset = int(error.code), -1
                 self.waiting = [each for each in self.waiting if each[2] is not response]
@@ -334,6 +335,7 @@ class _Appends:
 
 
 async def _flush_unheard(appends: _Appends) -> None:
+    """The flushes are due even if something else in the request failed: others may wait for them."""
     await appends.flush()
     if appends.failure is not None:
         raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")

@@ -298,7 +298,7 @@ class _End(asyncio.Transport):
         self.fabric.loop.call_soon(callback, *args, context=self.process.context.copy())
 
     def _tell(self, event: str) -> None:
-        if self._protocol is not None and not self.gone:
+        if self._protocol is not None and not self.gone and not self._lost:
             self._call(getattr(self._protocol, event))
 
 

@@ -19,7 +19,7 @@ from ottla.log.files import TopicPartition
 from ottla.metadata.image import MetadataImage
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
-from ottla.records.batch import iter_batches
+from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Line, Mismatch
 from ottla.sim.cluster.journal import Sent
@@ -46,6 +46,8 @@ class ClusterChecker:
         # their registration had then.
         self._ended: dict[int, int] = {}
         self._forgetful: dict[int, int] = {}
+
+        self.watches: dict[int, Watch] = {}
 
     @property
     def elections(self) -> int:
@@ -105,7 +107,8 @@ class ClusterChecker:
 
     def acknowledged(self, sent: Sent) -> None:
         """A producer was told that a record is written, at the offset that it now carries."""
-        sent.leader_epoch = self.leader_epoch(sent.topic, sent.partition)
+        if sent.acks == 1:
+            sent.leader_epoch = max(watch.leads_with(sent) for watch in self.watches.values())
         if sent.acks != -1 or sent.offset < 0 or sent.topic in self.unclean:
             return
         line = self.line(sent.topic, sent.partition)
@@ -187,7 +190,20 @@ class Watch:
         self._disk = disk
         self._checked: dict[tuple[bytes, int], int] = {}
         node.replicas.on_progress(self.progressed)
-        self.look()
+        checker.watches[id] = self
+
+    def leads_with(self, sent: Sent) -> int:
+        """The epoch in which this node leads with that record in its log; -1 if it does not."""
+        try:
+            partition = self._node.replicas.partition(TopicPartition(sent.topic, sent.partition))
+            if not partition.is_leader or not 0 <= sent.offset < partition.log.log_end_offset:
+                return -1
+            with self._disk.undisturbed():
+                data = partition.log.read(sent.offset, 1).records
+        except (KafkaError, OSError):
+            return -1
+        found = {record.offset: record.value for record in read_records(data)} if data else {}
+        return partition.leader_epoch if found.get(sent.offset) == sent.value else -1
 
     def look(self) -> None:
         """At everything, as far as it was not looked at yet."""

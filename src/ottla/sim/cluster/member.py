@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ottla.metadata.storage import format_directory
 from ottla.node.config import NodeConfig
@@ -21,6 +20,19 @@ __all__ = ["CLUSTER_ID", "ClusterMember"]
 CLUSTER_ID = "simulated-cluster-id00"
 # How long after its end a process is started again by whoever looks after it.
 _RESTART_S = 0.5
+
+
+class _WatchedNode(Node):
+    """Shows its replicas before they do anything."""
+
+    def __init__(self, runtime: Runtime, config: NodeConfig, watch: Callable[[Node], None]) -> None:
+        self._show = watch
+        super().__init__(runtime, config)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "replicas":
+            self._show(self)
 
 
 class ClusterMember:
@@ -72,8 +84,7 @@ class ClusterMember:
         process = self._process
         self.watch = None
         self._life = self.machine.lives
-        node = self._node = Node(runtime, NodeConfig(self.settings))
-        asyncio.get_running_loop().create_task(self._watch(node, self._life))
+        node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
         try:
             await node.start()
             reason = await node.failed()
@@ -85,6 +96,9 @@ class ClusterMember:
         self._world.coverage["a node ends by itself"] += 1
         self._end(process)
 
+    def _watch(self, node: Node) -> None:
+        self.watch = Watch(self._world, self._checker, self.id, node, self.machine.disk)
+
     def look(self) -> None:
         """Show the checker what it has."""
         self.look_at_metadata()
@@ -95,16 +109,6 @@ class ClusterMember:
         node = self.node
         if node is not None and hasattr(node, "metadata"):
             self._checker.followed(node.image, f"node {self.id}")
-
-    async def _watch(self, node: Node, life: int) -> None:
-        pause = 0.001
-        if not node.config.is_broker:
-            return
-        while not hasattr(node, "replicas"):
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, 0.25)
-        if self._life == life:
-            self.watch = Watch(self._world, self._checker, self.id, node, self.machine.disk)
 
     def restart(self) -> None:
         """Stop it as an operator does, and start it again."""

@@ -352,3 +352,21 @@ def test_a_static_quorum_becomes_a_dynamic_one() -> None:
         await nodes.create("orders", 3)
 
     nodes.run(life())
+
+
+def test_controllers_join_a_quorum_by_themselves_if_they_are_told_to() -> None:
+    roles = {1: "broker", 11: "controller", 12: "controller", 13: "controller"}
+    nodes = SimNodes(roles, static=False, settings={"controller.quorum.auto.join.enable": "true"})
+
+    async def life() -> None:
+        nodes.format(11)
+        nodes.boot()
+        await nodes.ready()
+        await nodes.until(
+            lambda: all(node.metadata.voters.ids == (11, 12, 13) for node in nodes.nodes.values())
+        )
+        nodes.kill(11)
+        await nodes.until(lambda: nodes.active is not None)
+        await nodes.create("orders", 1, replicas=1)
+
+    nodes.run(life())

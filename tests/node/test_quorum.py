@@ -210,6 +210,33 @@ def test_settings_are_changed_through_any_broker() -> None:
     nodes.run(life())
 
 
+def test_a_node_stops_cleanly_while_the_metadata_goes_on() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        active = nodes.active
+        assert active is not None
+        leaving = next(id for id in nodes.roles if id != active)
+        for n in range(30):
+            await nodes.create(f"t{n}", leaving, partitions=2)
+
+        async def delete(runtime: Runtime) -> None:
+            """As soon as the broker may go, everything that it had changes."""
+            async with Admin(f"node{active}:9092", runtime=runtime) as admin:
+                while not nodes.fenced(leaving, by=active):  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.001)
+                for n in range(30):
+                    await admin.topics.delete(f"t{n}")
+
+        deleting = asyncio.create_task(nodes.as_client(delete))
+        await nodes.stop(leaving)
+        await deleting
+
+    nodes.run(life())
+
+
 def test_nodes_that_stop_all_at_once_do_not_wait_for_each_other() -> None:
     nodes = SimNodes()
 

@@ -83,6 +83,7 @@ class SimNodes:
         """Stop a node as an operator does; the seconds that it took. Its process has ended then."""
         self._stopping.add(id)
         took = await self.until(lambda: id not in self._stopping)
+        assert self.nodes[id].metadata.failure is None
         self.kill(id)
         return took
 

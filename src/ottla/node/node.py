@@ -337,6 +337,7 @@ class Node:
         self._undo(self.coordinators.close)
         self.moves.resume()
         self._undo(self.moves.stop)
+        self._undo(self._stop_following)
 
     async def _serve(self) -> None:
         await self._listen(self.server, [each for each in self._of_broker() if each.port])
@@ -456,6 +457,10 @@ class Node:
     async def _stop_server(self) -> None:
         await self.server.stop_listening()
         self.server.close_connections()
+
+    async def _stop_following(self) -> None:
+        """From here on the replicas stay as they are, whatever becomes of the metadata."""
+        self._following = False
 
     async def _close_logs(self) -> None:
         if self._flushes:

@@ -122,6 +122,45 @@ def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for
     nodes.run(life())
 
 
+class WithOtherAddresses(SimNodes):
+    """Nodes that tell clients of an address which, from where the nodes are, refuses everybody."""
+
+    def settings(self, id: int) -> dict[str, str]:
+        settings = super().settings(id)
+        return {
+            **settings,
+            "listeners": f"{settings['listeners']},ABROAD://node{id}:9094",
+            "advertised.listeners": f"ABROAD://node1:9999,PLAINTEXT://node{id}:9092",
+            "listener.security.protocol.map": "ABROAD:PLAINTEXT,PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+
+
+def test_an_address_that_leads_elsewhere_does_not_make_a_broker_dead() -> None:
+    nodes = WithOtherAddresses()
+    fenced: list[int] = []
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        first = nodes.active
+        assert first is not None
+        others = [id for id in nodes.roles if id != first]
+        for by in others:
+            nodes.nodes[by].metadata.subscribe(
+                lambda delta, image: fenced.extend(
+                    id for id in delta.changed_brokers if id in others and image.cluster.brokers[id].fenced
+                )
+            )
+        await nodes.stop(first)
+        await nodes.until(lambda: nodes.active is not None)
+        nodes.boot(first)
+        await nodes.ready()
+        assert fenced == []
+
+    nodes.run(life())
+
+
 def test_a_whole_cluster_that_lost_power_comes_back_with_its_topics() -> None:
     nodes = SimNodes()
 

@@ -2,10 +2,10 @@
 
 A process that dies leaves a closed connection and a port behind that refuses new ones. When the connection of
 a broker's heartbeats closes, and when this node has just become the active controller, the broker is knocked
-at where it serves: if it is refused, it is fenced at once. A broker that lets heartbeats out is asked for a
-sign of life; if it gives none either, it is fenced before its session ends. Whoever answers, or cannot be
-judged, has its full session. Invariant: a mistake costs a broker its leaderships until its next heartbeat,
-and nothing else.
+at wherever it serves: if it is refused everywhere, it is fenced at once. A broker that lets heartbeats out is
+asked for a sign of life; if it gives none either, it is fenced before its session ends. Whoever answers has
+its full session. Invariant: a mistake costs a broker its leaderships until its next heartbeat, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from ottla.metadata.entities import Endpoint
 from ottla.node.connection import Connection
 from ottla.node.listeners import SecurityProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -114,30 +115,36 @@ class BrokerWatch:
         await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
 
     async def _sign_of_life(self, broker: int, epoch: int, timeout_ms: int) -> Sign:
+        """What is seen at all addresses of the broker: gone is only whom each of them refuses, as some may
+        be meant for others, and lead elsewhere from here.
+        """
         registration = self._node.image.cluster.brokers.get(broker)
         if registration is None or registration.epoch != epoch:
             return Sign.ALIVE
-        endpoint = next(
-            (
-                each
-                for each in registration.listeners.values()
-                if each.security_protocol == SecurityProtocol.PLAINTEXT
-            ),
-            None,
+        signs = await asyncio.gather(
+            *(self._touch(endpoint, timeout_ms) for endpoint in registration.listeners.values())
         )
-        if endpoint is None:
-            return Sign.NONE
+        if Sign.ALIVE in signs:
+            return Sign.ALIVE
+        return Sign.GONE if signs and set(signs) == {Sign.GONE} else Sign.NONE
+
+    async def _touch(self, endpoint: Endpoint, timeout_ms: int) -> Sign:
         address = Address(endpoint.host, endpoint.port)
         try:
-            await self._channel.api_versions(address, timeout_ms=timeout_ms)
+            if endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
+                await self._channel.api_versions(address, timeout_ms=timeout_ms)
+                return Sign.ALIVE
+            transport, _ = await self._node.runtime.network.connect(
+                asyncio.Protocol, endpoint.host, endpoint.port, timeout_ms=timeout_ms
+            )
+            transport.abort()
         except ConnectionRefusedError:
             return Sign.GONE
         except (OSError, KafkaError):
-            return Sign.NONE
-        else:
-            return Sign.ALIVE
+            pass
         finally:
             self._channel.drop(address)
+        return Sign.NONE
 
     async def _fence(self, broker: int, epoch: int, reason: str) -> None:
         active = self._node.seat.active

@@ -1,8 +1,9 @@
 """One session of Spark for all tests here, and nodes for it to read from.
 
 The session is made for speed on a small machine: no UI, two task slots with retries, checkpoints by rename
-and not by Hadoop's file contexts, and workers that import pyspark from site-packages, where it is compiled,
-rather than from Spark's zip. Spark's own Kafka connector is on the classpath where Maven can bring it.
+and not by Hadoop's file contexts, and workers that are talked to over Unix sockets and import pyspark from
+site-packages, where it is compiled, rather than from Spark's zip. Spark's own Kafka connector is on the
+classpath where Maven can bring it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ottla.client.blocking import Admin, Producer
+from ottla.spark.session import socket_settings
 from tests.spark.source_lab import Lab
 from tests.support import kafka_libs
 from tests.support.node_process import NodeProcess
@@ -79,7 +81,7 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master("local[2,4]").appName("ottla tests")
-    for name, value in SPARK_CONFS.items():
+    for name, value in {**SPARK_CONFS, **socket_settings()}.items():
         builder = builder.config(name, value)
     builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
     builder = builder.config("spark.local.dir", str(tmp_path_factory.mktemp("spark-local")))

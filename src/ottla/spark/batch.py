@@ -55,7 +55,9 @@ def check_schema(options: SourceOptions, schema: StructType) -> None:
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     from ottla.spark.fetching import read_range
     from ottla.spark.link import link_to
+    from ottla.spark.workers import begin_task
 
+    begin_task()
     if partition.value is None:  # Spark's stand-in where there is nothing to read
         return iter(())
     return read_range(link_to(options.connection), options, partition.value)

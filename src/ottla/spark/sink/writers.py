@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 
 from ottla.spark.sink.options import Delivery, SinkOptions
+from ottla.spark.workers import begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from ottla.spark.sink.task import TaskPlace, write_at_least_once, write_prepared
 
+        begin_task()
         context = _context()
         if self._options.delivery is Delivery.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
@@ -61,6 +63,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from ottla.spark.sink.task import TaskPlace, write_at_least_once, write_prepared
 
+        begin_task()
         context = _context()
         if self._options.delivery is Delivery.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)

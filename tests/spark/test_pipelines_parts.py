@@ -6,6 +6,7 @@ import doctest
 import json
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +22,7 @@ from ottla.spark.pipelines.progress import Progress, State, readable_error
 from ottla.spark.pipelines.project import ProjectError, find_project
 from ottla.spark.pipelines.running import Selection, definition_error
 from ottla.spark.pipelines.template import write_project
-from ottla.spark.session import prepare_environment, settings_for
+from ottla.spark.session import prepare_environment, settings_for, socket_settings
 
 
 @pytest.mark.parametrize("module", [java, progress_module], ids=lambda m: m.__name__)
@@ -105,6 +106,19 @@ class TestEnvironment:
         name = "spark.sql.streaming.checkpointFileManagerClass"
         assert name in settings_for("local[*]")
         assert name not in settings_for("spark://somewhere:7077")
+
+    def test_workers_of_this_machine_are_talked_to_in_private(self) -> None:
+        name = "spark.python.unix.domain.socket.dir"
+        directory = Path(settings_for("local[*]")[name])
+        assert directory.stat().st_mode & 0o077 == 0
+        assert name not in settings_for("spark://somewhere:7077")
+
+    def test_a_socket_whose_path_would_be_too_long_is_not_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (deep := tmp_path / ("d" * 100)).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(deep))
+        assert socket_settings.__wrapped__() == {}
 
     def test_a_directory_of_the_cache_appears_whole(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,12 +338,29 @@ class TestProgress:
         progress = Progress()
         progress.message("Flow large is STARTING.")
         said = "java.lang.X: y\n at z\nTraceback (most recent call last):\na.b.Gone: it is gone\nSQLSTATE: 1"
-        progress.query_failed("large", said)
+        progress.query_started("large")
+        progress.query_ended("large", said)
         progress.message("Flow large has COMPLETED.")  # Spark says so whenever a query has ended
         assert progress.flows["large"].state is State.STARTING
         progress.message("Flow 'large' has FAILED more than 0 times and will not be restarted.")
         (flow,) = progress.failed
         assert (flow.name, flow.error) == ("large", "Gone: it is gone")
+
+    def test_a_flow_is_completed_when_its_query_has_ended_well(self) -> None:
+        """Spark calls it completed at any end of its query, and may be faster than the news of an error."""
+        progress = Progress()
+        shown = []
+        progress.observer = lambda: shown.append(progress.flows["large"].state)
+        progress.message("Flow large is RUNNING.")
+        progress.query_started("large")
+        progress.message("Flow large has COMPLETED.")
+        progress.query_ended("large", "it broke")
+        progress.message("Flow 'large' has FAILED.")
+        progress.message("Flow large is STARTING.")
+        progress.query_started("large")
+        progress.message("Flow large has COMPLETED.")
+        progress.query_ended("large")
+        assert list(dict.fromkeys(shown)) == [State.RUNNING, State.FAILED, State.STARTING, State.COMPLETED]
 
     def test_a_flow_that_cannot_be_resolved_is_told_from_those_behind_it(self) -> None:
         progress = Progress()

@@ -29,6 +29,10 @@ STATE_DIR: Final = ".ottla"
 DEFAULT_MASTER: Final = "local[*]"
 CREATE_TOPICS: Final = "ottla.create.topics"
 MAX_LOG_BYTES: Final = 64 * 1024 * 1024
+_BEGIN_ANEW: Final = (
+    "\nTo compute everything anew from the topics as they are: ottla pipeline run --full-refresh-all "
+    "(what was written to topics stays there, and is written again)."
+)
 app = group("pipeline", HELP)
 
 Place = Annotated[
@@ -185,8 +189,9 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
         except (ProjectError, NoJava, NoSpark) as error:
             raise CliError(str(error)) from None
         except RunFailed as failure:
+            hint = _BEGIN_ANEW if "DataLoss: " in str(failure) else ""
             more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
-            raise CliError(f"{failure}{more}") from None
+            raise CliError(f"{failure}{hint}{more}") from None
 
 
 @contextmanager

@@ -45,8 +45,8 @@ class LossPolicy:
 
     def recreated(self, topic: str) -> None:
         self.report(
-            f"topic {topic!r} was deleted and created again: it has another topic id than the one that was "
-            "read before, and the offsets of that one mean nothing in it"
+            f"topic {topic!r} was deleted and created again, or these are other brokers than before: it has "
+            "another topic id than the one that was read, and the offsets of that one mean nothing in it"
         )
 
     def gone(self, partitions: list[TopicPartition]) -> None:

@@ -37,13 +37,16 @@ class _Bus:
 
     def _query_event(self, kind: str, event: Any) -> None:
         if kind == "QueryStartedEvent":
-            self._names[str(event.runId())] = event.name()
+            if name := event.name():
+                self._names[str(event.runId())] = name
+                self._progress.query_started(name)
         elif kind == "QueryProgressEvent":
             self._progress.query_progress(event.progress().json())
         elif kind == "QueryTerminatedEvent":
             name = self._names.pop(str(event.runId()), None)
-            if name is not None and event.exception().isDefined():
-                self._progress.query_failed(name, event.exception().get())
+            if name is not None:
+                error = event.exception()
+                self._progress.query_ended(name, error.get() if error.isDefined() else None)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on"):

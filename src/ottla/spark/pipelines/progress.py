@@ -52,8 +52,12 @@ class Flow:
     lag: int | None = None
     error: str | None = None
     attempts: int = 0
+    alive: bool = False
+    """Whether a query of this flow runs."""
     broken: bool = False
     """Whether the query of the present attempt has ended with an error."""
+    said_completed: bool = False
+    """Whether Spark has called the flow completed while its query was alive, which may yet turn out wrong."""
 
 
 def short_name(name: str) -> str:
@@ -89,12 +93,13 @@ class Progress:
         self.observer()
 
     def _set_state(self, flow: Flow, state: State, text: str) -> None:
-        if state is State.COMPLETED and flow.broken:
-            return  # what Spark says of a query that has ended, before it looks how
+        if state is State.COMPLETED and (flow.broken or flow.alive):
+            flow.said_completed = True  # what Spark says of a query that ends, before it looks how
+            return
         flow.state = state
         if state is State.STARTING:
             flow.attempts += 1
-            flow.broken = False
+            flow.broken = flow.said_completed = False
         elif state is State.FAILED:
             flow.error = _error_in(text) or flow.error
 
@@ -114,11 +119,20 @@ class Progress:
             flow.lag = sum(known) if known else flow.lag
         self.observer()
 
-    def query_failed(self, name: str, error: str) -> None:
-        """A streaming query has ended with an error."""
+    def query_started(self, name: str) -> None:
+        """A streaming query begins."""
+        with self._lock:
+            self._flow(name).alive = True
+
+    def query_ended(self, name: str, error: str | None = None) -> None:
+        """A streaming query has ended, perhaps with an error."""
         with self._lock:
             flow = self._flow(name)
-            flow.error, flow.broken = readable_error(error), True
+            flow.alive = False
+            if error is not None:
+                flow.error, flow.broken = readable_error(error), True
+            elif flow.said_completed:
+                flow.state = State.COMPLETED
         self.observer()
 
     @property

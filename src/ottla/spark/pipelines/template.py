@@ -92,8 +92,10 @@ A pipeline of Spark over topics of Ottla, or of any Kafka.
     ottla pipeline run -b localhost:9092     # with brokers that run already
     ottla pipeline status
 
-The first run finds an empty topic. Orders are lines of JSON in `{source}`, sent
-to the node that `ottla start` runs in another terminal:
+The first run finds an empty topic, and its node ends with it. Orders are lines of JSON in `{source}`.
+To send some, let the same node run in another terminal; the project looks for it at localhost:9092:
+
+    ottla start --data-dir .ottla/node
 
     echo '{{"number": 1, "customer": "ada", "item": "tea", "cents": 7250}}' | ottla produce {source} --create
     ottla pipeline run

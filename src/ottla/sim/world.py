@@ -7,6 +7,7 @@ runs here is the code that runs in production.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import random
@@ -75,7 +76,7 @@ class Machine:
         process = self.process
         try:
             await self.main(runtime)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if process is not None and not process.dead:  # the dead fail as they must
                 self._world.failed(self.name, error)
 

@@ -47,7 +47,7 @@ class ClusterChecker:
         self._ended: dict[int, int] = {}
         self._forgetful: dict[int, int] = {}
 
-        self.watches: dict[int, Watch] = {}
+        self.watches: dict[int, Watch] = {}  # of the nodes that are up
 
     @property
     def elections(self) -> int:
@@ -108,7 +108,8 @@ class ClusterChecker:
     def acknowledged(self, sent: Sent) -> None:
         """A producer was told that a record is written, at the offset that it now carries."""
         if sent.acks == 1:
-            sent.leader_epoch = max(watch.leads_with(sent) for watch in self.watches.values())
+            epochs = [watch.leads_with(sent) for watch in self.watches.values()]
+            sent.leader_epoch = max(epochs, default=-1)
         if sent.acks != -1 or sent.offset < 0 or sent.topic in self.unclean:
             return
         line = self.line(sent.topic, sent.partition)

@@ -29,7 +29,7 @@ __all__ = ["ClusterLife", "ClusterOutcome"]
 
 # How long a new cluster may take to serve, and how long everything may take to be well again in the end.
 _START_S = 60.0
-_RECOVERY_S = 180.0
+_RECOVERY_S = 120.0
 _LOOK_EVERY_S = 0.25
 _PARTITIONS = 2
 

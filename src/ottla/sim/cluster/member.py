@@ -44,7 +44,7 @@ class ClusterMember:
         self.id = id
         self.settings = dict(settings)
         self.machine = world.machine(f"node{id}", self.main)
-        self.machine.on_end = self.look_at_metadata
+        self.machine.on_end = self._ends
         self._node: Node | None = None
         self.watch: Watch | None = None
         self._life = 0
@@ -98,6 +98,10 @@ class ClusterMember:
 
     def _watch(self, node: Node) -> None:
         self.watch = Watch(self._world, self._checker, self.id, node, self.machine.disk)
+
+    def _ends(self) -> None:
+        self.look_at_metadata()
+        self._checker.watches.pop(self.id, None)
 
     def look(self) -> None:
         """Show the checker what it has."""

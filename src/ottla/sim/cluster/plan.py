@@ -79,7 +79,7 @@ def _draw(random: Random, asked: int | None) -> ClusterPlan:
         weights["power loss inside a write"] = 0
     if random.random() < 0.5 or not synced:
         weights["full disk"] = weights["failing directory"] = 0
-    chosen = random.sample(CLIENTS, random.choice((3, 4, 5, 6, 8, len(CLIENTS))))
+    chosen = random.sample(CLIENTS, random.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, len(CLIENTS))))
     if not {"idempotent", "transactional", "acks-all"} & set(chosen):
         chosen.append("idempotent")
     return ClusterPlan(

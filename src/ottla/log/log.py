@@ -212,9 +212,11 @@ class Log:
     @property
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: the bound of `read_committed`."""
-        unstable = self.first_unstable_offset
-        high_watermark = self._core.high_watermark
-        return high_watermark if unstable is None else min(unstable, high_watermark)
+        core = self._core
+        unstable = core.producer_state().first_unstable_offset()
+        if unstable is None:
+            return core.high_watermark
+        return min(max(unstable, core.log_start_offset), core.high_watermark)
 
     @property
     def unflushed_messages(self) -> int:

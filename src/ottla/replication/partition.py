@@ -311,11 +311,10 @@ class Partition:
         if last_fetched_epoch != NO_EPOCH:
             diverging = self._divergence(offset, last_fetched_epoch)
         if diverging is None:
-            upper = {
-                Isolation.LOG_END: end,
-                Isolation.HIGH_WATERMARK: high_watermark,
-                Isolation.COMMITTED: last_stable,
-            }[isolation]
+            if isolation is Isolation.HIGH_WATERMARK:
+                upper = high_watermark
+            else:
+                upper = end if isolation is Isolation.LOG_END else last_stable
             with waiting(may_wait):
                 records = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=min_one_batch).records
             if state is not None and follower is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ottla.log.files import TopicPartition
 from ottla.log.txn_index import AbortedTxn
@@ -44,8 +44,7 @@ class FetchFrom:
     broker_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionFetch:
+class PartitionFetch(NamedTuple):
     """What a fetch of one partition gives. All offsets are from before the read."""
 
     records: bytes

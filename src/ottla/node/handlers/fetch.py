@@ -130,10 +130,12 @@ class _Reader:
         "_fetch",
         "_high_watermarks",
         "_is_stale",
+        "_isolation",
         "_marks",
         "_max_bytes",
         "_min_bytes",
         "_only_leader",
+        "_partitions",
         "_rack",
         "_read_bytes",
         "_replica_epoch",
@@ -157,6 +159,10 @@ class _Reader:
         )
         self._rack = "" if self.follower or context.version < 11 else request.rack_id
         self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
+        if self.follower:
+            self._isolation = Isolation.LOG_END
+        else:
+            self._isolation = Isolation.COMMITTED if self._committed else Isolation.HIGH_WATERMARK
         self._only_leader = self.follower or context.version < 11
         limit = (
             request.max_bytes
@@ -165,6 +171,7 @@ class _Reader:
         )
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
+        self._partitions: list[Partition] = []
         self.keys: list[TopicPartition] = []
         # Where each partition stood when it was read: (partition, leader and its epoch, readable end, active
         # segment's base offset and size, high watermark); a base offset of -1 where the log went on beyond
@@ -186,6 +193,7 @@ class _Reader:
         results: Results = {}
         self.keys.clear()
         self._marks.clear()
+        self._partitions.clear()
         self._read_bytes = 0
         left = min(self._max_bytes, self._context.exchange.response_bytes)
         enough = min(self._min_bytes, left)
@@ -211,6 +219,9 @@ class _Reader:
             self._read_bytes += size
             left = max(0, left - size)
         self.satisfied = now or empty or self._read_bytes >= enough
+        if not self.satisfied:
+            for partition in self._partitions:
+                self._mark(partition)
         return results
 
     def _read_one(
@@ -231,7 +242,7 @@ class _Reader:
             fetched = partition.fetch(
                 asked.fetch_offset,
                 max_bytes,
-                isolation=self._isolation(),
+                isolation=self._isolation,
                 now_ms=self._context.node.now_ms(),
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
@@ -250,7 +261,7 @@ class _Reader:
                 aborted_transactions=[] if error.code in _UNKNOWN else None,
                 records=b"",
             )
-        self._mark(partition)
+        self._partitions.append(partition)
         records, aborted = fetched.records, fetched.aborted
         if records and not min_one_batch and _is_cut(records):
             records, aborted = b"", None
@@ -324,11 +335,6 @@ class _Reader:
                 f"{self._replica_epoch}",
             )
         return node.replicas.partition(TopicPartition(name, index))
-
-    def _isolation(self) -> Isolation:
-        if self.follower:
-            return Isolation.LOG_END
-        return Isolation.COMMITTED if self._committed else Isolation.HIGH_WATERMARK
 
     # Waiting
 

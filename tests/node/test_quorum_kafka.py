@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("kafk
 
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
+CLUSTER = "org.apache.kafka.tools.ClusterTool"
+FEATURES = "org.apache.kafka.tools.FeatureCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
 DEADLINE_S = 60
 NEVER_MS = 3_600_000
 
@@ -109,6 +112,55 @@ def test_kafkas_tool_shows_a_dynamic_quorum_adds_a_controller_and_removes_one(tm
             return voters(java.run_tool(QUORUM, *by_broker, "describe", "--replication").out) == [12]
 
         until(follows_the_other)
+
+
+def test_kafkas_tools_speak_to_controllers_and_make_a_static_quorum_dynamic(tmp_path: Path) -> None:
+    client, quorum, other = _free_ports(3)
+    shared = {
+        "controller_quorum_voters": f"1@127.0.0.1:{quorum}",
+        "controller_listener_names": "CONTROLLER",
+        "listener_security_protocol_map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "cluster_id": CLUSTER_ID,
+    }
+    both = properties(
+        tmp_path / "1" / "server.properties",
+        process_roles="broker,controller",
+        node_id="1",
+        listeners=f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{quorum}",
+        log_dirs=str(tmp_path / "1" / "data"),
+        **shared,
+    )
+    broker = properties(
+        tmp_path / "2" / "server.properties",
+        process_roles="broker",
+        node_id="2",
+        listeners=f"PLAINTEXT://127.0.0.1:{other}",
+        log_dirs=str(tmp_path / "2" / "data"),
+        **shared,
+    )
+    by_broker = ("--bootstrap-server", f"127.0.0.1:{other}")
+    by_controller = ("--bootstrap-controller", f"127.0.0.1:{quorum}")
+    with NodeProcess(None, str(both), listen=None), NodeProcess(None, str(broker), listen=None) as second:
+        brokers = java.run_tool(CLUSTER, "list-endpoints", *by_broker).out
+        assert re.findall(r"^(\d+)\s+127.0.0.1\s+(\d+)", brokers, re.MULTILINE) == [
+            ("1", str(client)),
+            ("2", str(other)),
+        ]
+        controllers = java.run_tool(CLUSTER, "list-endpoints", *by_controller).out
+        assert re.findall(r"^(\d+)\s+127.0.0.1\s+(\d+)", controllers, re.MULTILINE) == [("1", str(quorum))]
+        java.run_tool(FEATURES, *by_broker, "upgrade", "--feature", "kraft.version=1")
+        for address in (by_broker, by_controller):
+            levels = java.run_tool(FEATURES, *address, "describe").out
+            assert re.search(r"kraft.version\s.*FinalizedVersionLevel: 1\b", levels), levels
+        change = ("--entity-type", "brokers", "--entity-default", "--alter")
+        java.run_tool(CONFIGS, *by_controller, *change, "--add-config", "log.cleaner.threads=2")
+        shown = java.run_tool(CONFIGS, *by_broker, "--describe", *change[:3]).out
+        assert "log.cleaner.threads=2" in shown
+        second.terminate()
+        by_first = ("--bootstrap-server", f"127.0.0.1:{client}")
+        java.run_tool(CLUSTER, "unregister", *by_first, "--id", "2")
+        left = java.run_tool(CLUSTER, "list-endpoints", *by_first, "--include-fenced-brokers").out
+        assert re.findall(r"^(\d+)\s+127.0.0.1", left, re.MULTILINE) == ["1"]
 
 
 def create(bootstrap: str, topic: str, replicas: int) -> None:

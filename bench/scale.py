@@ -1,5 +1,6 @@
 """Many partitions: what a start, the memory and a record cost with 1 to 10,000 of them."""
 
+import time
 from collections.abc import Iterator
 
 from bench import batches, loads
@@ -13,7 +14,15 @@ COUNTS = (1, 100, 1_000, 10_000)
 
 def warmed(broker: Broker, topic: str, partitions: int, requests: int) -> loads.Load:
     """Every partition has been written to before anything is measured."""
-    batches.sending(broker, topic, partitions, partitions)()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            batches.sending(broker, topic, partitions, partitions)()
+            break
+        except batches.Refused:  # Apache Kafka tells of a topic before all of its replicas are there
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
     return batches.sending(broker, topic, partitions, requests)
 
 

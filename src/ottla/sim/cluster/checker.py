@@ -158,7 +158,7 @@ class ClusterChecker:
         is known to be the last in sync and keeps what it has: then it comes back as the last leader.
         """
         for topic, _, registration in self.newest.topics.partitions():
-            eligible = {*registration.isr, *registration.elr}
+            eligible = {*registration.isr, *registration.elr, *registration.last_known_elr}
             if broker not in eligible or topic.name in self.unclean:
                 continue
             staying = [id for id in registration.isr if id != broker and not self._is_out(self._ended, id)]

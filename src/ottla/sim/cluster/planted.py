@@ -71,14 +71,6 @@ def _min_insync_ignored() -> list[Patch]:
     return [(Partition, "min_isr", property(lambda self: 1))]
 
 
-def _joins_before_it_has_caught_up() -> list[Patch]:
-    def expand(self: Partition, follower: Any) -> None:
-        if self._in_sync.pending is None and follower.broker_id not in self.isr:
-            self._propose(self.isr | {follower.broker_id})
-
-    return [(Partition, "_maybe_expand_isr", expand)]
-
-
 def _never_joins_again() -> list[Patch]:
     return [(Partition, "_maybe_expand_isr", lambda self, follower: None)]
 
@@ -203,7 +195,6 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
     "committed-by-the-leader-alone": _committed_by_the_leader_alone,
     "min-insync-ignored": _min_insync_ignored,
-    "joins-before-it-has-caught-up": _joins_before_it_has_caught_up,
     "never-joins-again": _never_joins_again,
     "divergence-not-noticed": _divergence_not_noticed,
     "leader-from-outside-the-in-sync-set": _leader_from_outside_the_in_sync_set,
@@ -234,7 +225,7 @@ def _plan(*clients: str, synced: bool = False, longest_s: float = 2.0, **weights
         min_insync=2,
         haste=0.1,
         clients=clients,
-        nemesis=NemesisConfig(interval_s=0.5, longest_s=longest_s, weights=chosen or _KILLS),
+        nemesis=NemesisConfig(interval_s=0.3, longest_s=longest_s, weights=chosen or _KILLS),
     )
 
 

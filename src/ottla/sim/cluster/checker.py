@@ -24,7 +24,7 @@ from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Line, Mismatch
 from ottla.sim.cluster.journal import Sent
 from ottla.sim.disk import SimDisk
-from ottla.sim.world import World
+from ottla.sim.world import Machine, World
 
 __all__ = ["ClusterChecker", "Watch"]
 
@@ -48,6 +48,7 @@ class ClusterChecker:
         self._forgetful: dict[int, int] = {}
 
         self.watches: dict[int, Watch] = {}  # of the nodes that are up
+        self.machines: dict[int, Machine] = {}
 
     @property
     def elections(self) -> int:
@@ -67,8 +68,11 @@ class ClusterChecker:
 
     def led(self, partition: Partition, node: int) -> None:
         key = (partition.topic_id, partition.topic_partition.partition, partition.leader_epoch)
-        known = self._leaders.setdefault(key, node)
-        if known != node:
+        known = self._leaders.get(key)
+        if known is None:
+            self._leaders[key] = node
+            self._world.event("leads", self.machines[node])
+        elif known != node:
             self._world.violated(
                 f"node {node} leads {partition.topic_partition} in epoch {partition.leader_epoch}, "
                 f"which had the leader {known}"
@@ -224,6 +228,7 @@ class Watch:
             return
         if partition.is_leader and key in self._checked and high_watermark > checked:
             self._count(partition)
+            self._world.event("commits", self._checker.machines[self.id])
         try:
             with self._disk.undisturbed():
                 self._compare(partition, max(min(checked, high_watermark), log.log_start_offset))

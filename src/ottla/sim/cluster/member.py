@@ -45,6 +45,7 @@ class ClusterMember:
         self.settings = dict(settings)
         self.machine = world.machine(f"node{id}", self.main)
         self.machine.on_end = self._ends
+        checker.machines[id] = self.machine
         self._node: Node | None = None
         self.watch: Watch | None = None
         self._life = 0

@@ -41,6 +41,16 @@ CLUSTER_FAULTS: Mapping[str, int] = {
 }
 
 
+# How likely a node is to be struck right after it began to lead a partition, or committed something.
+_AMBUSHES: tuple[Mapping[str, float], ...] = (
+    {},
+    {},
+    {"leads": 0.05},
+    {"leads": 0.02, "commits": 0.005},
+    {"commits": 0.02},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """What is None is drawn from the seed."""
@@ -94,6 +104,7 @@ def _draw(random: Random, asked: int | None) -> ClusterPlan:
             interval_s=random.choice((0.5, 1.0, 2.0, 4.0)),
             longest_s=random.choice((0.5, 2.0, 5.0)),
             max_down=random.choice((1, 1, None)),
+            ambush=random.choice(_AMBUSHES),
             weights=weights,
         ),
     )

@@ -110,7 +110,7 @@ class Controller:
             self._registration_offsets[broker.id] = image.provenance.last_contained_offset
             self._heartbeats.register(broker.id, fenced=broker.fenced)
             if not broker.fenced:
-                self._heartbeats.track(broker.id, broker.epoch, now_ns)
+                self._heartbeats.assume(broker.id, broker.epoch, now_ns)
 
     @property
     def image(self) -> MetadataImage:
@@ -315,6 +315,15 @@ class Controller:
         return [
             (id, epoch)
             for id, epoch in self._heartbeats.silent(now_ns - for_ns)
+            if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
+        ]
+
+    def unheard_brokers(self) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those that serve and have not been heard of since this controller began."""
+        brokers = self.image.cluster.brokers
+        return [
+            (id, epoch)
+            for id, epoch in self._heartbeats.unheard()
             if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
         ]
 

@@ -49,10 +49,21 @@ class BrokerHeartbeats:
         self._session_timeout_ns: Final = session_timeout_ms * 1_000_000
         self._brokers: dict[int, _Broker] = {}
         self._contact_ns: dict[tuple[int, int], int] = {}  # (broker, epoch) -> last heard of
+        self._assumed: set[tuple[int, int]] = set()  # those of them that were not heard of here yet
 
     def track(self, broker: int, epoch: int, now_ns: int) -> None:
         """The broker was heard of, whatever it wants."""
         self._contact_ns[(broker, epoch)] = now_ns
+        self._assumed.discard((broker, epoch))
+
+    def assume(self, broker: int, epoch: int, now_ns: int) -> None:
+        """The broker had a session with another controller: it has one here, until it is heard of."""
+        self._contact_ns[(broker, epoch)] = now_ns
+        self._assumed.add((broker, epoch))
+
+    def unheard(self) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those whose session is only assumed."""
+        return [key for key in self._contact_ns if key in self._assumed]
 
     def has_valid_session(self, broker: int, epoch: int, now_ns: int) -> bool:
         contact = self._contact_ns.get((broker, epoch))

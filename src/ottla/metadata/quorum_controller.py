@@ -47,7 +47,8 @@ class QuorumController:
         self._controller: Final = controller
         self.epoch: Final = log.epoch
         self._quorum: tuple[Sequence[int], int] | None = None
-        self._last_tick_ns = runtime.clock.monotonic_ns()
+        self._began_ns: Final = runtime.clock.monotonic_ns()
+        self._last_tick_ns = self._began_ns
 
     @classmethod
     def activate(
@@ -152,6 +153,11 @@ class QuorumController:
     def silent_brokers(self, for_ms: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of those that serve and have not been heard of for so long."""
         return self.controller.silent_brokers(self._runtime.clock.monotonic_ns(), for_ms * 1_000_000)
+
+    def unheard_brokers(self, for_ms: int) -> list[tuple[int, int]]:
+        """Those that serve and have not been heard of since this controller began, if that is so long ago."""
+        age_ns = self._runtime.clock.monotonic_ns() - self._began_ns
+        return self.controller.unheard_brokers() if age_ns >= for_ms * 1_000_000 else []
 
     # Periodic work
 

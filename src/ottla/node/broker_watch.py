@@ -32,16 +32,20 @@ _BROKER: Final = "broker whose heartbeats come by this connection"
 # Pauses before each knock: sockets of a dying process need not all close at the same moment.
 _KNOCKS_SECONDS: Final = (0.0, 0.02, 0.1, 0.3)
 _KNOCK_TIMEOUT_MS: Final = 1_000
-# Of a session: how much of it may pass in silence before a broker is asked for a sign of life, and until
-# when it must have given one.
-_SILENT_PART: Final = 4 / 9
-_GONE_PART: Final = 6 / 9
+# Of a session: how much of it may pass in silence before a broker is asked for a sign of life, and how long
+# it then has to give one. A broker that has not turned up at a new controller is asked sooner.
+_SILENT_PART: Final = 3 / 9
+_UNHEARD_PART: Final = 1 / 9
+_ANSWER_PART: Final = 2 / 9
+# How long a broker that answers, but sends no heartbeats, is left in peace.
+_PEACE_SECONDS: Final = 1.0
 
 
 class Sign(Enum):
     ALIVE = "it answers"
     GONE = "nobody listens there"
-    NONE = "no answer"
+    SILENT = "no answer"
+    NONE = "it cannot be asked"
 
 
 class BrokerWatch:
@@ -70,14 +74,16 @@ class BrokerWatch:
                 self._examine(broker.id, self._knock(broker.id, broker.epoch))
 
     def look_for_silent(self) -> None:
-        """For about once a second."""
+        """For a few times a second."""
         active = self._node.seat.active
         if active is None:
             return
         session_ms = self._node.config.number("broker.session.timeout.ms")
-        for broker, epoch in active.silent_brokers(int(session_ms * _SILENT_PART)):
+        silent = active.silent_brokers(int(session_ms * _SILENT_PART))
+        unheard = active.unheard_brokers(int(session_ms * _UNHEARD_PART))
+        for broker, epoch in dict.fromkeys((*silent, *unheard)):
             if broker != self._node.config.node_id:
-                self._examine(broker, self._wait_for_sign(broker, epoch, session_ms))
+                self._examine(broker, self._wait_for_sign(broker, epoch, int(session_ms * _ANSWER_PART)))
 
     def _examine(self, broker: int, work: Coroutine[None, None, None]) -> None:
         if broker in self._examining or self._node.seat.active is None:
@@ -98,21 +104,21 @@ class BrokerWatch:
             if sign is not Sign.NONE:
                 return
 
-    async def _wait_for_sign(self, broker: int, epoch: int, session_ms: int) -> None:
-        wait_ms = int(session_ms * (_GONE_PART - _SILENT_PART))
+    async def _wait_for_sign(self, broker: int, epoch: int, wait_ms: int) -> None:
+        clock = self._node.runtime.clock
+        began_ns = clock.monotonic_ns()
         sign = await self._sign_of_life(broker, epoch, wait_ms)
-        active = self._node.seat.active
-        if sign is Sign.ALIVE or active is None:
+        if sign is Sign.ALIVE:
+            await asyncio.sleep(_PEACE_SECONDS)
             return
-        if sign is Sign.NONE:
-            # It may have been refused the connection at once; the broker has until then all the same.
-            while (broker, epoch) in active.silent_brokers(int(session_ms * _SILENT_PART)):
-                if (broker, epoch) in active.silent_brokers(int(session_ms * _GONE_PART)):
-                    break
-                await asyncio.sleep(_KNOCKS_SECONDS[-1])
-            else:
-                return
-        await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
+        if sign is not Sign.GONE:
+            # It has its time, also where it was found out at once that nobody can be asked.
+            waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
+            await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
+        active = self._node.seat.active
+        asked_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
+        if active is not None and (broker, epoch) in active.silent_brokers(asked_ms):
+            await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
 
     async def _sign_of_life(self, broker: int, epoch: int, timeout_ms: int) -> Sign:
         """What is seen at all addresses of the broker: gone is only whom each of them refuses, as some may
@@ -124,9 +130,10 @@ class BrokerWatch:
         signs = await asyncio.gather(
             *(self._touch(endpoint, timeout_ms) for endpoint in registration.listeners.values())
         )
-        if Sign.ALIVE in signs:
-            return Sign.ALIVE
-        return Sign.GONE if signs and set(signs) == {Sign.GONE} else Sign.NONE
+        for sign in (Sign.ALIVE, Sign.SILENT, Sign.NONE):
+            if sign in signs:
+                return sign
+        return Sign.GONE if signs else Sign.NONE
 
     async def _touch(self, endpoint: Endpoint, timeout_ms: int) -> Sign:
         address = Address(endpoint.host, endpoint.port)
@@ -138,13 +145,15 @@ class BrokerWatch:
                 asyncio.Protocol, endpoint.host, endpoint.port, timeout_ms=timeout_ms
             )
             transport.abort()
+            return Sign.NONE
         except ConnectionRefusedError:
             return Sign.GONE
+        except TimeoutError:
+            return Sign.SILENT
         except (OSError, KafkaError):
-            pass
+            return Sign.NONE
         finally:
             self._channel.drop(address)
-        return Sign.NONE
 
     async def _fence(self, broker: int, epoch: int, reason: str) -> None:
         active = self._node.seat.active

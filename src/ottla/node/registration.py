@@ -66,6 +66,8 @@ class BrokerRegistration:
         self._node: Final = node
         self._link: Final = ControllerLink(node, "ottla-broker-lifecycle")
         self._link.follow_leader()
+        # A new controller should not have to wonder.
+        node.metadata.watch_leader(self.hurry)
         self._request: Final = BrokerRegistrationRequest(
             broker_id=node.config.node_id,
             cluster_id=node.cluster_id,

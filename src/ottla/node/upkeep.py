@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ottla.node.node import Node
 
 _CONTROLLER_TICK_MS: Final = 1_000
+_WATCH_TICK_MS: Final = 250
 _DELETION_TICK_MS: Final = 15_000
 
 
@@ -34,6 +35,7 @@ class Upkeep:
         """Begin with what concerns the metadata log and its controller."""
         node, every = self._node, self._quorum_chores.every
         every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick")
+        every(self._watch_interval_ms, self._watch, "watch over brokers")
         if node.config.flag("auto.leader.rebalance.enable"):
             every(
                 self._setting("leader.imbalance.check.interval.seconds", 1000),
@@ -102,8 +104,15 @@ class Upkeep:
             node.fail(f"the metadata log failed: {failure}")
             return
         await self._decide(QuorumController.tick)
-        node.quorum.watch.look_for_silent()
         await node.metadata.maybe_snapshot()
+
+    def _watch_interval_ms(self) -> int:
+        """A node alone has nobody to watch."""
+        others = len(self._node.image.cluster.brokers) > 1
+        return _WATCH_TICK_MS if others and self._node.seat.active is not None else _CONTROLLER_TICK_MS
+
+    async def _watch(self) -> None:
+        self._node.quorum.watch.look_for_silent()
 
     async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:
         """What the active controller does by itself, if it is here."""

@@ -1,0 +1,69 @@
+"""`ottla cluster status` on three nodes: what is wrong, for any process that knows the directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ottla.testing.local_cluster import LocalCluster
+from tests.cluster.conftest import MakeTopic
+from tests.support.acknowledged import Load
+from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+class Status:
+    """The command, asked again and again."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._ottla = CommandLine(cluster.bootstrap_servers)
+        self._directory = cluster.data_dir
+
+    def __call__(self) -> tuple[int, Any]:
+        ended = self._ottla("cluster", "status", "-d", self._directory, "--json")
+        return ended.status, ended.json
+
+    def node(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = self()[1]["nodes"][number - 1]
+        return found
+
+
+def test_all_is_well_and_then_a_node_is_gone(cluster: LocalCluster, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=3)
+    look = Status(cluster)
+    wait_until(lambda: look()[0] == 0, "all is well, and status does not say so")
+    _, seen = look()
+    assert (seen["well"], seen["quorum"]["leader"]) == (True, cluster.controller())
+    assert [node["state"] for node in seen["nodes"]] == ["running"] * 3
+    assert sorted(node["quorum"] for node in seen["nodes"]) == ["leader", "voter", "voter"]
+    led = [p["leader"] for p in seen["partitions"] if p["topic"] == topic]
+    assert sorted(led) == [1, 2, 3]
+
+    cluster.kill(3)
+    wait_until(lambda: look.node(3)["out_of_sync"] >= 3, "the replicas of a dead node seem in sync")
+    status, seen = look()
+    assert (status, seen["well"]) == (1, False)
+    assert (look.node(3)["state"], look.node(3)["pid"], look.node(3)["leads"]) == ("down", None, 0)
+    assert all(p["in_sync"] and 3 not in p["in_sync"] for p in seen["partitions"] if 3 in p["replicas"])
+
+
+@pytest.mark.slow
+def test_a_node_that_is_silent_is_shown_as_paused_and_catches_up(
+    cluster: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    look = Status(cluster)
+    follower = next(node.id for node in cluster.nodes if node.id != cluster.leader(topic))
+    with Load(cluster.bootstrap_servers, topic, 1, per_second=500) as load:
+        load.wait_for_more(100)
+        cluster.pause(follower)
+        assert look.node(follower)["state"] == "paused"
+        wait_until(lambda: look.node(follower)["out_of_sync"] > 0, "a silent follower seems in sync")
+        load.wait_for_more(100)
+        cluster.resume(follower)
+        wait_until(lambda: look.node(follower)["out_of_sync"] == 0, "it does not catch up")
+        load.finish()
+    wait_until(lambda: look.node(follower)["lag"] == 0, "it stays behind")

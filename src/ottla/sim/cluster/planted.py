@@ -239,6 +239,7 @@ _COPIES = _plan(
 )
 FOCUS: Mapping[str, ClusterPlan] = {
     "sync-skipped": _plan("idempotent", synced=True, power_loss=3, kill_all=2),
+    "divergence-not-noticed": _plan("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
     "duplicates-written-again": _plan("idempotent", sever_connections=3, slow_link=2),
     "followers-forget-producers": _TRANSACTIONS,
     "open-transactions-shown": _TRANSACTIONS,

@@ -40,7 +40,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "delete-records": Entry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": Entry("log_dirs", "Show the data directories of brokers and their content."),
     "cluster": Entry("cluster", "Run a cluster on this machine; describe any."),
-    "quorum": Entry("quorum", "Describe the quorum of controllers."),
+    "quorum": Entry("quorum", "Describe the quorum of controllers, and change its voters."),
     "log": Entry("log_files", "Read the files of partitions; needs no node."),
     "storage": Entry("storage", "Look at data directories, and format them; needs no node."),
     "pipeline": Entry("pipeline", "Make, run and watch Spark pipelines over topics."),

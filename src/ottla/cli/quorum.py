@@ -1,10 +1,12 @@
-"""`ottla quorum`: the controllers' quorum, and how far each of its members has come."""
+"""`ottla quorum`: the controllers' quorum, how far each of its members has come, and who votes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from ottla.cli.declare import command
+from ottla.cli.declare import Option, command
+from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
 from ottla.cli.output import print_json, print_pairs, print_table, time_text
 from ottla.cli.session import with_admin
@@ -13,19 +15,47 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import Quorum
     from ottla.protocol.messages.describe_quorum import ReplicaState
+    from ottla.runtime.network import Address
 
-HELP: Final = "Describe the quorum of controllers."
+HELP: Final = "Describe the quorum of controllers, and change its voters."
 
 
 @command(None, "quorum")
 def app(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    add: Annotated[
+        str | None,
+        Option("--add", metavar="ID@HOST:PORT", help="Make a controller that follows the quorum a voter."),
+    ] = None,
+    remove: Annotated[
+        int | None, Option("--remove", metavar="ID", help="Take a voter out of the quorum.")
+    ] = None,
+    listener: Annotated[
+        str, Option("--listener", metavar="NAME", help="The name of the new voter's listener.")
+    ] = "CONTROLLER",
     as_json: Json = False,
 ) -> None:
-    """Describe the quorum of controllers."""
+    """Describe the quorum of controllers, or change its voters.
+
+    Voters can be changed where they are kept in the metadata log: in a cluster that was formatted so, or
+    whose kraft.version was raised to 1.
+    """
+    if add is not None and remove is not None:
+        raise WrongUsage("--add and --remove: one at a time")
+    new = None if add is None else _parse_voter(add)
 
     async def work(admin: Admin) -> Quorum:
+        found = await admin.cluster.quorum()
+        if new is not None:
+            id, address = new
+            directory = _directory(id, found.observers, "no observer of the quorum; is it running?")
+            await admin.cluster.add_voter(id, directory, {listener: address})
+        elif remove is not None:
+            directory = _directory(remove, found.voters, "no voter of the quorum")
+            await admin.cluster.remove_voter(remove, directory)
+        else:
+            return found
         return await admin.cluster.quorum()
 
     found = with_admin(bootstrap, timeout, work)
@@ -64,6 +94,23 @@ def app(
             for m in members
         ],
     )
+
+
+def _parse_voter(text: str) -> tuple[int, Address]:
+    from ottla.runtime.network import Address
+
+    id, at, where = text.partition("@")
+    host, colon, port = where.rpartition(":")
+    if not (at and colon and host and id.isdecimal() and port.isdecimal()):
+        raise WrongUsage(f"--add {text}: expected ID@HOST:PORT, as 4@kafka-4:9093")
+    return int(id), Address(host.strip("[]"), int(port))
+
+
+def _directory(id: int, replicas: Sequence[ReplicaState], problem: str) -> bytes:
+    for replica in replicas:
+        if replica.replica_id == id:
+            return bytes(replica.replica_directory_id)
+    raise CliError(f"node {id} is {problem}")
 
 
 def _member(replica: ReplicaState, role: str, quorum: Quorum, leader_end: int | None) -> dict[str, Any]:

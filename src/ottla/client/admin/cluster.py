@@ -10,6 +10,8 @@ from ottla import __version__
 from ottla.client.admin.caller import Caller, raise_error
 from ottla.client.view import Broker
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse
+from ottla.protocol.messages.add_raft_voter import Listener as AddedListener
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from ottla.protocol.messages.describe_quorum import (
@@ -19,12 +21,14 @@ from ottla.protocol.messages.describe_quorum import (
     DescribeQuorumResponse,
     ReplicaState,
 )
+from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from ottla.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
+from ottla.runtime.network import Address
 
 __all__ = ["ClusterAdmin", "ClusterInfo", "Feature", "Quorum", "UpgradeType"]
 
@@ -95,6 +99,29 @@ class ClusterAdmin:
             tuple(state.current_voters),
             tuple(state.observers),
         )
+
+    async def add_voter(self, voter_id: int, directory_id: bytes, listeners: Mapping[str, Address]) -> None:
+        """Makes a controller that follows the quorum one of its voters; `listeners` are its controller
+        listeners by name. DUPLICATE_VOTER if it is one.
+        """
+        request = AddRaftVoterRequest(
+            cluster_id=None,
+            timeout_ms=self._caller.timeout_ms,
+            voter_id=voter_id,
+            voter_directory_id=directory_id,
+            listeners=[
+                AddedListener(name=name, host=address.host, port=address.port)
+                for name, address in listeners.items()
+            ],
+        )
+        answer = await self._caller.controller(request, AddRaftVoterResponse, lambda r: [r.error_code])
+        raise_error(answer, f"voter {voter_id}")
+
+    async def remove_voter(self, voter_id: int, directory_id: bytes) -> None:
+        """Takes a voter out of the quorum; VOTER_NOT_FOUND if there is none of this id and directory."""
+        request = RemoveRaftVoterRequest(cluster_id=None, voter_id=voter_id, voter_directory_id=directory_id)
+        answer = await self._caller.controller(request, RemoveRaftVoterResponse, lambda r: [r.error_code])
+        raise_error(answer, f"voter {voter_id}")
 
     async def api_versions(self) -> list[tuple[int, int, int]]:
         """(API key, first version, last version) of what a broker announces, by key."""

@@ -1,0 +1,62 @@
+"""`ottla quorum --add` and `--remove`: who votes, on a cluster of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import CommandLine
+from tests.support.node_process import NodeProcess
+
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+DEADLINE_S = 30
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def roles(command: CommandLine, *options: str) -> dict[int, str]:
+    members = command.ok("quorum", *options, "--json").json["members"]
+    return {member["node"]: member["role"] for member in members}
+
+
+@pytest.mark.slow
+def test_a_controller_becomes_a_voter_and_the_first_one_none(tmp_path: Path, offline: CommandLine) -> None:
+    client, *of_controllers = free_ports(3)
+    shared = [
+        f"controller.quorum.bootstrap.servers=127.0.0.1:{of_controllers[0]}",
+        "controller.listener.names=CONTROLLER",
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    ]
+    nodes = {
+        11: ("controller", f"CONTROLLER://127.0.0.1:{of_controllers[0]}", "--standalone"),
+        12: ("controller", f"CONTROLLER://127.0.0.1:{of_controllers[1]}", "--no-initial-controllers"),
+        1: ("broker", f"PLAINTEXT://127.0.0.1:{client}", "--no-initial-controllers"),
+    }
+    with contextlib.ExitStack() as stack:
+        for id, (role, listeners, begins) in nodes.items():
+            own = [f"process.roles={role}", f"node.id={id}", f"listeners={listeners}"]
+            file = tmp_path / f"{id}.properties"
+            file.write_text("\n".join([*shared, *own, f"log.dirs={tmp_path / str(id)}"]))
+            offline.ok("storage", "format", "-c", str(file), "-t", CLUSTER_ID, begins)
+            stack.enter_context(NodeProcess(None, str(file), listen=None))
+        command = CommandLine(f"127.0.0.1:{client}")
+        assert roles(command) == {11: "leader", 12: "observer", 1: "observer"}
+        assert "expected ID@HOST:PORT" in command("quorum", "--add", "12").err
+        assert "node 99 is no voter" in command("quorum", "--remove", "99").err
+        added = roles(command, "--add", f"12@127.0.0.1:{of_controllers[1]}")
+        assert added == {11: "leader", 12: "voter", 1: "observer"}
+        command.ok("quorum", "--remove", "11")
+        deadline = time.monotonic() + DEADLINE_S
+        while roles(command).get(12) != "leader":
+            assert time.monotonic() < deadline
+        assert roles(command).get(11) in (None, "observer")

@@ -6,6 +6,7 @@ These are about the processes; one node is enough. What three do together is in 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,8 +83,9 @@ def test_nodes_end_with_the_process_that_started_them() -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    pid = int(done.stdout.split()[0])
-    wait_until(lambda: not is_alive(pid), "the node outlives its starter")
+    pid, directory = done.stdout.split()
+    wait_until(lambda: not is_alive(int(pid)), "the node outlives its starter")
+    shutil.rmtree(directory)  # which nobody was left to do
 
 
 def test_the_logs_of_the_nodes_are_shown_when_the_block_fails(capsys: pytest.CaptureFixture[str]) -> None:

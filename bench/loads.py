@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tests.support import java
 
 from bench.brokers import Broker
@@ -22,15 +22,20 @@ Load = Callable[[], float]
 
 LINGER_MS = 5
 BATCH_BYTES = 131_072
+MOST_AT_ONCE = 5_000  # partitions; a controller refuses requests for more than some 10,000 records
 # What `kafka-run-class` gives its tools, but for a heap that has room for their buffers.
 TOOL_JVM = ("-Xmx512m", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 _RUNS = itertools.count()
 
 
-def create(broker: Broker, topic: str, partitions: int = 1, **config: str) -> None:
+def create(broker: Broker, topic: str, partitions: int = 1, *, replicas: int = 1, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(120)
+    first = min(partitions, MOST_AT_ONCE)
+    admin.create_topics([NewTopic(topic, first, replicas, config=settings)])[topic].result(120)
+    while first < partitions:
+        first = min(partitions, first + MOST_AT_ONCE)
+        admin.create_partitions([NewPartitions(topic, first)], request_timeout=120)[topic].result(120)
 
 
 def delete(broker: Broker, topic: str) -> None:

@@ -14,7 +14,7 @@ COUNTS = (1, 100, 1_000, 10_000)
 
 def warmed(broker: Broker, topic: str, partitions: int, requests: int) -> loads.Load:
     """Every partition has been written to before anything is measured."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         try:
             batches.sending(broker, topic, partitions, partitions)()

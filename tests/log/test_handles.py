@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ottla.log.config import LogConfig
-from ottla.log.handles import FileHandles, LazyFile
+from ottla.log.handles import FileHandles, LazyFile, shares
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import RealDisk, write_file
 from ottla.sim.disk import SimDisk
@@ -186,3 +186,11 @@ def test_a_write_that_the_disk_lost_while_its_file_was_closed_takes_the_director
         lab.log.flush()
     assert not lab.directory.is_online
     assert lab.log.recovery_point == 0
+
+
+@pytest.mark.parametrize("limit", [256, 1024, 8191, 8192, 20_000, 1_000_000])
+def test_descriptors_are_left_for_connections(limit: int) -> None:
+    open_files, unsynced = shares(limit)
+    assert open_files >= 32
+    assert unsynced >= limit // 4
+    assert open_files + unsynced <= limit * 3 // 4

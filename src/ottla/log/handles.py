@@ -25,6 +25,8 @@ from ottla.runtime.disk import Disk, File
 DEFAULT_CAPACITY = 2048
 DEFAULT_UNSYNCED_CAPACITY = 8192
 
+_PLENTY = 8192
+
 _NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -33,6 +35,14 @@ def is_lack_of_handles(error: OSError) -> bool:
     sound.
     """
     return error.errno in _NO_HANDLES
+
+
+def shares(limit: int) -> tuple[int, int]:
+    """Of the descriptors that a process may have, how many are for the files of a node, and how many besides
+    for those that are not synced. Where they are few, connections, and whoever shares the process, come
+    first.
+    """
+    return (limit // 8, limit // 4) if limit < _PLENTY else (DEFAULT_CAPACITY, limit // 2)
 
 
 class FileHandles:

@@ -17,9 +17,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ottla.log import handles
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
-from ottla.log.handles import DEFAULT_CAPACITY
 from ottla.log.log import Log
 from ottla.log.manager import LogManager
 from ottla.metadata.control import Result
@@ -306,6 +306,7 @@ class Node:
 
     async def _start_logs(self) -> None:
         config = self.config
+        open_files, unsynced_files = handles.shares(process.open_file_limit())
         logs = LogManager(
             config.log_dirs,
             disk=self.runtime.disk,
@@ -313,8 +314,8 @@ class Node:
             random=self.runtime.random,
             pool=self.runtime.pool,
             producer_config=producer_config(config),
-            open_files=min(DEFAULT_CAPACITY, process.open_file_limit() // 8),
-            unsynced_files=process.open_file_limit() // 4,
+            open_files=open_files,
+            unsynced_files=unsynced_files,
             on_directory_failure=self._directory_failed_anywhere,
             lock=False,
         )

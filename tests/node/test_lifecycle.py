@@ -23,7 +23,9 @@ from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, Des
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.runtime.disk import RealDisk
+from ottla.runtime.network import RealNetwork
 from ottla.runtime.runtime import Runtime
+from ottla.testing.local_node import LocalNode
 
 DEADLINE_SECONDS = 20
 CLEAN = ".kafka_cleanshutdown"
@@ -137,6 +139,28 @@ def test_a_second_node_on_the_same_directory_is_refused(tmp_path: Path) -> None:
         assert "in use by another node" in line
         assert str(tmp_path) in line
         write(node, "still-served", [b"1"])
+
+
+def test_a_port_is_opened_once_when_there_is_something_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a node by knocking at its port takes the first answer for the node."""
+    (port,) = free_ports(1)
+    steps: list[str] = []
+    listen = RealNetwork.listen
+
+    async def listening(self: RealNetwork, factory: Any, host: str, asked: int, **more: Any) -> Any:
+        if asked == port:
+            steps.append("listen")
+        return await listen(self, factory, host, asked, **more)
+
+    def opening(*arguments: Any) -> Any:
+        steps.append("open the disk")
+        return open_storage(*arguments)
+
+    monkeypatch.setattr(RealNetwork, "listen", listening)
+    monkeypatch.setattr("ottla.node.node.open_storage", opening)
+    with LocalNode({"listeners": f"PLAINTEXT://127.0.0.1:{port}"}) as node:
+        assert node.bootstrap_servers == f"127.0.0.1:{port}"
+    assert steps == ["open the disk", "listen"]
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path) -> None:

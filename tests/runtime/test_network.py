@@ -123,6 +123,9 @@ def test_a_port_in_use_is_refused_by_name_and_free_after_closing(run: Run) -> No
         with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{first.port}: ") as raised:
             await real.listen(Echo, "127.0.0.1", first.port)
         assert raised.value.errno == errno.EADDRINUSE
+        with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{first.port}: ") as checked:
+            await real.check_listen("127.0.0.1", first.port)
+        assert checked.value.errno == errno.EADDRINUSE
         # A connection closed from the listener's side stays in TIME_WAIT on its port.
         made: asyncio.Queue[Echo] = asyncio.Queue()
         again = await real.listen(lambda: Echo(made), "127.0.0.1", 0)
@@ -131,6 +134,9 @@ def test_a_port_in_use_is_refused_by_name_and_free_after_closing(run: Run) -> No
         await caller.lost
         transport.close()
         await again.close()
+        await real.check_listen("127.0.0.1", again.port)
+        with pytest.raises(ConnectionRefusedError):
+            await real.connect(Caller, "127.0.0.1", again.port, timeout_ms=DEADLINE_MS)
         await (await real.listen(Echo, "127.0.0.1", again.port)).close()
         await first.close()
 
@@ -236,7 +242,7 @@ async def two_addresses(host: str, port: int) -> list[tuple[socket.AddressFamily
 
 def test_a_port_taken_on_the_second_address_is_drawn_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    original = network._listening_socket
+    original = network._bound_socket
 
     def sometimes_taken(
         family: socket.AddressFamily, address: Address, backlog: int, options: SocketOptions
@@ -253,14 +259,14 @@ def test_a_port_taken_on_the_second_address_is_drawn_again(run: Run, monkeypatch
         assert {address.port for address in listener.addresses} == {listener.port}
         await listener.close()
 
-    monkeypatch.setattr(network, "_listening_socket", sometimes_taken)
+    monkeypatch.setattr(network, "_bound_socket", sometimes_taken)
     monkeypatch.setattr(network, "_bind_addresses", two_addresses)
     run(main())
 
 
 def test_a_port_that_was_asked_for_is_not_drawn_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[socket.socket] = []
-    original = network._listening_socket
+    original = network._bound_socket
 
     def second_taken(
         family: socket.AddressFamily, address: Address, backlog: int, options: SocketOptions
@@ -275,6 +281,6 @@ def test_a_port_that_was_asked_for_is_not_drawn_again(run: Run, monkeypatch: pyt
             await RealNetwork().listen(Echo, "two addresses", 9092)
         assert made[0].fileno() == -1
 
-    monkeypatch.setattr(network, "_listening_socket", second_taken)
+    monkeypatch.setattr(network, "_bound_socket", second_taken)
     monkeypatch.setattr(network, "_bind_addresses", two_addresses)
     run(main())

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.log import handles
@@ -232,23 +232,20 @@ class Node:
 
     async def _check_servable(self) -> None:
         """Find what would stop the node from serving before it touches a disk: an empty directory stays one,
-        and nobody waits for a long recovery to hear of a port in use.
+        and nobody waits for a long recovery to hear of a port in use. Nor does anybody get in before the node
+        is there: many take a port that answers for a node that serves.
         """
         for endpoint in self.config.listeners:
             if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
                 raise NodeFailed(
                     f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
                 )
-        await self._listen(self.server, self.config.listeners)
-        await self.server.stop_listening()
+        with _told_of_ports():
+            await self.server.check(self.config.listeners)
 
     async def _listen(self, server: Server, endpoints: Iterable[Endpoint]) -> None:
-        try:
+        with _told_of_ports():
             self.endpoints |= await server.listen(endpoints)
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            hint = "; is another node running there? --listen chooses another port" if taken else ""
-            raise NodeFailed(f"{error.strerror or error}{hint}") from None
 
     async def _open_storage(self) -> NodeStorage:
         storage = await self.runtime.pool.run(open_storage, self.runtime, self.config)
@@ -467,6 +464,17 @@ class Node:
         if self._flushes:
             await asyncio.gather(*self._flushes, return_exceptions=True)
         await self.logs.shutdown(self.broker_epoch)
+
+
+@contextlib.contextmanager
+def _told_of_ports() -> Iterator[None]:
+    """What the system says of a port, as one line for whoever starts the node."""
+    try:
+        yield
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        hint = "; is another node running there? --listen chooses another port" if taken else ""
+        raise NodeFailed(f"{error.strerror or error}{hint}") from None
 
 
 def _is_leaving(image: MetadataImage, broker: int) -> bool:

@@ -70,6 +70,11 @@ class Server:
             receive_buffer_bytes=_if_given(config, "socket.receive.buffer.bytes"),
         )
 
+    async def check(self, endpoints: Iterable[Endpoint]) -> None:
+        """The OSError of `listen`, if one of the endpoints could not be opened; nobody can connect yet."""
+        for endpoint in endpoints:
+            await self._network.check_listen(endpoint.host, endpoint.port)
+
     async def listen(self, endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:
         """Open the endpoints and return them, by name, with the ports they really have.
 

@@ -106,6 +106,10 @@ class Network(Protocol):
         """
         ...
 
+    async def check_listen(self, host: str, port: int) -> None:
+        """The OSError of `listen`, if it would be refused now. Nobody can connect meanwhile."""
+        ...
+
     async def connect(
         self,
         factory: Callable[[], P],
@@ -170,7 +174,7 @@ class RealNetwork:
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> Listener:
-        sockets = _listening(await _bind_addresses(host, port), backlog, options)
+        sockets = _bound(await _bind_addresses(host, port), backlog, options)
         addresses = tuple(Address(*sock.getsockname()[:2]) for sock in sockets)
         loop = asyncio.get_running_loop()
         servers: list[asyncio.AbstractServer] = []
@@ -184,6 +188,10 @@ class RealNetwork:
                 sock.close()
             raise
         return _RealListener(servers, addresses)
+
+    async def check_listen(self, host: str, port: int) -> None:
+        for sock in _bound(await _bind_addresses(host, port), None, DEFAULT_OPTIONS):
+            sock.close()
 
     async def connect(
         self,
@@ -254,14 +262,14 @@ def _has_ipv6() -> bool:
     return True
 
 
-def _listening(endpoints: list[_Endpoint], backlog: int, options: SocketOptions) -> list[socket.socket]:
-    """One listening socket for each endpoint, all on one port."""
+def _bound(endpoints: list[_Endpoint], backlog: int | None, options: SocketOptions) -> list[socket.socket]:
+    """A socket for each endpoint, all on one port, which listens if there is a backlog."""
     for attempt in range(_PORT_ATTEMPTS):
         sockets: list[socket.socket] = []
         port = endpoints[0][1].port
         try:
             for family, address in endpoints:
-                sockets.append(_listening_socket(family, Address(address.host, port), backlog, options))
+                sockets.append(_bound_socket(family, Address(address.host, port), backlog, options))
                 port = sockets[0].getsockname()[1]
         except OSError as error:
             for sock in sockets:
@@ -274,8 +282,8 @@ def _listening(endpoints: list[_Endpoint], backlog: int, options: SocketOptions)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _listening_socket(
-    family: socket.AddressFamily, address: Address, backlog: int, options: SocketOptions
+def _bound_socket(
+    family: socket.AddressFamily, address: Address, backlog: int | None, options: SocketOptions
 ) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -288,9 +296,11 @@ def _listening_socket(
         _configure(sock, options)
         sock.setblocking(False)
         try:
+            # With SO_REUSEADDR Linux refuses a port on which another listens here, and one that another has
+            # only taken where this one would listen.
             sock.bind(address)
-            # With SO_REUSEADDR it is here, not in bind, that Linux refuses a port which another has taken.
-            sock.listen(backlog)
+            if backlog is not None:
+                sock.listen(backlog)
         except OSError as error:
             where = f"{address.host or '*'}:{address.port}"
             raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from None

@@ -357,12 +357,15 @@ class SimNetwork:
         if port == 0:
             port = self._host.next_port
             self._host.next_port += 1
-        if port in self._host.listeners:
-            raise OSError(errno.EADDRINUSE, f"cannot listen on {host or '*'}:{port}: Address already in use")
+        await self.check_listen(host, port)
         listener = _SimListener(self._host, port, self._process, factory)
         if not self._process.dead:
             self._host.listeners[port] = listener
         return listener
+
+    async def check_listen(self, host: str, port: int) -> None:
+        if port in self._host.listeners:
+            raise OSError(errno.EADDRINUSE, f"cannot listen on {host or '*'}:{port}: Address already in use")
 
     async def connect(
         self,

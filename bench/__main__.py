@@ -19,6 +19,7 @@ PARTS = {
     "scale": "Many partitions beside Apache Kafka",
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
+    "cluster": "Three nodes beside three of Apache Kafka",
     "soak": "A node under many clients",
     "pipelines": "A pipeline from the command line, beside Spark's own",
     "spark": "Reading into Spark",

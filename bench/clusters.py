@@ -1,0 +1,271 @@
+"""The clusters that are measured: three processes of each kind on loopback, with default settings.
+
+What is asked of them, who leads and whether a write is taken, is asked node by node and with no client in
+between: a client's own patience would be the same for both and is not what is measured.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+from tests.support.apache_kafka import SERVER_JVM, ApacheKafka, _free_ports
+
+from bench.brokers import DEFAULTS, READY_S, Broker
+from ottla.protocol.errors import MalformedMessage
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+    DescribeQuorumResponse,
+)
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.records.builder import build_batch
+from ottla.testing.ask import ask
+from ottla.testing.cluster_plan import ClusterPlan
+from ottla.testing.local_cluster import LocalCluster
+
+NODES = (1, 2, 3)
+POLL_S = 0.005
+ASK_S = 5.0
+REPLICATED = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    # Both stand by Kafka's defaults, also after a crash.
+    "broker.session.timeout.ms": "9000",
+    "broker.heartbeat.interval.ms": "2000",
+}
+
+
+class Cluster(Broker):
+    """Three nodes; what a `Broker` costs is what they cost together."""
+
+    @abstractmethod
+    def port(self, node: int) -> int: ...
+
+    @abstractmethod
+    def node_pid(self, node: int) -> int: ...
+
+    @abstractmethod
+    def kill_node(self, node: int) -> None: ...
+
+    @abstractmethod
+    def start_node(self, node: int) -> None: ...
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{self.port(node)}" for node in NODES)
+
+    @property
+    def pid(self) -> int:
+        raise TypeError("a cluster is several processes")
+
+    def cpu_seconds(self) -> float:
+        times = [psutil.Process(self.node_pid(node)).cpu_times() for node in NODES]
+        return sum(each.user + each.system for each in times)
+
+    def resident_megabytes(self) -> float:
+        return sum(psutil.Process(self.node_pid(node)).memory_info().rss for node in NODES) / 1e6
+
+    def pause_node(self, node: int) -> None:
+        os.kill(self.node_pid(node), signal.SIGSTOP)
+
+    def resume_node(self, node: int) -> None:
+        os.kill(self.node_pid(node), signal.SIGCONT)
+
+    def metadata(self, node: int, topics: list[str] | None = None) -> MetadataResponse:
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        return ask(self.port(node), request, 12, MetadataResponse, timeout_s=ASK_S)
+
+    def leader(self, topic: str) -> int:
+        (described,) = self.metadata(1, [topic]).topics
+        return described.partitions[0].leader_id
+
+    def controller(self) -> int:
+        topic = DescribeQuorumRequestTopicData(
+            topic_name="__cluster_metadata",
+            partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
+        )
+        request = DescribeQuorumRequest(topics=[topic])
+        answer = ask(self.port(1), request, 1, DescribeQuorumResponse, timeout_s=ASK_S)
+        return answer.topics[0].partitions[0].leader_id
+
+    def wait_ready(self) -> None:
+        """Until every node lists all of them."""
+        until(
+            lambda: all(
+                {broker.node_id for broker in self.metadata(node, []).brokers} == set(NODES) for node in NODES
+            ),
+            READY_S,
+        )
+
+    def wait_in_sync(self) -> None:
+        until(
+            lambda: all(
+                partition.leader_id >= 0 and len(partition.isr_nodes) == len(partition.replica_nodes)
+                for topic in self.metadata(1).topics
+                for partition in topic.partitions
+            ),
+            READY_S,
+        )
+
+    def write(self, topic: str, others_than: int) -> bool:
+        """Whether a write with acks=all is taken by somebody else than this node, at the first try."""
+        for node in NODES:
+            if node == others_than:
+                continue
+            (described,) = self.metadata(node, [topic]).topics
+            leader = described.partitions[0].leader_id if described.partitions else -1
+            if leader in NODES and leader != others_than:
+                data = PartitionProduceData(
+                    index=0, records=build_batch([(time.time_ns() // 1_000_000, None, b"x")])
+                )
+                request = ProduceRequest(
+                    acks=-1,
+                    timeout_ms=int(ASK_S * 1000),
+                    topic_data=[TopicProduceData(name=topic, partition_data=[data])],
+                )
+                answer = ask(self.port(leader), request, 11, ProduceResponse, timeout_s=ASK_S)
+                if not answer.responses[0].partition_responses[0].error_code:
+                    return True
+        return False
+
+    def change(self, topic: str, others_than: int) -> bool:
+        """Whether another node creates a topic, at the first try."""
+        node = next(each for each in NODES if each != others_than)
+        described = CreatableTopic(name=topic, num_partitions=1, replication_factor=2)
+        request = CreateTopicsRequest(topics=[described], timeout_ms=int(ASK_S * 1000))
+        answer = ask(self.port(node), request, 7, CreateTopicsResponse, timeout_s=ASK_S)
+        return answer.topics[0].error_code in (0, 36)  # it is there, since now or since the try before
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until the condition holds; a node that does not answer is none that holds it."""
+    begin = time.perf_counter()
+    while True:
+        with contextlib.suppress(OSError, MalformedMessage):
+            if condition():
+                return time.perf_counter() - begin
+        assert time.perf_counter() - begin < seconds, f"not within {seconds} s"
+        time.sleep(POLL_S)
+
+
+class OttlaCluster(Cluster):
+    name = "Ottla"
+
+    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+        super().__init__()
+        wanted = {**REPLICATED, **DEFAULTS, **settings}
+        ClusterPlan.make(directory / "cluster", brokers=3, settings=wanted).write()
+        self._cluster = LocalCluster(data_dir=str(directory / "cluster"))
+
+    def port(self, node: int) -> int:
+        return self._cluster.node(node).port
+
+    def node_pid(self, node: int) -> int:
+        pid = self._cluster.node(node).pid
+        assert pid is not None
+        return pid
+
+    def start(self) -> None:
+        begin = time.perf_counter()
+        self._cluster.start()
+        self.wait_ready()
+        self.ready_s = time.perf_counter() - begin
+
+    def stop(self) -> None:
+        self._cluster.stop()
+
+    def kill(self) -> None:
+        self._cluster.stop()
+
+    def kill_node(self, node: int) -> None:
+        os.kill(self.node_pid(node), signal.SIGKILL)
+
+    def start_node(self, node: int) -> None:
+        self._cluster.start(node)
+
+
+class KafkaCluster(Cluster):
+    name = "Apache Kafka"
+
+    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+        super().__init__()
+        ports = _free_ports(6)
+        voters = ",".join(f"{node}@127.0.0.1:{ports[node + 2]}" for node in NODES)
+        self._nodes: dict[int, ApacheKafka] = {}
+        for node in NODES:
+            kafka = ApacheKafka(
+                directory / f"kafka-{node}",
+                node_id=node,
+                cluster_id=self._nodes[1].cluster_id if self._nodes else None,
+                properties={**REPLICATED, **DEFAULTS, "controller.quorum.voters": voters, **settings},
+                jvm=SERVER_JVM,
+            )
+            kafka.port, kafka.controller_port = ports[node - 1], ports[node + 2]
+            kafka.directory.mkdir(parents=True)
+            # A step of its own in Apache Kafka, so it is not part of the start that counts.
+            kafka._write_configuration()
+            kafka._format()
+            self._nodes[node] = kafka
+
+    def port(self, node: int) -> int:
+        return self._nodes[node].port
+
+    def node_pid(self, node: int) -> int:
+        process = self._nodes[node]._process
+        assert process is not None
+        return process.pid
+
+    def start(self) -> None:
+        begin = time.perf_counter()
+        # Each is ready only with the others, and ends with the thread that started it.
+        for kafka in self._nodes.values():
+            kafka._launch()
+        for kafka in self._nodes.values():
+            kafka._await_ready(READY_S)
+        self.wait_ready()
+        self.ready_s = time.perf_counter() - begin
+
+    def stop(self) -> None:
+        self.kill()  # the last ones would wait for a controller that is gone
+
+    def kill(self) -> None:
+        for kafka in self._nodes.values():
+            kafka.kill()
+
+    def kill_node(self, node: int) -> None:
+        self._nodes[node].kill()
+
+    def start_node(self, node: int) -> None:
+        self._nodes[node].start(timeout_s=READY_S)
+
+
+@contextlib.contextmanager
+def running(kind: type[OttlaCluster] | type[KafkaCluster], **settings: str) -> Iterator[Cluster]:
+    directory = Path(tempfile.mkdtemp(prefix="ottla-bench-"))
+    cluster = kind(directory, {name.replace("_", "."): value for name, value in settings.items()})
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()
+        shutil.rmtree(directory, ignore_errors=True)

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.harness import machine, show
+from bench.versus import without_kafka
 
 PARTS = {
     "log": "The log of a partition",
@@ -53,8 +54,10 @@ def main() -> None:
         table = show(import_module(f"bench.{part.replace('-', '_')}").rows())
         today = datetime.datetime.now(datetime.UTC).date()
         quickly = ", quick" if arguments.quick else ""
+        alone = without_kafka() if "beside Apache Kafka" in PARTS[part] else None
+        note = "" if alone is None else f"{alone}.\n\n"
         picture = f"\n![{PLOTS[part][1]}](benchmarks/{PLOTS[part][0]}.svg)\n" if part in PLOTS else ""
-        sections[PARTS[part]] = f"{today}{quickly}, {machine()}.\n\n{table}\n{picture}"
+        sections[PARTS[part]] = f"{today}{quickly}, {machine()}.\n\n{note}{table}\n{picture}"
     body = "".join(f"\n## {title}\n\n{sections[title]}" for title in PARTS.values() if title in sections)
     PAGE.write_text(INTRODUCTION + body)
 

@@ -6,11 +6,11 @@ from functools import partial
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from bench.brokers import Broker, apache_kafka, ottla
-from bench.harness import Row, compare, markdown
+from bench.brokers import Broker
+from bench.harness import Row, alone, compare, markdown
 from bench.loads import create
 from bench.members import Crowd
-from bench.versus import KAFKA
+from bench.versus import KAFKA, both
 
 COMMITS = 2_000
 TRANSACTIONS = 200
@@ -52,27 +52,27 @@ def transacting(broker: Broker, topic: str, partitions: int) -> Callable[[], Non
 
 
 def rows() -> Iterator[Row]:
-    with ottla() as mine, apache_kafka() as theirs:
-        for broker in (mine, theirs):
-            create(broker, "one", 1)
-            create(broker, "ten", 10)
-            create(broker, "hundred", 100)
+    with both() as pair:
+        for topic, partitions in (("one", 1), ("ten", 10), ("hundred", 100)):
+            pair.each(lambda broker: create(broker, topic, partitions))  # noqa: B023
 
-        def both(
+        def measured(
             name: str, amount: float, unit: str, work: Callable[[Broker], Callable[[], None]], rounds: int = 3
         ) -> Row:
-            return compare(
-                name, amount, unit, work(mine), work(theirs), peer_name=KAFKA, target="≥ 1", rounds=rounds
-            )
+            mine = work(pair.mine)
+            if pair.theirs is None:
+                return alone(name, amount, unit, mine, target="≥ 1", rounds=rounds)
+            theirs = work(pair.theirs)
+            return compare(name, amount, unit, mine, theirs, peer_name=KAFKA, target="≥ 1", rounds=rounds)
 
-        yield both("offset commits", COMMITS, "commits/s", lambda broker: committing(broker, "one"))
+        yield measured("offset commits", COMMITS, "commits/s", lambda broker: committing(broker, "one"))
         # In the consumer protocol both brokers deal at most once a second, which is most of what is measured.
         for protocol, rounds in (("classic", 11), ("consumer", 5)):
             for members, topic in ((10, "ten"), (100, "hundred")):
                 work = partial(rebalancing, topic=topic, members=members, protocol=protocol)
-                yield both(f"{members} members join, {protocol} protocol", 1, "groups/s", work, rounds)
-        yield both("transactions, 1 partition", TRANSACTIONS, "/s", lambda b: transacting(b, "one", 1))
-        yield both("transactions, 10 partitions", TRANSACTIONS, "/s", lambda b: transacting(b, "ten", 10))
+                yield measured(f"{members} members join, {protocol} protocol", 1, "groups/s", work, rounds)
+        yield measured("transactions, 1 partition", TRANSACTIONS, "/s", lambda b: transacting(b, "one", 1))
+        yield measured("transactions, 10 partitions", TRANSACTIONS, "/s", lambda b: transacting(b, "ten", 10))
 
 
 if __name__ == "__main__":

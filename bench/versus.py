@@ -29,6 +29,12 @@ class Measured:
     def cost(self) -> float:
         return statistics.median(self.costs)
 
+    def busy(self) -> float:
+        """Per cent of a core that the broker took while the load ran: if that is little, and the load did not
+        get through more, it was the client that was busy.
+        """
+        return statistics.median(a * b / 1e4 for a, b in zip(self.speeds, self.costs, strict=True))
+
 
 @dataclass(slots=True)
 class Pair:
@@ -69,11 +75,13 @@ class Pair:
         aim: str = "≥ 1",
         cost_aim: str = "≥ 1.7",
     ) -> Iterator[Row]:
-        """Speed and cost of one load, as two lines of the table."""
+        """Speed and cost of one load, and how busy it kept the broker, as three lines of the table."""
         mine, *others = self.measure(load, amount, rounds)
+        busy, share = f"{name}: broker busy", "% of a core"
         if not others:
             yield Row(name, unit, mine.speed(), None, "–", None, None, None, aim)
             yield fewer(f"{name}: broker CPU", "s per million", mine.cost(), None, "–", cost_aim)
+            yield Row(busy, share, mine.busy(), None, "–", None, None, None, "")
             return
         (theirs,) = others
         ratios = sorted(a / b for a, b in zip(mine.speeds, theirs.speeds, strict=True))
@@ -100,15 +108,22 @@ class Pair:
             costs[-1],
             cost_aim,
         )
+        yield Row(busy, share, mine.busy(), theirs.busy(), KAFKA, None, None, None, "")
+
+
+def without_kafka() -> str | None:
+    """What to say where Apache Kafka cannot be had; None where it can."""
+    missing = kafka_libs.missing_requirement()
+    return None if missing is None else f"WITHOUT APACHE KAFKA, so without ratios: {missing}"
 
 
 @contextlib.contextmanager
 def both(**settings: str) -> Iterator[Pair]:
-    missing = kafka_libs.missing_requirement()
+    missing = without_kafka()
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(ottla(**settings))
         if missing is not None:
-            print(f"WITHOUT APACHE KAFKA, so without ratios: {missing}", flush=True)
+            print(missing, flush=True)
             yield Pair(mine, None)
         else:
             yield Pair(mine, stack.enter_context(apache_kafka(**settings)))

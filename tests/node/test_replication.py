@@ -1,0 +1,133 @@
+"""Replicas of several brokers in virtual time: who is in sync, who takes over, where replicas lie."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.sim_nodes import SimNodes
+
+from ottla.log.files import TopicPartition
+from ottla.records.builder import build_batch
+from ottla.replication.partition import Partition
+
+ORDERS = TopicPartition("orders", 0)
+ROLES = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
+
+
+def cluster(seed: int, **settings: str) -> SimNodes:
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    return SimNodes(ROLES, seed=seed, settings={"min.insync.replicas": "2", **named})
+
+
+def replica(nodes: SimNodes, broker: int) -> Partition:
+    return nodes.nodes[broker].replicas.partition(ORDERS)
+
+
+def leader(nodes: SimNodes) -> int:
+    (found,) = {nodes.partition("orders", by=id).leader for id in nodes.nodes if id in (1, 2, 3)} or {-1}
+    return found
+
+
+def isr(nodes: SimNodes, by: int = 4) -> set[int]:
+    return set(nodes.partition("orders", by=by).isr)
+
+
+def append(nodes: SimNodes, broker: int) -> int:
+    """One record to the leader; the offset that acks=all waits for."""
+    node = nodes.nodes[broker]
+    batch = build_batch([(node.now_ms(), None, b"record")])
+    return replica(nodes, broker).append(batch, now_ms=node.now_ms()).last_offset + 1
+
+
+async def made(nodes: SimNodes) -> int:
+    """Boot, and create the topic; its leader."""
+    nodes.boot()
+    await nodes.ready()
+    await nodes.create("orders", 1)
+    await nodes.until(lambda: all("orders" in nodes.topics(id) for id in ROLES))
+    return nodes.partition("orders", by=4).leader
+
+
+def agree(nodes: SimNodes) -> bool:
+    """Whether all replicas have the same end, and know that everything is committed."""
+    logs = [replica(nodes, id).log for id in nodes.nodes if id != 4]
+    ends = {log.log_end_offset for log in logs}
+    return len(ends) == 1 and {log.high_watermark for log in logs} == ends
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_follower_that_is_cut_off_leaves_the_in_sync_set_and_comes_back(seed: int) -> None:
+    nodes = cluster(seed, replica_lag_time_max_ms="5000")
+
+    async def life() -> None:
+        first = await made(nodes)
+        append(nodes, first)
+        await nodes.until(lambda: agree(nodes))
+        lost = next(id for id in (1, 2, 3) if id != first)
+        nodes.world.fabric.cut(f"node{first}", f"node{lost}")
+        nodes.world.fabric.cut(f"node{lost}", f"node{first}")
+        end = append(nodes, first)
+        took = await nodes.until(lambda: isr(nodes) == {1, 2, 3} - {lost})
+        assert 4 < took < 10
+        await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
+        nodes.world.fabric.heal()
+        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+
+    nodes.run(life())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_are_committed_again_soon_after_the_leader_has_died(seed: int) -> None:
+    nodes = cluster(seed)
+
+    async def life() -> None:
+        first = await made(nodes)
+        append(nodes, first)
+        await nodes.until(lambda: agree(nodes))
+        nodes.kill(first)
+        others = [id for id in (1, 2, 3) if id != first]
+        took = await nodes.until(lambda: any(replica(nodes, id).is_leader for id in others))
+        second = next(id for id in others if replica(nodes, id).is_leader)
+        end = append(nodes, second)
+        took += await nodes.until(lambda: replica(nodes, second).log.high_watermark == end)
+        assert took < 1.0
+        nodes.boot(first)
+        await nodes.ready()
+        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+
+    nodes.run(life())
+
+
+def test_the_controller_learns_in_which_directory_each_replica_lies_and_where_it_moves() -> None:
+    nodes = cluster(1, log_dirs="/data,/more")
+
+    def known(id: int) -> bool:
+        log = replica(nodes, id).log
+        return nodes.partition("orders", by=4).directory(id) == log.directory.directory_id
+
+    async def life() -> None:
+        await made(nodes)
+        await nodes.until(lambda: all(known(id) for id in (1, 2, 3)))
+        node, moved = nodes.nodes[1], replica(nodes, 1)
+        target = "/more" if moved.log.directory.path == "/data" else "/data"
+        node.moves.begin(moved, target)
+        await nodes.until(lambda: moved.log.directory.path == target and known(1))
+
+    nodes.run(life())
+
+
+def test_when_a_directory_fails_others_lead_what_was_in_it() -> None:
+    nodes = cluster(1, log_dirs="/data,/more")
+
+    async def life() -> None:
+        first = await made(nodes)
+        append(nodes, first)
+        await nodes.until(lambda: agree(nodes))
+        directory = replica(nodes, first).log.directory
+        known = nodes.partition("orders", by=4)
+        assert known.directory(first) == directory.directory_id
+        directory.fail("its disk is gone")
+        await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
+        assert first not in isr(nodes)
+        assert not nodes.fenced(first, 4), "the broker goes on with what it has left"
+
+    nodes.run(life())

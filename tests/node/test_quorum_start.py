@@ -66,15 +66,10 @@ def test_a_node_that_waits_for_its_quorum_can_be_stopped(tmp_path: Path) -> None
 
 
 def _await_listener(port: int, node: subprocess.Popen[str]) -> None:
-    """Wait until the controller's port is open for good, which it is after a first look at the ports."""
     deadline = time.monotonic() + DEADLINE_S
-    seen = 0
-    while seen < 5:
+    while True:
         assert node.poll() is None
         assert time.monotonic() < deadline
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1):
-                seen += 1
-        except OSError:
-            seen = 0
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
         time.sleep(0.05)

@@ -330,6 +330,3 @@ class Controller:
     def excuse_brokers(self, gap_ns: int) -> None:
         """This controller did not run for a while: whatever brokers said meanwhile lies unread."""
         self._heartbeats.excuse(gap_ns)
-
-    def next_expiry_ns(self) -> int | None:
-        return self._heartbeats.next_expiry_ns()

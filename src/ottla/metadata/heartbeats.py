@@ -93,12 +93,6 @@ class BrokerHeartbeats:
         for key in self._contact_ns:
             self._contact_ns[key] += gap_ns
 
-    def next_expiry_ns(self) -> int | None:
-        """When the first session ends unless its broker is heard of again."""
-        if not self._contact_ns:
-            return None
-        return min(self._contact_ns.values()) + self._session_timeout_ns
-
     def register(self, broker: int, *, fenced: bool) -> None:
         known = self._brokers.get(broker)
         offset = -1
@@ -113,12 +107,6 @@ class BrokerHeartbeats:
         known.fenced = fenced
         known.metadata_offset = metadata_offset
         if fenced:
-            known.controlled_shutdown_offset = -1
-
-    def fence(self, broker: int) -> None:
-        known = self._brokers.get(broker)
-        if known is not None:
-            known.fenced = True
             known.controlled_shutdown_offset = -1
 
     def remove(self, broker: int) -> None:

@@ -93,17 +93,11 @@ class BrokerRegistration:
         self.offline_directories: set[bytes] = set()
         self._wants_to_serve = False
         self._leaving = False
-        self._fenced = True
         self._may_go = False
         self._unfenced = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_fenced(self) -> bool:
-        """What the controller said last."""
-        return self._fenced
 
     # Joining
 
@@ -217,7 +211,6 @@ class BrokerRegistration:
             _log.warning("the controller refused a heartbeat: %s", code.name)
 
     def _take(self, response: BrokerHeartbeatResponse) -> None:
-        self._fenced = response.is_fenced
         if response.is_caught_up:
             self._caught_up.set()
         if response.is_fenced:

@@ -63,6 +63,40 @@ def test_when_the_active_controller_dies_another_one_takes_over_and_fences_its_b
     nodes.run(life())
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_changes_that_are_asked_for_while_the_controller_dies_are_made(seed: int) -> None:
+    nodes = SimNodes(seed=seed)
+    wanted = {f"t{n}" for n in range(40)}
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        first = nodes.active
+        assert first is not None
+        others = [id for id in nodes.roles if id != first]
+
+        async def create(runtime: Runtime) -> None:
+            async with Admin(f"node{others[0]}:9092", runtime=runtime) as admin:
+
+                async def one(name: str) -> None:
+                    try:
+                        await admin.topics.create(name, partitions=1, replication_factor=2)
+                    except KafkaError as error:
+                        # It may have been made although nobody could say so.
+                        if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                            raise
+
+                await asyncio.gather(*map(one, sorted(wanted)))
+
+        creating = asyncio.create_task(nodes.as_client(create))
+        await nodes.until(lambda: len(nodes.topics(first)) > 0)
+        nodes.kill(first)
+        await creating
+        await nodes.until(lambda: all(nodes.topics(id) == wanted for id in others))
+
+    nodes.run(life())
+
+
 def test_a_broker_whose_process_ended_is_fenced_at_once() -> None:
     nodes = SimNodes()
 

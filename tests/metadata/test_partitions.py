@@ -225,6 +225,21 @@ class TestReassignment:
         partition = world.partition("orders")
         assert (partition.replicas, partition.is_reassigning, partition.leader) == ((2, 1, 0), False, 0)
 
+    def test_another_target_meanwhile_gives_up_what_the_first_one_added(self, world: World) -> None:
+        reassign(world, [3, 0])
+        reassign(world, [0, 1])
+        partition = world.partition("orders")
+        assert (partition.adding_replicas, partition.removing_replicas) == ((), ())
+        assert partition.replicas == (0, 1)
+
+    def test_another_target_meanwhile_keeps_what_the_first_one_was_removing(self, world: World) -> None:
+        reassign(world, [3, 0])
+        reassign(world, [3, 1])
+        partition = world.partition("orders")
+        assert (partition.adding_replicas, partition.removing_replicas) == ((3,), (0, 2))
+        alter_isr(world, [0, 1, 2, 3])
+        assert world.partition("orders").replicas == (3, 1)
+
     def test_it_can_be_cancelled(self, world: World) -> None:
         reassign(world, [3])
         assert reassign(world, None) == (ErrorCode.NONE, None)

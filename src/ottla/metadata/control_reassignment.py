@@ -83,10 +83,9 @@ def _reassign(
     way = Reassignment.between(partition.replicas, asked.replicas)
     change = state.change(topic, asked.partition_index, partition)
     change.replicas = way.replicas
-    if way.removing:
-        change.removing = way.removing
-    if way.adding:
-        change.adding = way.adding
+    # A move that is under way may have added what this one does not want, and be removing what it does.
+    change.removing = way.removing
+    change.adding = sorted({*way.adding, *(set(partition.adding_replicas) & set(asked.replicas))})
     return change.build()
 
 

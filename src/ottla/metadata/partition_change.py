@@ -249,7 +249,7 @@ def completed_reassignment(
         return None
     new_isr = [replica for replica in isr if replica not in removing]
     new_replicas = [replica for replica in replicas if replica not in removing]
-    if not new_isr or not new_replicas or not set(adding) <= set(new_isr):
+    if not new_isr or not new_replicas or not set(adding) - set(removing) <= set(new_isr):
         return None
     if len(adding) < len(removing) and not set(new_replicas) <= set(new_isr):
         return None

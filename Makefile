@@ -58,7 +58,8 @@ fuzz: $(STAMP)
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_kills.py \
 		tests/acceptance/test_metadata_kills.py \
 		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/coordinator/group/test_random_groups.py \
-		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py
+		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py \
+		tests/sim/test_cluster.py
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/ottla/records/_kernel.c

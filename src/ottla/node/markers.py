@@ -75,7 +75,7 @@ class Markers:
         """Have a marker written by whoever leads each partition now."""
         own_id = self._node.config.node_id
         led: dict[int, set[TopicPartition]] = {}
-        for tp in partitions:
+        for tp in sorted(partitions):
             led.setdefault(self._leader(tp), set()).add(tp)
         here = frozenset(led.pop(own_id, ()))
         nowhere = led.pop(NO_LEADER, set())
@@ -153,7 +153,7 @@ class Markers:
         codes: dict[TopicPartition, ErrorCode] = {}
         tickets: dict[TopicPartition, Ticket] = {}
         appended: dict[TopicPartition, tuple[Partition, int]] = {}
-        for tp in partitions:
+        for tp in sorted(partitions):
             if tp.topic == CONSUMER_OFFSETS:
                 ticket = self._node.groups.end_transaction(
                     tp.partition,

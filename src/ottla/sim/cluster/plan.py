@@ -101,7 +101,7 @@ def _draw(random: Random, asked: int | None) -> ClusterPlan:
         haste=random.choice((0.1, 0.3, 0.3, 1.0)),
         clients=tuple(sorted(chosen)),
         nemesis=NemesisConfig(
-            interval_s=random.choice((0.5, 1.0, 2.0, 4.0)),
+            interval_s=random.choice((0.3, 0.5, 1.0, 2.0)),
             longest_s=random.choice((0.5, 2.0, 5.0)),
             max_down=random.choice((1, 1, None)),
             ambush=random.choice(_AMBUSHES),

@@ -25,7 +25,6 @@ from ottla.log.producer_state_entry import ProducerAppendInfo, ProducerStateEntr
 from ottla.metadata import control_brokers
 from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.partition_change import PartitionChange
-from ottla.node.handlers import fetch
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
 from ottla.replication.partition import Partition
@@ -124,22 +123,20 @@ def _followers_forget_producers() -> list[Patch]:
 
 
 def _open_transactions_shown() -> list[Patch]:
-    return [(fetch._Reader, "_isolation", _isolation(committed=Isolation.HIGH_WATERMARK))]
+    return _isolation({Isolation.COMMITTED: Isolation.HIGH_WATERMARK})
 
 
 def _read_above_the_high_watermark() -> list[Patch]:
-    return [(fetch._Reader, "_isolation", _isolation(uncommitted=Isolation.LOG_END))]
+    return _isolation({Isolation.HIGH_WATERMARK: Isolation.LOG_END})
 
 
-def _isolation(
-    *, committed: Isolation = Isolation.COMMITTED, uncommitted: Isolation = Isolation.HIGH_WATERMARK
-) -> Callable[[Any], Isolation]:
-    def isolation(self: Any) -> Isolation:
-        if self.follower:
-            return Isolation.LOG_END
-        return committed if self._committed else uncommitted
+def _isolation(instead: Mapping[Isolation, Isolation]) -> list[Patch]:
+    original = Partition.fetch
 
-    return isolation
+    def fetch(self: Partition, *args: Any, isolation: Isolation, **options: Any) -> Any:
+        return original(self, *args, isolation=instead.get(isolation, isolation), **options)
+
+    return [(Partition, "fetch", fetch)]
 
 
 def _aborted_records_shown() -> list[Patch]:

@@ -46,7 +46,8 @@ class Load:
                 "linger.ms": 2,
                 "batch.num.messages": 50,
                 "message.timeout.ms": 120_000,
-                # A broker that has fallen silent is not waited for.
+                # Nobody is waited for who has fallen silent, or was cut off from those who know better.
+                "topic.metadata.refresh.interval.ms": 2_000,
                 "request.timeout.ms": 2_500,
                 "socket.timeout.ms": 3_000,
                 "reconnect.backoff.max.ms": 200,

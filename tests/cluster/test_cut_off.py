@@ -1,0 +1,160 @@
+"""Nodes that live and are cut off from the others: there are never two who are right.
+
+What a leader takes that nobody follows any more is not acknowledged, and afterwards its log is the others'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ottla import blocking
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.records.builder import build_batch
+from tests.cluster.conftest import SETTINGS
+from tests.support.acknowledged import Load, read_all
+from tests.support.cut_off import SeparableCluster, missing_requirement
+from tests.support.waiting import wait_until
+from tests.support.wire import WireClient
+
+MISSING = missing_requirement()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.skipif(MISSING is not None, reason=f"nodes cannot be cut off here: {MISSING}"),
+]
+TOPIC = "cut"
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeparableCluster]:
+    directory: Path = tmp_path_factory.mktemp("separable")
+    settings = {**SETTINGS, "offsets.topic.num.partitions": 2}
+    with SeparableCluster(directory, settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: SeparableCluster) -> str:
+    name = f"{TOPIC}-{time.time_ns()}"
+    with blocking.Admin(cluster.bootstrap_servers) as admin:
+        admin.topics.create(name, partitions=1, replication_factor=3)
+    wait_until(lambda: all(cluster.leader(name, asked=node) for node in cluster.nodes), "nobody leads")
+    return name
+
+
+def leader_and_other(cluster: SeparableCluster, topic: str) -> tuple[int, int]:
+    """Who leads, and somebody else."""
+    leader = cluster.leader(topic, asked=1)
+    assert leader is not None
+    return leader, next(node for node in cluster.nodes if node != leader)
+
+
+def write(cluster: SeparableCluster, node: int, topic: str, value: bytes) -> tuple[ErrorCode, int]:
+    """What a node says to one record with acks=all: the error, and the offset."""
+    data = PartitionProduceData(index=0, records=build_batch([(time.time_ns() // 1_000_000, None, value)]))
+    topics = [TopicProduceData(name=topic, partition_data=[data])]
+    with WireClient(cluster.address(node)) as wire:
+        request = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=topics)
+        answer = wire.get(request, 11, ProduceResponse)
+    (partition,) = answer.responses[0].partition_responses
+    return ErrorCode.of(partition.error_code), partition.base_offset
+
+
+def controller(cluster: SeparableCluster, asked: int) -> int:
+    with blocking.Admin(cluster.address(asked)) as admin:
+        return admin.cluster.quorum().leader_id
+
+
+def check_after(cluster: SeparableCluster, topic: str, load: Load) -> None:
+    """Healed: everybody is back in sync, and what was acknowledged is there once."""
+    cluster.heal()
+    for node in cluster.nodes:
+        wait_until(
+            lambda node=node: cluster.in_sync(topic, asked=node) == set(cluster.nodes),  # type: ignore[misc]
+            f"node {node} does not see all in sync again",
+            DEADLINE_S,
+        )
+    load.wait_for_more(100)
+    load.finish()
+    load.check(cluster.bootstrap_servers)
+
+
+def test_a_leader_that_is_cut_off_is_followed_and_its_word_does_not_count(
+    cluster: SeparableCluster, topic: str
+) -> None:
+    leader, other = leader_and_other(cluster, topic)
+    before = write(cluster, leader, topic, b"before")
+    assert before == (ErrorCode.NONE, 0)
+    cluster.cut_off(leader, from_clients=False)
+    wait_until(lambda: cluster.leader(topic, asked=other) not in (None, leader), "nobody follows", DEADLINE_S)
+    # It does not know better, and cannot do harm.
+    assert cluster.leader(topic, asked=leader) == leader
+    refused, _ = write(cluster, leader, topic, b"to the wrong one")
+    assert refused in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    successor = cluster.leader(topic, asked=other)
+    assert successor is not None
+    assert write(cluster, successor, topic, b"to the right one") == (ErrorCode.NONE, 1)
+    cluster.heal()
+    wait_until(
+        lambda: cluster.in_sync(topic, asked=other) == set(cluster.nodes), "it does not come back", DEADLINE_S
+    )
+    assert read_all(cluster.bootstrap_servers, topic, 0) == {0: b"before", 1: b"to the right one"}
+    logs = [cluster.log_of(node, f"{topic}-0") for node in cluster.nodes]
+    assert logs[0] == logs[1] == logs[2]
+
+
+def test_a_leader_that_nobody_reaches_is_followed(cluster: SeparableCluster, topic: str) -> None:
+    with Load(cluster.bootstrap_servers, topic, 1, per_second=500) as load:
+        load.wait_for_more(200)
+        leader, other = leader_and_other(cluster, topic)
+        cluster.cut_off(leader)
+        wait_until(
+            lambda: cluster.leader(topic, asked=other) not in (None, leader), "nobody follows", DEADLINE_S
+        )
+        load.wait_for_more(300)
+        check_after(cluster, topic, load)
+
+
+def test_a_controller_that_is_cut_off_is_followed(cluster: SeparableCluster, topic: str) -> None:
+    first = controller(cluster, asked=1)
+    others = [node for node in cluster.nodes if node != first]
+    with Load(cluster.bootstrap_servers, topic, 1, per_second=500) as load:
+        load.wait_for_more(100)
+        cluster.cut_off(first)
+        with blocking.Admin(",".join(map(cluster.address, others))) as admin:
+            wait_until(lambda: admin.cluster.quorum().leader_id in others, "nobody follows", DEADLINE_S)
+            admin.topics.create(f"{topic}-meanwhile", partitions=1, replication_factor=2)
+        load.wait_for_more(200)
+        check_after(cluster, topic, load)
+    wait_until(
+        lambda: cluster.leader(f"{topic}-meanwhile", asked=first) is not None,
+        "it does not learn what it missed",
+    )
+
+
+def test_a_follower_that_is_cut_off_does_not_hold_up_writes(cluster: SeparableCluster, topic: str) -> None:
+    leader = cluster.leader(topic, asked=1)
+    assert leader is not None
+    active = controller(cluster, asked=leader)
+    follower = next(node for node in cluster.nodes if node not in (leader, active))
+    with Load(cluster.bootstrap_servers, topic, 1, per_second=500) as load:
+        load.wait_for_more(100)
+        cluster.cut_off(follower)
+        wait_until(
+            lambda: cluster.in_sync(topic, asked=leader) == set(cluster.nodes) - {follower},
+            "the follower is not missed",
+            DEADLINE_S,
+        )
+        load.wait_for_more(300)
+        check_after(cluster, topic, load)

@@ -174,6 +174,15 @@ class TestView:
         assert "lost" in shown
         assert "1 more topics" in shown
         assert "good" not in shown
+        assert "127.0.0.1:1" in shown
+
+    def test_a_narrow_terminal_shows_what_changes(self) -> None:
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=90, height=30)
+        with Live(console=console, auto_refresh=False) as live:
+            _Tables(live)(WELL)
+        assert "metadata lag" in screen.getvalue()
+        assert "127.0.0.1:1" not in screen.getvalue()
 
     def test_elsewhere_there_is_a_line_for_each_change(self, capsys: pytest.CaptureFixture[str]) -> None:
         lines = _Lines()

@@ -269,19 +269,24 @@ def partitions_text(status: ClusterStatus) -> str:
     return text
 
 
-def nodes_table(status: ClusterStatus) -> Table:
-    columns = (
-        *("node", "roles", "state", "address", "pid", "memory"),
-        *("leads", "replicas", "out of sync", "lag", "quorum", "metadata lag"),
-    )
-    return columns, [
-        (
-            *(node.id, ",".join(node.roles), node.state.value, node.address, node.pid),
-            *(size_text(node.memory_bytes), node.leads, node.replicas, node.out_of_sync, node.lag),
-            *(node.quorum, node.metadata_lag),
-        )
-        for node in status.nodes
-    ]
+def nodes_table(status: ClusterStatus, *, brief: bool = False) -> Table:
+    """A line a node; where there is little room, without what does not change."""
+    columns = {
+        "node": [node.id for node in status.nodes],
+        "roles": [",".join(node.roles) for node in status.nodes],
+        "state": [node.state.value for node in status.nodes],
+        "address": [node.address for node in status.nodes],
+        "pid": [node.pid for node in status.nodes],
+        "memory": [size_text(node.memory_bytes) for node in status.nodes],
+        "leads": [node.leads for node in status.nodes],
+        "replicas": [node.replicas for node in status.nodes],
+        "out of sync": [node.out_of_sync for node in status.nodes],
+        "lag": [node.lag for node in status.nodes],
+        "quorum": [node.quorum for node in status.nodes],
+        "metadata lag": [node.metadata_lag for node in status.nodes],
+    }
+    shown = [name for name in columns if not (brief and name in ("roles", "address", "memory"))]
+    return shown, list(zip(*(columns[name] for name in shown)))
 
 
 def topics_table(status: ClusterStatus, limit: int | None = None) -> Table:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 _LINES_AROUND_TOPICS: Final = 16
+_WIDE_COLUMNS: Final = 136
 
 
 async def watch(
@@ -148,7 +149,7 @@ class _Tables:
             foot = f"{hidden} more topics; {foot}"
         parts: list[RenderableType] = [
             Text(head, style="" if status.well else "yellow"),
-            drawn_table(*nodes_table(status)),
+            drawn_table(*nodes_table(status, brief=self._live.console.size.width < _WIDE_COLUMNS)),
         ]
         if rows:
             parts.append(drawn_table(columns, rows[:room]))

@@ -6,6 +6,7 @@ on all three, led by broker 1; followers die in the order 3, 2.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 LEADER = 1
 FOLLOWERS = (2, 3)
 ALL = -1
+FETCH_WAIT_S = 1.0  # more than replica.fetch.wait.max.ms
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,9 @@ def test_what_only_the_leader_had_is_lost_with_it_and_cut_off_when_it_comes_back
     wait_until(lambda: plain.end_offset(leader, topic, 0) == 1, "not committed")
     for follower in FOLLOWERS:
         cluster.pause(follower)
+    # Their fetches still wait at the leader, which would answer them with the record: until they have waited
+    # for as long as they may, and nobody asks any more.
+    time.sleep(FETCH_WAIT_S)
     assert plain.produce(leader, topic, b"lost", acks=1) == (ErrorCode.NONE, 1)
     cluster.kill(LEADER)
     for follower in FOLLOWERS:

@@ -165,14 +165,18 @@ class NodeProcess:
 
 
 def stop_all(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
-    """Stop those that run, all at once and in good order; they are returned when they have ended."""
+    """Stop those that run in good order; they are returned when they have ended. Brokers go first: as long
+    as there is a controller it lets them go.
+    """
     running = [process for process in processes if process.state() is not State.DOWN]
-    for process in running:
-        with contextlib.suppress(ClusterError):
-            process.signal(signal.SIGTERM)
-            process.signal(signal.SIGCONT)
-    for process in running:
-        process.wait_until_down()
+    for of_controllers in (False, True):
+        wave = [each for each in running if (each.plan.controller_port is not None) is of_controllers]
+        for process in wave:
+            with contextlib.suppress(ClusterError):
+                process.signal(signal.SIGTERM)
+                process.signal(signal.SIGCONT)
+        for process in wave:
+            process.wait_until_down()
     return running
 
 

@@ -52,6 +52,9 @@ class Script:
                 return reply(bytes(int(rest)))
             case b"turn":
                 return self._in_turn(exchange, rest)
+            case b"work":
+                _work(float(rest))
+                return reply(body)
             case b"bad":
                 raise ProtocolViolation("it said bad")
             case b"fail":
@@ -70,6 +73,13 @@ class Script:
 
     async def _fail(self) -> Parts:
         raise RuntimeError("boom")
+
+
+def _work(seconds: float) -> None:
+    """Use the loop for so long, as a request does that takes much to answer."""
+    ends = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < ends:
+        pass
 
 
 class Client:
@@ -392,6 +402,22 @@ async def test_a_client_that_does_not_read_stops_being_served() -> None:
         assert connection.transport.get_write_buffer_size() < 5_000_000
         for _ in range(count):
             assert len(await client.receive()) == 1_000_000
+
+
+@scenario
+async def test_a_client_that_asks_for_much_at_once_does_not_keep_others_waiting() -> None:
+    async with serving() as bench:
+        greedy, modest = await bench.client(), await bench.client()
+        modest.send(b"echo hello")
+        await modest.receive()
+        count = 300
+        greedy.send(*(b"work 0.005" for _ in range(count)))
+        await until(lambda: bench.script.started.count(b"work 0.005") > 0)
+        modest.send(b"echo me too")
+        assert await modest.receive() == b"echo me too"
+        assert bench.script.started.count(b"work 0.005") < count / 2
+        for _ in range(count):
+            assert await greedy.receive() == b"work 0.005"
 
 
 @scenario

@@ -32,6 +32,8 @@ _ZEROS: Final = memoryview(bytes(_LARGEST_GROWTH_BYTES))
 _WRITE_HIGH_BYTES: Final = 1024 * 1024
 _JOIN_BYTES: Final = 64 * 1024
 _WRITE_LOW_BYTES: Final = 256 * 1024
+# How long requests of one connection are started before others have their turn.
+_TURN_SECONDS: Final = 0.01
 _LENGTH: Final = struct.Struct(">i")
 _NOTHING: Final = memoryview(b"")
 
@@ -100,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         "_out_bytes",
         "_reading_paused",
         "_receive",
+        "_resting",
         "_service",
         "_waiting_for_memory",
         "_write_paused",
@@ -142,6 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._reading_paused = False
         self._waiting_for_memory = False
+        self._resting = False
         self._write_paused = False
         # The client sends nothing more; it is answered what it has asked for, and that is all.
         self._leaving = False
@@ -236,6 +240,7 @@ class Connection(asyncio.BufferedProtocol):
                 data = memoryview(self._backlog + data)
                 self._backlog = b""
             position, end = 0, len(data)
+            turn_ends: float | None = None
             while position < end and not self.closed:
                 if end - position < 4 or self._must_wait():
                     self._backlog = bytes(data[position:])
@@ -252,6 +257,12 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 self._start(bytearray(data[position : position + size]))
                 position += size
+                if position < end:
+                    now = self._loop.time()
+                    if turn_ends is None:
+                        turn_ends = now + _TURN_SECONDS
+                    elif now >= turn_ends:
+                        self._rest()
         except ProtocolViolation as violation:
             self.close_because(str(violation))
         self._flush()
@@ -361,9 +372,20 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._write_paused
             or self._waiting_for_memory
+            or self._resting
             or len(self._exchanges) >= self.limits.requests_at_once()
             or self._in_flight_bytes >= self.limits.max_in_flight_bytes
         )
+
+    def _rest(self) -> None:
+        """A client that sends much at once has had its share: go on when others have had theirs."""
+        self._resting = True
+        self._loop.call_soon(self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self.last_active = self._loop.time()
+        self._advance()
 
     def _advance(self) -> None:
         """Something has become free: let the oldest request make its response, and go on reading."""

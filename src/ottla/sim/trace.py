@@ -21,8 +21,12 @@ class Trace:
         self._lines: deque[str] = deque(maxlen=limit)
         self._digest = hashlib.sha256()
         self.echo: Callable[[str], None] | None = None
+        # Set when the run has come to its end: how it is cleared away is not part of it.
+        self.is_over = False
 
     def add(self, who: str, text: str) -> None:
+        if self.is_over:
+            return
         line = f"{self._now():10.4f}  {who:10} {text}"
         self._lines.append(line)
         self._digest.update(line.encode() + b"\n")

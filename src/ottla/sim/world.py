@@ -172,6 +172,7 @@ class World:
                 raise task.exception()  # type: ignore[misc]
             self._look_for_errors()
         finally:
+            self.trace.is_over = True
             for machine in self.machines.values():
                 machine.kill(power_loss=True)
             self.loop.close()

@@ -28,15 +28,11 @@ class _Batch(NamedTuple):
 class Entry:
     """A committed record. ``decided``: None while its transaction is open, then whether it was committed."""
 
-    __slots__ = ("decided", "key", "offset", "producer", "value")
+    __slots__ = ("decided", "offset", "value")
 
-    def __init__(
-        self, offset: int, key: bytes | None, value: bytes | None, producer: int, decided: bool | None
-    ) -> None:
+    def __init__(self, offset: int, value: bytes | None, decided: bool | None) -> None:
         self.offset = offset
-        self.key = key
         self.value = value
-        self.producer = producer
         self.decided = decided
 
     def __repr__(self) -> str:
@@ -49,7 +45,6 @@ class Line:
     def __init__(self, name: str) -> None:
         self.name = name
         self._batches: dict[int, _Batch] = {}
-        self.start = 0
         self.end = 0
         self.entries: dict[int, Entry] = {}
         self._open: dict[int, list[Entry]] = {}  # producer id -> records of its open transaction
@@ -86,10 +81,8 @@ class Line:
                     entry.decided = ControlType.COMMIT in kinds
             return
         for record in records:
-            decided = None if header.is_transactional else True
-            key = None if record.key is None else bytes(record.key)
             value = None if record.value is None else bytes(record.value)
-            entry = Entry(record.offset, key, value, header.producer_id, decided)
+            entry = Entry(record.offset, value, None if header.is_transactional else True)
             self.entries[record.offset] = entry
             if header.is_transactional:
                 self._open.setdefault(header.producer_id, []).append(entry)

@@ -6,6 +6,7 @@ import pytest
 from tests.support.sim_nodes import SimNodes
 
 from ottla.log.files import TopicPartition
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
 
@@ -129,5 +130,27 @@ def test_when_a_directory_fails_others_lead_what_was_in_it() -> None:
         await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
         assert first not in isr(nodes)
         assert not nodes.fenced(first, 4), "the broker goes on with what it has left"
+
+    nodes.run(life())
+
+
+def test_a_replica_that_had_no_room_is_made_and_catches_up_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = cluster(1)
+
+    def no_room(tp: TopicPartition, *args: object, **kwargs: object) -> None:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"there is no room for {tp}")
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        with monkeypatch.context() as full:
+            full.setattr(nodes.nodes[2].logs, "get_or_create_log", no_room)
+            await nodes.create("orders", 1)
+            await nodes.until(lambda: ORDERS in nodes.nodes[2].replicas.offline)
+        await nodes.until(lambda: not nodes.nodes[2].replicas.offline)
+        append(nodes, leader(nodes))
+        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
 
     nodes.run(life())

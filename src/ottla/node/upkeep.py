@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _CONTROLLER_TICK_MS: Final = 1_000
 _WATCH_TICK_MS: Final = 250
 _DELETION_TICK_MS: Final = 15_000
+_OFFLINE_TICK_MS: Final = 10_000
 
 
 class Upkeep:
@@ -83,6 +84,7 @@ class Upkeep:
         )
         every(lambda: _DELETION_TICK_MS, self._remove_deleted, "removal of deleted files")
         every(self._setting("replica.lag.time.max.ms", 0.5), self._shrink_isrs, "shrinking of in-sync sets")
+        every(lambda: _OFFLINE_TICK_MS, self._retry_offline, "retry of partitions without a log")
         if node.config.flag("log.cleaner.enable") and node.config.number("log.cleaner.threads") > 0:
             self._chores.run(self._clean, "log cleaner")
 
@@ -139,6 +141,14 @@ class Upkeep:
 
     async def _shrink_isrs(self) -> None:
         self._node.replicas.shrink_isrs(self._node.now_ms())
+
+    async def _retry_offline(self) -> None:
+        """A log that could not be made for lack of room may have some by now."""
+        node = self._node
+        if node.replicas.offline:
+            changes = node.replicas.retry_offline(node.now_ms())
+            node.replication.follow(changes)
+            node.coordinators.follow(node.image, changes)
 
     async def _clean(self) -> None:
         from ottla.log.cleaner import LogCleaner

@@ -14,7 +14,7 @@ import pytest
 from ottla.node import limits
 from ottla.node import server as server_module
 from ottla.node.config import NodeConfig
-from ottla.node.connection import Exchange, Parts, ProtocolViolation
+from ottla.node.connection import Connection, Exchange, Parts, ProtocolViolation
 from ottla.node.listeners import Endpoint
 from ottla.node.server import Server
 from ottla.runtime.loop import run
@@ -146,12 +146,14 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def serving(**settings: str) -> AsyncIterator[Bench]:
+async def serving(
+    on_closed: Callable[[Connection], None] | None = None, **settings: str
+) -> AsyncIterator[Bench]:
     config = NodeConfig(
         {"listeners": "PLAINTEXT://127.0.0.1:0"} | {k.replace("_", "."): v for k, v in settings.items()}
     )
     script = Script()
-    server = Server(RealNetwork(), config, lambda endpoint: script)
+    server = Server(RealNetwork(), config, lambda endpoint: script, on_closed)
     opened: dict[str, Endpoint] = await server.listen(config.listeners)
     bench = Bench(script, server, opened["PLAINTEXT"].port)
     try:
@@ -434,8 +436,7 @@ async def test_a_response_can_wait_for_its_turn() -> None:
 
 @scenario
 async def test_the_memory_for_requests_is_shared_and_bounded() -> None:
-    settings = {"socket_request_max_bytes": "1000", "queued_max_request_bytes": "1000"}
-    async with serving(**settings) as bench:
+    async with serving(socket_request_max_bytes="1000", queued_max_request_bytes="1000") as bench:
         first, second = await bench.client(), await bench.client()
         first.send(b"wait " + b"a" * 900, b"wait " + b"b" * 900)
         await until(lambda: len(bench.script.gates) == 2)
@@ -479,6 +480,19 @@ async def test_a_client_that_has_closed_its_half_still_gets_its_answers() -> Non
         assert await client.closed()
         await until(lambda: bench.server.connections == 0 and bench.server.memory.used == 0)
         assert bench.server._limits.leaving == 0
+
+
+@scenario
+async def test_who_waits_for_the_end_of_connections_is_told_at_once() -> None:
+    """A controller fences a broker whose process has ended by that."""
+    ended: list[Connection] = []
+    async with serving(on_closed=ended.append) as bench:
+        client = await bench.client()
+        client.send(b"wait a")
+        await until(lambda: b"a" in bench.script.gates)
+        client.writer.close()
+        await until(lambda: len(ended) == 1)
+        assert bench.script.gates[b"a"].cancelled()
 
 
 def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

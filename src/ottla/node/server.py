@@ -48,6 +48,9 @@ class Server:
         self._per_ip: Counter[str] = Counter()
         self._receive = memoryview(bytearray(RECEIVE_BYTES))
         self._limits = Limits()
+        if on_closed is not None:
+            # Whoever waits for the end of connections is told at once, also where requests are in work.
+            self._limits.max_leaving = 0
         self._complaints = Complaints()
         self.memory = RequestMemory()
         self._sweeper: asyncio.TimerHandle | None = None

@@ -88,6 +88,7 @@ def test_topic_defaults_come_from_the_broker() -> None:
         ("queued.max.request.bytes", "5", "must not be below socket.request.max.bytes"),
         ("controller.quorum.voters", "nonsense", "id@host:port"),
         ("max.connections.per.ip.overrides", "host", "host:count"),
+        ("replica.selector.class", "com.example.Mine", "LeaderSelector and RackAwareReplicaSelector"),
         ("broker.id", "7", None),
         ("log.retention.ms", "0", "allowed are -1 and 1 or more"),
     ],

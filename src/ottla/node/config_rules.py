@@ -39,6 +39,7 @@ _BELOW: Final = (
     ),
 )
 _MIN_DEDUPE_BYTES_PER_THREAD: Final = 1024 * 1024
+_REPLICA_SELECTORS: Final = ("LeaderSelector", "RackAwareReplicaSelector")
 
 
 def check_rules(config: NodeConfig) -> None:
@@ -162,6 +163,11 @@ def _check_listeners(config: NodeConfig) -> None:
                 f"advertised.listeners has {endpoint}, which no client can connect to: "
                 "give a host name or address",
             )
+    selector = config["replica.selector.class"]
+    _require(
+        selector is None or str(selector).rpartition(".")[2] in _REPLICA_SELECTORS,
+        f"replica.selector.class is {selector}; there are {' and '.join(_REPLICA_SELECTORS)}",
+    )
     inter_broker = config["inter.broker.listener.name"]
     if inter_broker is not None:
         _require(

@@ -269,8 +269,9 @@ class _Reader:
             replication.leader_quota.record(len(records))
         high_watermark = fetched.high_watermark
         if self.follower:
+            if self._tells_high_watermark:
+                self._high_watermarks.setdefault(key, high_watermark)
             # This very fetch may have moved it.
-            self._high_watermarks.setdefault(key, high_watermark)
             high_watermark = partition.log.high_watermark
         data = PartitionData(
             partition_index=index,

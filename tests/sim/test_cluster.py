@@ -18,11 +18,11 @@ from ottla.sim.cluster.plan import ClusterPlan
 from ottla.sim.cluster.planted import CLUSTER_BUGS, focus_of, planted_in_cluster
 
 ASKED = "OTTLA_SIM_SEEDS" in os.environ
-SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "8"))
+SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "6"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "5"))
 FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
 # Where nobody asked for a number of lives, no new one is begun after this time.
-BUDGET_S = 25.0
+BUDGET_S = 20.0
 # How many lives a planted bug may stay unseen; and with which seeds to begin where the first ones pass it by.
 PLANTED_LIVES = 40
 FIRST_SEEDS = {"marker-dropped": 9, "markers-not-driven-again": 10, "generations-not-checked": 2}

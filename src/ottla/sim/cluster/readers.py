@@ -236,7 +236,7 @@ class Copier(GroupReader):
                 commits = note_commits(self.story, positions)
                 await open_transaction.send_offsets(consumer)
                 if runtime.random.random() < 0.1:
-                    raise _ChangedItsMindError
+                    raise _ChangedItsMindError("it changed its mind")
                 transaction.fate = Fate.UNKNOWN
             transaction.fate = Fate.DONE
         except (TransactionAborted, _ChangedItsMindError) as error:

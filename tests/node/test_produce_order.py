@@ -5,6 +5,7 @@ first.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable
 from typing import Any
 
@@ -82,3 +83,57 @@ def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.Monkey
         # The line is gone: the next one is answered at once.
         wire.send(request(b"4", None), 9)
         assert base_offset(wire) == 7
+
+
+def wide(partitions: int, *, acks: int = 1) -> ProduceRequest:
+    batch = build_batch([(0, None, b"value")])
+    parts = [PartitionProduceData(index=index, records=batch) for index in range(partitions)]
+    return ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="wide", partition_data=parts)])
+
+
+def test_a_request_for_many_partitions_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind it on its own connection wait, so that each partition has the records in order."""
+    partitions = 40
+    seen: list[str] = []
+    begun = threading.Event()
+    append = produce._Appends.partition
+
+    def slow(self: Any, topic: TopicProduceData, data: PartitionProduceData) -> Any:
+        loop = asyncio.get_running_loop()
+        if topic.name == "wide":
+            ends = loop.time() + 0.01
+            while loop.time() < ends:
+                pass
+            begun.set()
+        seen.append(topic.name)
+        return append(self, topic, data)
+
+    with (
+        LocalNode({"log.retention.ms": -1}) as node,  # the records are from 1970
+        WireClient(node.bootstrap_servers) as wire,
+        WireClient(node.bootstrap_servers) as other,
+    ):
+        topics = [
+            CreatableTopic(name="wide", num_partitions=partitions, replication_factor=1),
+            CreatableTopic(name="order", num_partitions=1, replication_factor=1),
+        ]
+        wire.ask(CreateTopicsRequest(topics=topics), 7)
+        other.send(request(b"before", None), 9)
+        assert base_offset(other) == 0
+        monkeypatch.setattr(produce._Appends, "partition", slow)
+        wire.send(wide(partitions), 9)
+        wire.send(wide(partitions, acks=0), 9)
+        wire.send(wide(partitions), 9)
+        assert begun.wait(10)
+        other.send(request(b"meanwhile", None), 9)
+        assert base_offset(other) == 1
+        assert seen.index("order") < partitions
+        for offset in (0, 2):
+            frame = wire.receive_frame()
+            assert frame is not None
+            _, response = read_response(API_BY_NAME["Produce"], 9, frame)
+            assert isinstance(response, ProduceResponse)
+            answers = response.responses[0].partition_responses
+            assert [(each.index, each.error_code, each.base_offset) for each in answers] == [
+                (index, 0, offset) for index in range(partitions)
+            ]

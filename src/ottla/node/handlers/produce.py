@@ -48,6 +48,9 @@ _LAST_IN_LINE: Final = "produce in line"
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _ADMIN_CLIENT: Final = "__admin_client"
+_MANY_PARTITIONS: Final = 32
+# How long a request for many partitions appends before others have their turn.
+_TURN_SECONDS: Final = 0.01
 # Errors that Kafka finds before it looks at the log, so it does not know where the log starts.
 _BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
 
@@ -65,11 +68,24 @@ def handle(
     verified = appends.verify(request.transactional_id) if request.transactional_id is not None else None
     if verified is not None:
         return _once_verified(context, request, _join(line), appends, verified)
+    if _is_wide(request):
+        return _in_turns(context, request, _join(line), appends)
     return _append(context, request, appends)
 
 
+def _is_wide(request: ProduceRequest) -> bool:
+    """Whether it names so many partitions that others should not have to wait for all of them. The first
+    records of a new partition may take milliseconds.
+    """
+    count = 0
+    for topic in request.topic_data:
+        count += len(topic.partition_data)
+    return count > _MANY_PARTITIONS
+
+
 # The records of one connection are appended in the order in which they came: a producer counts on that. While
-# the transaction of one request is being confirmed, those after it stand in line.
+# the transaction of one request is being confirmed, or many partitions are appended to, those after it stand
+# in line.
 
 
 def _join(line: dict[str, Any]) -> asyncio.Future[None]:
@@ -99,7 +115,17 @@ async def _in_line(
             verified = appends.verify(request.transactional_id)
             if verified is not None:
                 await verified
-        response = _append(context, request, appends)
+        response = await _append_in_turns(context, request, appends)
+    finally:
+        _leave(context, place)
+    return response if response is None or isinstance(response, ProduceResponse) else await response
+
+
+async def _in_turns(
+    context: RequestContext, request: ProduceRequest, place: asyncio.Future[None], appends: _Appends
+) -> ProduceResponse | None:
+    try:
+        response = await _append_in_turns(context, request, appends)
     finally:
         _leave(context, place)
     return response if response is None or isinstance(response, ProduceResponse) else await response
@@ -114,17 +140,43 @@ async def _once_verified(
 ) -> ProduceResponse | None:
     try:
         await verified
-        response = _append(context, request, appends)
+        response = await _append_in_turns(context, request, appends)
     finally:
         _leave(context, place)
     return response if response is None or isinstance(response, ProduceResponse) else await response
 
 
+async def _append_in_turns(
+    context: RequestContext, request: ProduceRequest, appends: _Appends
+) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+    """Append, and let others have their turn meanwhile."""
+    if not _is_wide(request):
+        return _append(context, request, appends)
+    loop = asyncio.get_running_loop()
+    turn_ends = loop.time() + _TURN_SECONDS
+    response = ProduceResponse()
+    for topic in request.topic_data:
+        answer = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id)
+        response.responses.append(answer)
+        for data in topic.partition_data:
+            answer.partition_responses.append(appends.partition(topic, data))
+            if loop.time() >= turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = loop.time() + _TURN_SECONDS
+    return _appended(context, request, appends, response)
+
+
 def _append(
     context: RequestContext, request: ProduceRequest, appends: _Appends
 ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
-    acks = request.acks
     response = ProduceResponse(responses=[appends.topic(topic) for topic in request.topic_data])
+    return _appended(context, request, appends, response)
+
+
+def _appended(
+    context: RequestContext, request: ProduceRequest, appends: _Appends, response: ProduceResponse
+) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+    acks = request.acks
     if acks == 0:
         if appends.flushing:
             return _flush_unheard(appends)
@@ -224,10 +276,10 @@ class _Appends:
         return TopicProduceResponse(
             name=topic.name,
             topic_id=topic.topic_id,
-            partition_responses=[self._partition(topic, data) for data in topic.partition_data],
+            partition_responses=[self.partition(topic, data) for data in topic.partition_data],
         )
 
-    def _partition(self, topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
+    def partition(self, topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
         response = PartitionProduceResponse(index=data.index, base_offset=-1)
         partition: Partition | None = None
         try:

@@ -250,10 +250,6 @@ def test_a_broker_that_is_away_is_named(spark: SparkSession) -> None:
         ("'a' AS value, '1' AS partition", {"topic": "t"}, r"partition must be a\(n\) int"),
         ("'a' AS value, array('h') AS headers", {"topic": "t"}, "headers attribute unsupported type"),
         ("'a' AS value", {"topik": "t"}, "no option 'topik' for writing; did you mean topic"),
-        ("'a' AS value", {"topic": "t", "delivery": "maybe"}, "allowed are exactly-once and at-least-once"),
-        ("'a' AS value", {"topic": "t", "kafka.acks": "1"}, "it needs acks=all; or write with delivery"),
-        ("'a' AS value", {"topic": "t", "kafka.linger.msx": "1"}, "did you mean kafka.linger.ms"),
-        ("'a' AS value", {"topic": "t", "kafka.transactional.id": "x"}, "set the option transactional"),
         ("'a' AS value", {"topic": "t", "kafka.key.serializer": "x"}, "convert the column `key`"),
     ],
 )  # fmt: skip

@@ -113,6 +113,11 @@ WRONG = [
     ({"startingOffsets": '{"orders": {"0": -1}}'}, "cannot be latest"),
     ({"endingOffsets": '{"orders": {"0": -2}}'}, "cannot be earliest"),
     ({"startingOffsets": "[1]"}, "is not an object by topic"),
+    ({"startingOffsets": "[" * 100_000}, "is not JSON"),
+    ({"startingOffsets": '{"orders": {"0": 9223372036854775808}}'}, "is not a partition and a number"),
+    ({"startingOffsets": '{"orders": {"2147483648": 1}}'}, "is not a partition and a number"),
+    ({"startingTimestamp": "9" * 30}, "milliseconds since 1970"),
+    ({"commitToGroup": " "}, "commitToGroup is empty"),
     ({"startingTimestamp": "today"}, "milliseconds since 1970"),
     ({"startingOffsetsByTimestampStrategy": "earliest"}, "allowed are error and latest"),
     (

@@ -36,6 +36,10 @@ IDS_KEY = "@ids"
 BEGINS_KEY = "@from"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 23, "1": -2}}'
 _ASSIGN_EXAMPLE = '{"orders": [0, 1]}'
+# What the protocol has room for.
+_MAX_NUMBER = 2**63 - 1
+_MAX_PARTITION = 2**31 - 1
+_TOLD = 500
 
 
 class LimitKind(Enum):
@@ -137,7 +141,7 @@ def parse_by_partition(option: str, text: str, example: str = _OFFSETS_EXAMPLE) 
                 f"{option}: {topic!r} has {json.dumps(numbers)} where partitions should be, as in {example}"
             )
         for partition, number in numbers.items():
-            if not partition.isdecimal() or not _is_number(number):
+            if not _is_partition(partition) or not _is_number(number):
                 raise ValueError(
                     f"{option}: {json.dumps(partition)}: {json.dumps(number)} of topic {topic!r} is not a "
                     f"partition and a number, as in {example}"
@@ -150,7 +154,9 @@ def parse_assign(text: str) -> list[TopicPartition]:
     value = _parsed("assign", text, _ASSIGN_EXAMPLE)
     found = []
     for topic, partitions in value.items():
-        if not isinstance(partitions, list) or not all(_is_number(p) and p >= 0 for p in partitions):
+        if not isinstance(partitions, list) or not all(
+            _is_number(p) and 0 <= p <= _MAX_PARTITION for p in partitions
+        ):
             raise ValueError(
                 f"assign: {topic!r} has {json.dumps(partitions)} where a list of partitions should be, "
                 f"as in {_ASSIGN_EXAMPLE}"
@@ -164,8 +170,9 @@ def parse_assign(text: str) -> list[TopicPartition]:
 def _parsed(option: str, text: str, example: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_without_doubles)
-    except ValueError as error:
-        raise ValueError(f"{option}={text!r} is not JSON ({error}); it looks like {example}") from None
+    except (ValueError, RecursionError) as error:
+        told = text if len(text) <= _TOLD else f"{text[:_TOLD]}…"
+        raise ValueError(f"{option}={told!r} is not JSON ({error}); it looks like {example}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{option}={text!r} is not an object by topic; it looks like {example}")
     return value
@@ -181,4 +188,8 @@ def _without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
+
+
+def _is_partition(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10 and int(text) <= _MAX_PARTITION

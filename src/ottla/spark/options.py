@@ -174,7 +174,9 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     at_most = _number(given, "maxOffsetsPerTrigger")
     if at_least is not None and at_most is not None and at_least > at_most:
         raise ValueError(f"minOffsetsPerTrigger={at_least} is higher than maxOffsetsPerTrigger={at_most}")
-    group = given.get("committogroup", "").strip() or None
+    group = given.get("committogroup")
+    if group is not None and not (group := group.strip()):
+        raise ValueError("commitToGroup is empty; name a consumer group, or leave it out")
     if group is not None and not streaming:
         raise ValueError("commitToGroup publishes the progress of a stream; a batch read has none")
     delay = given.get("maxtriggerdelay")
@@ -310,7 +312,7 @@ def _check_order(start: Limit, end: Limit) -> None:
 def _limit(given: Mapping[str, str], side: str, default: LimitKind) -> Limit:
     """The most general wins, as in Spark: one time for all, times by partition, offsets."""
     if (text := given.get(f"{side}timestamp")) is not None:
-        if not re.fullmatch(r"\s*-?\d+\s*", text):
+        if not re.fullmatch(r"\s*-?\d{1,18}\s*", text):
             raise ValueError(f"{side}Timestamp={text!r} is not a number of milliseconds since 1970")
         return Limit(LimitKind.TIME, time_ms=int(text))
     if (text := given.get(f"{side}offsetsbytimestamp")) is not None:

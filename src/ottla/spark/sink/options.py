@@ -115,7 +115,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     delivery = Delivery(
         _one_of(given, "delivery", [each.value for each in Delivery], Delivery.EXACTLY_ONCE.value)
     )
-    return SinkOptions(
+    found = SinkOptions(
         producer=_producer_settings(given, delivery),
         topic=topic,
         delivery=delivery,
@@ -124,6 +124,12 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         two_phase=TwoPhase.OFF if timeout_is_set else two_phase,
         fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
     )
+    if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
+        raise ValueError(
+            f"kafka.transaction.timeout.ms={found.transaction_timeout_ms} must be at least 1; leave it out "
+            "for as long as the brokers allow"
+        )
+    return found
 
 
 def _check_names(given: Mapping[str, str]) -> None:

@@ -1,0 +1,63 @@
+"""The options of the sink: defaults, and what each mistake is told."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ottla.spark.sink.options import Delivery, TwoPhase, sink_options
+
+WITHOUT_SPARK = True
+BROKERS = {"kafka.bootstrap.servers": "here:9092"}
+
+
+def test_defaults_are_exactly_once_with_two_phase_commits_where_brokers_allow_them() -> None:
+    found = sink_options(BROKERS)
+    assert (found.delivery, found.two_phase, found.topic) == (Delivery.EXACTLY_ONCE, TwoPhase.AUTO, None)
+    assert found.fail_on_lost
+    assert found.transaction_timeout_ms is None
+
+
+def test_names_of_options_are_read_without_case() -> None:
+    found = sink_options({**BROKERS, "TOPIC": "orders", "Kafka.Linger.MS": "7"})
+    assert found.topic == "orders"
+    assert found.settings["linger.ms"] == "7"
+
+
+def test_a_timeout_of_ones_own_sets_two_phase_commits_aside() -> None:
+    found = sink_options({**BROKERS, "kafka.transaction.timeout.ms": "5000"})
+    assert (found.transaction_timeout_ms, found.two_phase) == (5000, TwoPhase.OFF)
+
+
+def test_options_survive_the_way_to_a_task() -> None:
+    found = sink_options({**BROKERS, "topic": "orders", "kafka.compression.type": "zstd"})
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+WRONG = [
+    ({"kafka.bootstrap.servers": ""}, "set kafka.bootstrap.servers"),
+    ({"topic": " "}, "the option topic is empty"),
+    ({"tpoic": "orders"}, "did you mean topic"),
+    ({"frobnicate": "1"}, "has no option 'frobnicate' for writing"),
+    ({"delivery": "twice"}, "allowed are exactly-once and at-least-once"),
+    ({"onLostTransactions": "ignore"}, "allowed are fail and report"),
+    ({"twoPhaseCommit": "perhaps"}, "allowed are auto and true and false"),
+    ({"twoPhaseCommit": "true", "kafka.transaction.timeout.ms": "1000"}, "exclude each other"),
+    ({"transactionalIdPrefix": " "}, "1 to 200 characters"),
+    ({"transactionalIdPrefix": "x" * 201}, "1 to 200 characters"),
+    ({"kafka.transactional.id": "mine"}, "transactionalIdPrefix"),
+    ({"kafka.transaction.timeout.ms": "0"}, "must be at least 1"),
+    ({"kafka.key.serializer": "x"}, "convert the column `key`"),
+    ({"kafka.linger.msx": "1"}, "did you mean kafka.linger.ms"),
+    ({"kafka.acks": "1"}, "it needs acks=all; or write with delivery"),
+    ({"kafka.enable.idempotence": "false"}, "enable.idempotence=false"),
+    ({"kafka.compression.type": "brotli"}, "allowed are none, gzip, snappy, lz4, zstd"),
+    ({"kafka.linger.ms": "soon"}, "'soon' is not a number"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG, ids=[told for _, told in WRONG])
+def test_a_mistake_is_told_before_anything_is_written(options: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        sink_options({**BROKERS, **options})

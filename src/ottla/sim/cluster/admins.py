@@ -92,7 +92,7 @@ class TopicChurn(_Administrator):
 
 
 class Settler(_Administrator):
-    """Changes settings of topics and of brokers, and adds partitions."""
+    """Changes settings of topics, and adds partitions."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random = runtime.random

@@ -7,7 +7,7 @@ broken switch does: connections stay open, and nothing comes. Everything is take
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import random
 import shutil
@@ -22,6 +22,8 @@ from typing import Self
 from ottla.protocol.errors import MalformedMessage
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.testing.cluster_plan import ClusterPlan
+from ottla.testing.cluster_process import ClusterError, NodeProcess
+from ottla.testing.keeper import Keeper
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
@@ -64,8 +66,8 @@ class SeparableCluster:
         self._subnet = f"10.{random.randrange(64, 128)}.{random.randrange(256)}"
         self._router = f"ottla-{self._tag}-router"
         self._cuts: list[str] = []
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._lifeline: tuple[int, int] | None = None
+        self._processes: list[NodeProcess] = []
+        self._keeper: Keeper | None = None
 
     def address(self, node: int) -> str:
         return f"{self._host(node)}:{PORT}"
@@ -191,23 +193,16 @@ class SeparableCluster:
             settings={**self._settings, "controller.quorum.voters": voters},
         )
         plan.write()
-        self._lifeline = os.pipe()
+        self._keeper = Keeper(plan.directory, temporary=False)
         for node in plan.nodes:
             host = self._host(node.id)
             listeners = f"PLAINTEXT://{host}:{PORT},CONTROLLER://{host}:{CONTROLLER_PORT}"
-            with node.log_file.open("ab") as log:
-                self._processes[node.id] = subprocess.Popen(
-                    [
-                        *("ip", "netns", "exec", self._namespace(node.id)),
-                        *(sys.executable, "-m", "ottla.testing.tether", str(self._lifeline[0])),
-                        *("start", str(node.properties_file), "--set", f"listeners={listeners}"),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=(self._lifeline[0],),
-                )
+            process = NodeProcess(node)
+            process.start(
+                prefix=("ip", "netns", "exec", self._namespace(node.id)),
+                options=("--set", f"listeners={listeners}"),
+            )
+            self._processes.append(process)
         for node_id in self.nodes:
             wait_until(
                 lambda node_id=node_id: self.brokers(node_id) == set(self.nodes),  # type: ignore[misc]
@@ -216,11 +211,11 @@ class SeparableCluster:
             )
 
     def _end(self) -> None:
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.wait(30)
-        for end in itertools.chain(self._lifeline or ()):
-            os.close(end)
+        for process in self._processes:
+            with contextlib.suppress(ClusterError):
+                process.signal(signal.SIGKILL)
+            process.wait_until_down()
+        if self._keeper is not None:
+            self._keeper.dismiss()
         for namespace in (*map(self._namespace, self.nodes), self._router):
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)

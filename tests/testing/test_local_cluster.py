@@ -6,7 +6,6 @@ These are about the processes; one node is enough. What three do together is in 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -75,17 +74,18 @@ def test_a_node_that_dies_by_itself_is_not_waited_for() -> None:
             cluster.wait_ready()
 
 
-def test_nodes_end_with_the_process_that_started_them() -> None:
+def test_nodes_end_with_the_process_that_started_them_even_paused_ones() -> None:
     script = (
         "import os, signal, ottla\n"
         "cluster = ottla.LocalCluster(nodes=1).start()\n"
         "print(cluster.nodes[0].pid, cluster.data_dir, flush=True)\n"
+        "cluster.pause(1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     pid, directory = done.stdout.split()
     wait_until(lambda: not is_alive(int(pid)), "the node outlives its starter")
-    shutil.rmtree(directory)  # which nobody was left to do
+    wait_until(lambda: not Path(directory).exists(), "its files are still there")
 
 
 def test_the_logs_of_the_nodes_are_shown_when_the_block_fails(capsys: pytest.CaptureFixture[str]) -> None:

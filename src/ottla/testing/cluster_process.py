@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,26 +54,26 @@ class NodeProcess:
         self.plan = plan
         self._file = plan.directory / "process.json"
 
-    def start(self, *, log_level: str = "warning", lifeline: int | None = None) -> None:
-        """Start it without waiting for anything. With a `lifeline` it ends with this process, else it goes on
-        by itself.
+    def start(
+        self, *, log_level: str = "warning", prefix: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> None:
+        """Start it without waiting for anything; it goes on by itself. `prefix` is a command that runs it,
+        `options` are of `ottla start`.
         """
         if self.state() is not State.DOWN:
             raise ClusterError(f"node {self.plan.id} runs already, as process {self.pid()}")
-        module = ["ottla"] if lifeline is None else ["ottla.testing.tether", str(lifeline)]
         with self.plan.log_file.open("ab") as log:
             log_from = log.tell()
             child = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", *module),
-                    *("start", str(self.plan.properties_file), "--log-level", log_level),
+                    *(*prefix, sys.executable, "-m", "ottla", "start"),
+                    *(str(self.plan.properties_file), "--log-level", log_level, *options),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is for whoever watches the cluster, who then stops the nodes in good order.
                 start_new_session=True,
-                pass_fds=() if lifeline is None else (lifeline,),
             )
         _children[child.pid] = child
         unfinished = self._file.with_suffix(".tmp")

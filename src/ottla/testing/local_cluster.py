@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import os
 import shutil
 import signal
 import tempfile
@@ -39,6 +38,7 @@ from ottla.protocol.messages.metadata import (
 from ottla.testing.ask import ask
 from ottla.testing.cluster_plan import ClusterPlan, NodePlan
 from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, State, stop_all
+from ottla.testing.keeper import Keeper
 from ottla.testing.local_node import FOR_TESTS, settings_text
 
 __all__ = ["ClusterError", "ClusterNode", "LocalCluster", "State"]
@@ -138,7 +138,7 @@ class LocalCluster:
         self._log_level = log_level
         self._plan: ClusterPlan | None = None
         self._processes: dict[int, NodeProcess] = {}
-        self._lifeline: tuple[int, int] | None = None
+        self._keeper: Keeper | None = None
         # The nodes that nobody has stopped or killed; one of these that is down has failed.
         self._wanted: set[int] = set()
 
@@ -195,7 +195,7 @@ class LocalCluster:
         try:
             self._plan = self._make_plan()
             self._processes = {each.id: NodeProcess(each) for each in self._plan.nodes}
-            self._lifeline = os.pipe()
+            self._keeper = Keeper(self._plan.directory, temporary=self._given_dir is None)
             self.start_all()
         except BaseException:
             self._end()
@@ -224,8 +224,7 @@ class LocalCluster:
         return plan
 
     def _launch(self, process: NodeProcess) -> None:
-        assert self._lifeline is not None
-        process.start(log_level=self._log_level, lifeline=self._lifeline[0])
+        process.start(log_level=self._log_level)
         self._wanted.add(process.plan.id)
 
     def stop(self, node: int | ClusterNode | None = None) -> None:
@@ -281,10 +280,9 @@ class LocalCluster:
                 process.signal(signal.SIGKILL)
         for process in self._processes.values():
             process.wait_until_down()
-        if self._lifeline is not None:
-            for end in self._lifeline:
-                os.close(end)
-            self._lifeline = None
+        if self._keeper is not None:
+            self._keeper.dismiss()
+            self._keeper = None
         if self._given_dir is None and self._plan is not None:
             shutil.rmtree(self._plan.directory, ignore_errors=True)
             atexit.unregister(self._end)

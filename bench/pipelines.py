@@ -58,15 +58,23 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def wait_for_orphans() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
+def children() -> set[int]:
+    found = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for file in found for pid in file.read_text().split()}
+
+
+def wait_for_orphans(but: set[int]) -> None:
+    for pid in children() - but:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    if children() - but:  # what those have left behind
+        wait_for_orphans(but)
 
 
 def cost(command: list[str], environment: dict[str, str]) -> Cost:
     """Runs it in a new project. What counts is when the command ends; its processes may take longer."""
     directory = Path(tempfile.mkdtemp(prefix="ottla-bench-"))
+    others = children()  # as the JVM of measurements that went before
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     try:
@@ -78,7 +86,7 @@ def cost(command: list[str], environment: dict[str, str]) -> Cost:
             raise RuntimeError(f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    wait_for_orphans()
+    wait_for_orphans(others)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 

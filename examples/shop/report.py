@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 240, 62, 28
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860, 240, 62, 24, 28
 COLOURS = ("#3b6ea8", "#d9822b", "#4a9b6e", "#a5527d", "#8a7a2e", "#5b5fb0")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 2rem auto; padding: 0 1rem;
@@ -116,17 +116,19 @@ def write_report(page: Path, outcome: Outcome, measured: Measured) -> None:
     sent = [(at, float(n)) for at, n, _ in measured.samples]
     committed = [(at, float(n)) for at, _, n in measured.samples]
     latency = _medians(measured.latencies)
+    end = max((at for at, _ in (*sent, *latency)), default=1.0) or 1.0
     names = ("", "expected", "found", "lost", "doubled", "strange")
     head = "".join(f"<th>{name}</th>" for name in names)
     parts = [
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>A day in the shop</title>',
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width"><title>A day in the shop</title>',
         f"<style>{STYLE}</style><h1>A day in the shop</h1>",
         f"<p class={_mark(outcome.is_right)}>{verdict}</p>",
         f"<table><tr>{head}</tr>{rows}</table><ul>{checks}</ul><ul>{facts}</ul>",
         "<h2>Events sent, and events cleaned and committed</h2>",
-        _lines({"sent": sent, "committed": committed}, measured.marks),
+        _lines({"sent": sent, "committed": committed}, measured.marks, end),
         "<h2>Seconds from sent to committed and read</h2>",
-        _lines({"median": latency}, measured.marks),
+        _lines({"median": latency}, measured.marks, end),
         "<h2>Revenue by window of ten minutes and category</h2>",
         _bars(outcome.windows),
         "</html>",
@@ -148,15 +150,17 @@ def _medians(latencies: Sequence[tuple[float, int]]) -> list[tuple[float, float]
     ]
 
 
-def _lines(series: dict[str, list[tuple[float, float]]], marks: Sequence[tuple[float, str]]) -> str:
+def _lines(
+    series: dict[str, list[tuple[float, float]]], marks: Sequence[tuple[float, str]], last: float
+) -> str:
+    """Lines over the seconds from 0 to `last`, which charts of one page share."""
     points = [point for found in series.values() for point in found]
     if not points:
         return "<p>nothing was measured</p>"
-    last = max(x for x, _ in points) or 1
     high = max(y for _, y in points) or 1
 
     def place(x: float, y: float) -> str:
-        across = LEFT + x / last * (WIDTH - LEFT - 10)
+        across = LEFT + x / last * (WIDTH - LEFT - RIGHT)
         down = HEIGHT - BOTTOM - y / high * (HEIGHT - BOTTOM - 30)
         return f"{across:.1f},{down:.1f}"
 
@@ -188,7 +192,7 @@ def _bars(windows: Sequence[tuple[int, str, int]]) -> str:
     for start, _, cents in windows:
         totals[start] += cents
     high = max(totals.values()) / 100
-    width = (WIDTH - LEFT - 10) / len(starts)
+    width = (WIDTH - LEFT - RIGHT) / len(starts)
     parts, tops = [], Counter[int]()
     for start, category, cents in sorted(windows):
         x = LEFT + starts.index(start) * width
@@ -215,7 +219,7 @@ def _axes(high: float, ticks: Sequence[tuple[str, str]]) -> str:
         y = HEIGHT - BOTTOM - n / 4 * (HEIGHT - BOTTOM - 30)
         value = high * n / 4
         label = f"{value:,.0f}" if high >= 20 else f"{value:.1f}"
-        parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - 10}" y2="{y}" stroke="#8884"/>')
+        parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="#8884"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{label}</text>')
     for place, label in ticks:
         x = place.split(",")[0]

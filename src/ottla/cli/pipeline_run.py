@@ -82,6 +82,10 @@ def _run(spark: Any, context: Any, request: Request, log: IO[str] | None, number
     elif number == 1 or progress.rows:  # of later runs only those that found something
         done = sum(flow.state is State.COMPLETED for flow in progress.flows.values())
         streams = any(flow.rows is not None for flow in progress.flows.values())
-        rows = f"{progress.rows:,} rows, " if streams else ""
+        rows = f"{_counted(progress.rows, 'row')}, " if streams else ""
         again = "" if number == 1 else f" again ({number})"
-        note(f"{name}: run complete{again}, {done} flows, {rows}{took}")
+        note(f"{name}: run complete{again}, {_counted(done, 'flow')}, {rows}{took}")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"

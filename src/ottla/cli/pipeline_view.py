@@ -74,8 +74,13 @@ def _table(progress: Progress, seconds: float) -> Table:
 
 
 def _figures(flow: Flow) -> tuple[str, str, str]:
-    rate = "" if flow.rows_per_second is None else f"{flow.rows_per_second:,.0f}"
-    return _count(flow.rows), rate, _count(flow.lag)
+    return _count(flow.rows), _rate(flow.rows_per_second), _count(flow.lag)
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _count(value: int | None) -> str:
@@ -108,7 +113,7 @@ class _Lines:
 
     def _line(self, flow: Flow, state: str) -> str:
         rows, rate, lag = _figures(flow)
-        facts = [f"{rows} rows"] if rows else []
+        facts = [f"{rows} row{'s' * (flow.rows != 1)}"] if rows else []
         facts += [f"{rate} rows/s"] if rate else []
         facts += [f"lag {lag}"] if lag else []
         return ", ".join([f"{flow.name}: {state}", *facts])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from ottla.spark.workers import begin_task
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceArrowWriter,
@@ -34,11 +36,13 @@ class OttlaDataSource(DataSource):
         from ottla.spark.columns import spark_schema
         from ottla.spark.options import columns_of
 
+        begin_task()
         return spark_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from ottla.spark.batch import batch_reader
 
+        begin_task()
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -54,4 +58,5 @@ class OttlaDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from ottla.spark.sink import stream_writer
 
+        begin_task()
         return stream_writer(self.options, schema, overwrite)

@@ -40,9 +40,7 @@ def stream_writer(
     from ottla.spark.sink.columns import check_schema, columns_to_write
     from ottla.spark.sink.options import sink_options
     from ottla.spark.sink.writers import StreamWriter
-    from ottla.spark.workers import begin_task
 
-    begin_task()
     found = sink_options(options)
     check_schema(schema, found.topic)
     return StreamWriter(found, columns_to_write(schema))

@@ -36,7 +36,8 @@ INTRODUCTION = """\
 # Benchmarks
 
 What `make bench` measured. Machines are noisy: ours and the peer's work ran in interleaved rounds; a ratio
-is the median of the rounds, with their spread. Above 1 we are faster than the peer.
+is the median of the rounds, with their spread. Above 1 we are faster than the peer. Why rows fall short of
+their aims is in [where a microsecond goes](performance.md#rows-below-their-aims).
 """
 
 
@@ -58,6 +59,11 @@ def main() -> None:
         note = "" if alone is None else f"{alone}.\n\n"
         picture = f"\n![{PLOTS[part][1]}](benchmarks/{PLOTS[part][0]}.svg)\n" if part in PLOTS else ""
         sections[PARTS[part]] = f"{today}{quickly}, {machine()}.\n\n{note}{table}\n{picture}"
+        write(sections)
+
+
+def write(sections: dict[str, str]) -> None:
+    """After every part: what is measured stays, whatever becomes of the next one."""
     body = "".join(f"\n## {title}\n\n{sections[title]}" for title in PARTS.values() if title in sections)
     PAGE.write_text(INTRODUCTION + body)
 

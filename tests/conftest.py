@@ -27,8 +27,19 @@ settings.load_profile("ottla")
 
 def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
+    _import_as_users_do(config)
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
+
+
+def _import_as_users_do(config: pytest.Config) -> None:
+    """Pytest rewrites the asserts of a package that brings a plugin, as ours does, as it is imported. A node
+    imports in its own thread, and where two threads make code of syntax trees at once, CPython 3.11 may fail.
+    """
+    hook: Any = config.pluginmanager.rewrite_hook
+    if hasattr(hook, "_must_rewrite"):
+        hook._must_rewrite.discard("ottla")
+        hook.mark_rewrite()  # forgets what it has found out by the names before
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -74,10 +74,13 @@ class TestSending:
 
     @pytest.mark.parametrize("acks", [0, 1, "all"])
     async def test_acks(self, servers: str, topic: str, acks: str | int) -> None:
+        async with Producer(servers) as producer:
+            # Apache Kafka tells of a topic before its replicas are there, and drops what nobody waits for.
+            await producer.send(topic, b"w", partition=2)
         async with Producer(servers, acks=acks) as producer:
             sent = await producer.send(topic, b"x", partition=2)
-            assert sent.offset == (-1 if acks == 0 else 0)
-        assert len(await read_all(servers, topic, 1)) == 1
+            assert sent.offset == (-1 if acks == 0 else 1)
+        assert len(await read_all(servers, topic, 2)) == 2
 
     async def test_a_topic_is_created_by_sending_to_it(self, servers: str, fresh_name: str) -> None:
         async with Producer(servers) as producer:

@@ -13,6 +13,7 @@ from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
+    EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
@@ -51,6 +52,8 @@ class Lab:
         self.asked: list[FetchRequest] = []
         self.hung_up = 0
         self.failed: list[tuple[TopicPartition, KafkaError]] = []
+        self.session_id = 0
+        self.said: list[PartitionData] = []  # to be answered instead of what the leader has
         self.news = asyncio.Event()
         self.waiting: asyncio.Future[None] | None = None
         self.quota = ReplicationQuota(SystemClock(), UNLIMITED)
@@ -82,6 +85,8 @@ class Lab:
             if trouble in (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.UNKNOWN_SERVER_ERROR):
                 return FetchResponse(error_code=trouble)
             return self._response([PartitionData(error_code=trouble)])
+        if self.said:
+            return self._response([self.said.pop()])
         found = [self._read(asked) for topic in request.topics for asked in topic.partitions]
         if not any(data.records or data.error_code for data in found):
             await self._wait(request.max_wait_ms)
@@ -135,9 +140,9 @@ class Lab:
             topics=[ListOffsetsTopicResponse(partitions=[ListOffsetsPartitionResponse(offset=offset)])]
         )
 
-    @staticmethod
-    def _response(found: list[PartitionData]) -> FetchResponse:
-        return FetchResponse(responses=[FetchableTopicResponse(topic_id=TOPIC_ID, partitions=found)])
+    def _response(self, found: list[PartitionData]) -> FetchResponse:
+        topics = [FetchableTopicResponse(topic_id=TOPIC_ID, partitions=found)]
+        return FetchResponse(session_id=self.session_id, responses=topics)
 
     # The test's part
 
@@ -178,6 +183,27 @@ def test_what_the_leader_has_is_fetched_and_its_high_watermark_followed() -> Non
     lab.live(part)
     assert lab.asked[0].replica_state.replica_id == FOLLOWER
     assert lab.asked[0].replica_state.replica_epoch == 7
+
+
+def test_what_an_answer_said_beside_a_cut_is_asked_for_again() -> None:
+    # A leader tells its high watermark once in a session; told with the news of a cut, nobody takes it in.
+    lab = Lab()
+    lab.session_id = 5
+
+    async def part() -> None:
+        lab.leader.produce(3, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == 3 and lab.waiting is not None)
+        lab.said.append(
+            PartitionData(high_watermark=3, diverging_epoch=EpochEndOffset(epoch=0, end_offset=1))
+        )
+        before = len(lab.asked)
+        lab.wake()
+        await lab.until(lambda: not lab.said and lab.end == 3 and lab.waiting is not None)
+        assert [request.session_id for request in lab.asked[before:]][:2] == [5, 0]
+        assert lab.asked[before + 1].topics
+
+    lab.live(part)
 
 
 @pytest.mark.parametrize(

@@ -269,5 +269,5 @@ def test_records_that_came_too_late_are_left() -> None:
     leader.produce(2, acks=1)
     late = answer(leader, follower, following)
     assert following.take(0, late, 0) is Next.FETCH
-    assert following.take(0, late, 0) is Next.FETCH
+    assert following.take(0, late, 0) is Next.FETCH_ANEW
     assert follower.log.log_end_offset == 2

@@ -216,6 +216,7 @@ class Fetcher:
     ) -> None:
         following, asked = wanted.get(key, (None, None))
         if following is None or asked is None or not self._is_followed(key, following):
+            self._session.forget()
             return
         follower = self._follower
         if answer.records and follower.is_throttled(following.partition):
@@ -231,6 +232,9 @@ class Fetcher:
         except Exception:
             _log.exception("%s: an answer of its leader could not be taken", following)
             then = Next.PAUSE
+        if then is Next.FETCH_ANEW or (then is Next.PAUSE and answer.error_code == ErrorCode.NONE):
+            # In this session the leader tells its high watermark only once, and nobody has heard it.
+            self._session.forget()
         if then is Next.PAUSE:
             following.pause(follower.now_ms(), follower.config.backoff_ms)
         elif then is Next.STOP:

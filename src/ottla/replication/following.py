@@ -42,6 +42,7 @@ class Next(Enum):
     """What a partition's fetcher does after an answer."""
 
     FETCH = "fetch again at once"
+    FETCH_ANEW = "fetch again at once, in a new session, as not all that the answer said was taken in"
     PAUSE = "fetch again after a pause"
     FIND_START = "ask for the bounds of the leader's log first"
     STOP = "stop until the metadata changes"
@@ -115,10 +116,10 @@ class Following:
         log = self.partition.log
         if asked_offset != log.log_end_offset:
             # Something else moved the end since, so the records do not follow on it.
-            return Next.FETCH
+            return Next.FETCH_ANEW
         if answer.diverging_epoch.epoch >= 0:
             self._cut(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-            return Next.FETCH
+            return Next.FETCH_ANEW
         if answer.records:
             try:
                 self.partition.append_as_follower(answer.records, self.leader_epoch, now_ms=now_ms)

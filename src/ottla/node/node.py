@@ -446,11 +446,18 @@ class Node:
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""
         alone = self.metadata.voters.ids == (self.config.node_id,)
+        if alone and not self._has_peers():
+            # Nobody can take over. Clients would only hear that no broker is left, and some give up on that.
+            await self._stop_server()
         hand_over = self.config.flag("controlled.shutdown.enable")
         seconds = _LEAVE_ALONE_SECONDS if alone else _LEAVE_SECONDS
         if not (hand_over and await self.registration.leave(seconds)):
             log.info("leaving without having handed over all leaderships")
         await self._stop_server()
+
+    def _has_peers(self) -> bool:
+        brokers = self.image.cluster.brokers.values()
+        return any(broker.is_active for broker in brokers if broker.id != self.config.node_id)
 
     async def _stop_server(self) -> None:
         await self.server.stop_listening()

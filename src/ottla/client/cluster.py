@@ -113,7 +113,7 @@ class _Node:
         self.failure: KafkaError | None = None
 
 
-def _seen(task: asyncio.Task[Any]) -> None:
+def _seen(task: asyncio.Future[Any]) -> None:
     """Whoever waited for it may have gone; its failure is then nobody's, and not worth a warning."""
     if not task.cancelled():
         task.exception()
@@ -211,7 +211,9 @@ class Cluster:
         if node.attempt is None:
             node.attempt = asyncio.get_running_loop().create_task(self._attempt(address, node))
             node.attempt.add_done_callback(_seen)
-        return await asyncio.shield(node.attempt)
+        shared = asyncio.shield(node.attempt)
+        shared.add_done_callback(_seen)  # also where whoever waits is gone by then
+        return await shared
 
     async def _attempt(self, address: Address, node: _Node) -> Connection:
         loop = asyncio.get_running_loop()

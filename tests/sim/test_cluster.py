@@ -26,8 +26,8 @@ FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or (secrets.randbe
 # Where nobody asked for a number of lives, no new one is begun after this time.
 BUDGET_S = 20.0
 # How many lives a planted bug may stay unseen; and with which seeds to begin where the first ones pass it by.
-PLANTED_LIVES = 40
-FIRST_SEEDS = {"marker-dropped": 9, "markers-not-driven-again": 10, "generations-not-checked": 2}
+PLANTED_LIVES = 60
+FIRST_SEEDS = {"marker-dropped": 6, "markers-not-driven-again": 10, "generations-not-checked": 2}
 
 
 def explain(outcome: ClusterOutcome) -> str:

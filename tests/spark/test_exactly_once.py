@@ -68,7 +68,7 @@ def check(bootstrap: str, rows: int) -> None:
         assert admin.transactions.list(states=["Ongoing"]) == []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
 def test_a_handful_of_kills_at_chosen_places_lose_and_double_nothing(tmp_path: Path) -> None:
     with Killing(tmp_path, FAST) as killing:
@@ -80,7 +80,7 @@ def test_a_handful_of_kills_at_chosen_places_lose_and_double_nothing(tmp_path: P
         check(killing.node.bootstrap, rows)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
 def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(tmp_path: Path) -> None:
     speculation = {

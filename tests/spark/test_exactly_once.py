@@ -33,6 +33,8 @@ FAST = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
 }
+# A transaction that an attempt has left behind ends soon enough to be waited for.
+SHORT = {**FAST, "transaction.max.timeout.ms": "120000"}
 ON_A_CLUSTER = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}
 
 
@@ -60,16 +62,17 @@ def feed(bootstrap: str, first: int, batches: int) -> int:
 
 
 def check(bootstrap: str, rows: int) -> None:
+    with Admin(bootstrap) as admin:
+        deadline = time.monotonic() + 240  # those of attempts that have lost end by themselves
+        while left := admin.transactions.list(states=["Ongoing"]):
+            assert time.monotonic() < deadline, f"left open: {left}"
+            time.sleep(0.1)
+    # What is open holds back what follows it.
     found: Counter[bytes] = committed_values(bootstrap, "out", PARTITIONS)
     missing = [n for n in range(rows) if not found[str(n).encode()]]
     doubled = {value: count for value, count in found.items() if count > 1}
     assert (missing, doubled) == ([], {})
     assert sum(found.values()) == rows
-    with Admin(bootstrap) as admin:
-        deadline = time.monotonic() + 120  # attempts that have lost end theirs as Spark kills them
-        while left := admin.transactions.list(states=["Ongoing"]):
-            assert time.monotonic() < deadline, f"left open: {left}"
-            time.sleep(0.1)
 
 
 @pytest.mark.timeout(900)
@@ -94,7 +97,7 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(t
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.minTaskRuntime": "200ms",
     }
-    with StandaloneCluster(tmp_path) as cluster, Killing(tmp_path / "life", FAST) as killing:
+    with StandaloneCluster(tmp_path) as cluster, Killing(tmp_path / "life", SHORT) as killing:
         conf = {**speculation, **ON_A_CLUSTER}
         spec = prepare(killing.node.bootstrap, tmp_path, conf=conf, master=cluster.url)
         rows = feed(killing.node.bootstrap, 0, 4)

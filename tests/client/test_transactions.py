@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -44,6 +45,18 @@ async def visible(servers: str, topic: str, *, isolation_level: str = "read_comm
     return sorted(values)
 
 
+async def wait_visible(servers: str, topic: str, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
+    """A commit is answered once it is decided; the markers that make it visible follow."""
+    async with asyncio.timeout(60):
+        while not enough(seen := await visible(servers, topic)):
+            pass
+    return seen
+
+
+async def expect_visible(servers: str, topic: str, expected: list[bytes]) -> None:
+    assert await wait_visible(servers, topic, lambda seen: len(seen) >= len(expected)) == expected
+
+
 @pytest.mark.usefixtures("old_ways")
 async def test_a_block_that_ends_commits(servers: str, topic: str, fresh_name: str) -> None:
     async with Producer(servers, transactional_id=fresh_name) as producer:
@@ -52,7 +65,7 @@ async def test_a_block_that_ends_commits(servers: str, topic: str, fresh_name: s
             async with producer.transaction():
                 for n in range(5):
                     producer.send_nowait(topic, b"%d-%d" % (turn, n), partition=n % 3)
-    assert await visible(servers, topic) == [b"%d-%d" % (t, n) for t in range(3) for n in range(5)]
+    await expect_visible(servers, topic, [b"%d-%d" % (t, n) for t in range(3) for n in range(5)])
 
 
 @pytest.mark.usefixtures("old_ways")
@@ -73,7 +86,7 @@ async def test_a_block_that_raises_aborts(servers: str, topic: str, fresh_name: 
                 await producer.send(topic, b"good")
         async with producer.transaction():
             pass
-    assert await visible(servers, topic) == [b"good"] * 3
+    await expect_visible(servers, topic, [b"good"] * 3)
     assert b"written and aborted" in await visible(servers, topic, isolation_level="read_uncommitted")
 
 
@@ -85,7 +98,12 @@ async def test_what_is_open_is_not_visible(servers: str, topic: str, fresh_name:
             assert sent.offset == 0
             assert await visible(servers, topic) == []
             assert await visible(servers, topic, isolation_level="read_uncommitted") == [b"open"]
-    assert await visible(servers, topic) == [b"open"]
+    await expect_visible(servers, topic, [b"open"])
+
+
+def firsts(values: list[bytes]) -> list[bytes]:
+    """What was copied once, not a copy of a copy."""
+    return [value for value in values if value.startswith(b"copy of ") and value.count(b"copy") == 1]
 
 
 @pytest.mark.usefixtures("old_ways")
@@ -123,9 +141,8 @@ async def test_a_consumers_offsets_are_part_of_it(servers: str, topic: str, fres
                     break
         committed = await consumer.committed([(topic, 0)])
     assert committed[TopicPartition(topic, 0)] is not None
-    copies = [value for value in await visible(servers, topic) if value.startswith(b"copy of ")]
-    firsts = [value for value in copies if value.count(b"copy") == 1]
-    assert sorted(firsts) == [b"copy of %d" % n for n in range(10)]
+    seen = await wait_visible(servers, topic, lambda values: len(firsts(values)) >= 10)
+    assert firsts(seen) == [b"copy of %d" % n for n in range(10)]
 
 
 async def test_the_newer_producer_of_an_id_fences_the_older(
@@ -144,7 +161,7 @@ async def test_the_newer_producer_of_an_id_fences_the_older(
             assert caught.value.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
             with pytest.raises(KafkaError):
                 old.transactions.begin()
-    assert await visible(servers, topic) == [b"of the new one"]
+    await expect_visible(servers, topic, [b"of the new one"])
 
 
 async def test_a_record_that_fails_dooms_its_transaction(servers: str, topic: str, fresh_name: str) -> None:
@@ -160,7 +177,7 @@ async def test_a_record_that_fails_dooms_its_transaction(servers: str, topic: st
             await fail()
         async with producer.transaction():
             await producer.send(topic, b"after", partition=0)
-    assert await visible(servers, topic) == [b"after"]
+    await expect_visible(servers, topic, [b"after"])
 
 
 async def test_records_need_a_transaction_and_transactions_an_id(
@@ -191,7 +208,7 @@ async def test_arrow_tables_go_with_the_transaction(servers: str, topic: str, fr
 
         with pytest.raises(Failure):
             await fail()
-    assert await visible(servers, topic) == [b"a", b"b"]
+    await expect_visible(servers, topic, [b"a", b"b"])
 
 
 def test_a_prepared_transaction_survives_as_text() -> None:

@@ -1,7 +1,9 @@
 """Many librdkafka consumers of one group, in processes of their own: each has descriptors for some dozens.
 
 Run as a program, this is one such process. It prints its members' assignments, one JSON line whenever they
-have changed, and closes them when its standard input ends.
+have changed, until it is killed. The members are not closed: a librdkafka consumer that is closed in the very
+moment in which it is given partitions waits for ever, if the goodbye is answered before the partitions have
+been taken (2.15, with the protocol "consumer").
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, NoReturn
 
 from confluent_kafka import Consumer
 
-CLOSE_S = 60
+from tests.support import java
 
 
 class Crowd:
@@ -30,10 +32,10 @@ class Crowd:
         self._processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.support.crowd", topic, str(share), json.dumps(dict(settings))],
-                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                preexec_fn=java.die_with_parent(),
             )
             for _ in range(processes)
         ]
@@ -58,42 +60,25 @@ class Crowd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the members, while the node is there: one that has nobody to say goodbye to may wait long."""
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        try:
-            for process in self._processes:
-                process.wait(CLOSE_S)
-        finally:
-            for process in self._processes:
-                process.kill()
-                process.wait()
-            for reader in self._readers:
-                reader.join()
+            process.kill()
+            process.wait()
+        for reader in self._readers:
+            reader.join()
 
 
-def main(topic: str, members: int, settings: Mapping[str, object]) -> None:
-    ended = threading.Event()
-
-    def wait_for_the_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+def main(topic: str, members: int, settings: Mapping[str, object]) -> NoReturn:
     consumers = [Consumer(dict(settings)) for _ in range(members)]
     for consumer in consumers:
         consumer.subscribe([topic])
     told: list[list[int]] = []
-    while not ended.is_set():
+    while True:
         for consumer in consumers:
             consumer.poll(0.002)
         shares = [sorted(place.partition for place in consumer.assignment()) for consumer in consumers]
         if shares != told:
             told = shares
             print(json.dumps(shares), flush=True)
-    for consumer in consumers:
-        consumer.close()
 
 
 if __name__ == "__main__":

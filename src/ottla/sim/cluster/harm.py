@@ -73,11 +73,19 @@ class Harm:
         self._checker.ended(member.id, power_loss=power_loss)
         return True
 
+    def _stop(self, member: ClusterMember) -> bool:
+        """Ask a node to stop and start again. It hands over to whoever is in sync as far as the controller
+        knows, and they may have lost their power a moment ago: so that, too, must leave somebody.
+        """
+        may = member.is_awake and self._may_end(member.machine, power_loss=False)
+        if may:
+            member.restart()
+        return may
+
     def _restart(self, machine: Machine) -> None:
         member = self._members[machine.name]
-        if member.is_ready:
+        if member.is_ready and self._stop(member):
             self.nemesis.did("stop and start", machine.name)
-            member.restart()
 
     def _roll(self) -> None:
         if not self._rolling:
@@ -91,7 +99,10 @@ class Harm:
         """One after the other, each once the one before is back, or has not come back for long."""
         for member in self._members.values():
             lives = member.machine.lives
-            member.restart()
+            for _ in range(40):
+                if self._stop(member):
+                    break
+                await asyncio.sleep(0.25)
             for _ in range(40):
                 await asyncio.sleep(0.25)
                 if member.machine.lives > lives and member.is_ready:

@@ -78,6 +78,11 @@ class ClusterMember:
         return self.node is not None and self.node.ready.is_set()
 
     @property
+    def is_awake(self) -> bool:
+        """Whether it can be asked to stop."""
+        return self.node is not None and self._process is not None and not self._process.paused
+
+    @property
     def _process(self) -> Process | None:
         return self.machine.process
 

@@ -76,8 +76,9 @@ async def create_missing(
 ) -> dict[str, ErrorCode]:
     """Create topics; by name what a client that asked for it should be told.
 
-    A topic that somebody else has created meanwhile is fine. Where there are too few brokers for it the
-    topic stays unknown, so that clients ask again.
+    A topic that somebody else has created meanwhile is fine. Its replicas are as many as configured, never
+    fewer because brokers are missing: those that are registered but away get theirs when they are back, and
+    where too few are registered the topic stays unknown, so that clients ask again.
     """
     request = CreateTopicsRequest(topics=[creatable_topic(name, node.config) for name in names])
     try:
@@ -94,6 +95,9 @@ async def create_missing(
     except OSError as error:
         _log.warning("topics were not created: %s", error)
         return {topic.name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for topic in request.topics}
+    for topic in response.topics:
+        if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            _log.info("%s was not created: %s", topic.name, topic.error_message)
     return {topic.name: _told(ErrorCode.of(topic.error_code)) for topic in response.topics}
 
 
@@ -102,6 +106,4 @@ def _told(code: ErrorCode) -> ErrorCode:
         return ErrorCode.NONE
     if code in (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED):
         return code
-    if code is ErrorCode.INVALID_REPLICATION_FACTOR:
-        return ErrorCode.INVALID_REPLICATION_FACTOR
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -33,12 +33,11 @@ class RequestContext:
 
     @classmethod
     def of_forwarded(
-        cls, dispatcher: Dispatcher, api: Api, version: int, header: RequestHeader, host: bytes
+        cls, dispatcher: Dispatcher, api: Api, version: int, header: RequestHeader, host: str
     ) -> RequestContext:
-        text = ".".join(map(str, host)) if len(host) == 4 else host.hex(":", 2)
         nothing = cast("Exchange", None)
         return cls(
-            dispatcher.node, dispatcher, nothing, api, version, header.correlation_id, header.client_id, text
+            dispatcher.node, dispatcher, nothing, api, version, header.correlation_id, header.client_id, host
         )
 
     @property

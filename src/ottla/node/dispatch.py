@@ -22,12 +22,11 @@ from ottla.protocol.api import API, API_BY_NAME, API_VERSIONS, Api, Listener, ap
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.headers import RequestHeader, encoded_response_parts, response_parts
-from ottla.protocol.schema import Request, Response
+from ottla.protocol.schema import Buffer, Request, Response
 
 if TYPE_CHECKING:
     from ottla.node.listeners import Endpoint
     from ottla.node.node import Node
-    from ottla.protocol.messages.envelope import EnvelopeRequest
 
 log = logging.getLogger(__name__)
 
@@ -291,11 +290,10 @@ class Dispatcher:
         except Exception as error:
             return self._encode(context, self._failure(context, route, request, error))
 
-    async def open_envelope(self, envelope: EnvelopeRequest) -> bytes:
+    async def answer_forwarded(self, frame: Buffer, client_host: str) -> bytes:
         """Answer the request that another broker passed on: the response as it goes to the client, without
         its size. KafkaError NOT_CONTROLLER if it cannot be decided here.
         """
-        frame = envelope.request_data
         if len(frame) < _KEY_AND_VERSION.size:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "the envelope is empty")
         key, version = _KEY_AND_VERSION.unpack_from(frame)
@@ -311,9 +309,7 @@ class Dispatcher:
             request, _ = route.request_class.decode_from(frame, position, version)
         except MalformedMessage as error:
             raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
-        context = RequestContext.of_forwarded(
-            self, route.api, version, header, bytes(envelope.client_host_address)
-        )
+        context = RequestContext.of_forwarded(self, route.api, version, header, client_host)
         try:
             reply = handle(context, request)
             response = reply if reply is None or isinstance(reply, Response) else await reply

@@ -10,10 +10,10 @@ import ipaddress
 from typing import TYPE_CHECKING, Final
 
 from ottla.node.connection import Parts
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import SIZE, RequestHeader, read_response
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
-from ottla.protocol.prefixed import encode_prefixed
+from ottla.protocol.prefixed import decode_prefixed, encode_prefixed
 from ottla.protocol.principal import DefaultPrincipalData
 from ottla.protocol.schema import Buffer, Request, Response
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ottla.node.context import RequestContext
 
 _ENVELOPE_VERSION: Final = 0
+# Of a client that did not have to say who it is; listeners that ask are not served yet.
 _PRINCIPAL: Final = encode_prefixed(DefaultPrincipalData(type="User", name="ANONYMOUS"), 0)
 
 
@@ -65,3 +66,23 @@ def _packed(host: str) -> bytes:
         return ipaddress.ip_address(host.partition("%")[0]).packed
     except ValueError:
         return bytes(4)
+
+
+def sender(envelope: EnvelopeRequest) -> str:
+    """The host of the client for which another broker passed a request on. PRINCIPAL_DESERIALIZATION_FAILURE
+    if nobody can tell who it is, INVALID_REQUEST if nobody can tell where.
+    """
+    try:
+        # Listeners without authentication know one principal, which it must be; it need not be passed on.
+        decode_prefixed(DefaultPrincipalData, envelope.request_principal or b"")
+    except (MalformedMessage, UnsupportedVersion) as error:
+        raise KafkaError(
+            ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE, f"who asks cannot be read: {error.message}"
+        ) from None
+    try:
+        return str(ipaddress.ip_address(envelope.client_host_address))
+    except ValueError:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"a client's address has 4 or 16 bytes, not {len(envelope.client_host_address)}",
+        ) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ottla.node.authorization import require_cluster_action
 from ottla.node.context import RequestContext
+from ottla.node.forwarding import sender
 from ottla.node.node import Node
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
@@ -22,7 +23,9 @@ async def decide(node: Node, request: EnvelopeRequest, _version: int) -> Envelop
     if node.seat.active is None:
         return EnvelopeResponse(error_code=ErrorCode.NOT_CONTROLLER)
     try:
-        return EnvelopeResponse(response_data=await node.quorum.decisions.open_envelope(request))
+        host = sender(request)
+        answer = await node.quorum.decisions.answer_forwarded(request.request_data, host)
+        return EnvelopeResponse(response_data=answer)
     except KafkaError as error:
         return EnvelopeResponse(error_code=error.code)
 

@@ -1,0 +1,96 @@
+"""Requests that a broker passes on to the controller: who asked, and from where, is told in Kafka's form."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from tests.support.wire import WireClient
+
+from ottla.node import forwarding
+from ottla.protocol.api import API
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.headers import RequestHeader, read_response
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
+from ottla.protocol.messages.produce import ProduceRequest
+from ottla.protocol.schema import Request
+from ottla.testing.local_node import LocalNode
+
+# As Kafka's DefaultKafkaPrincipalBuilder writes User:ANONYMOUS: version 0, two compact strings, no token.
+ANONYMOUS = b"\0\0" + b"\x05User" + b"\x0aANONYMOUS" + b"\0" + b"\0"
+LOOPBACK = bytes([127, 0, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[WireClient]:
+    """The controller's listener of a node."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "controller.quorum.voters": f"1@127.0.0.1:{port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:{port}",
+    }
+    with LocalNode(settings), WireClient(f"127.0.0.1:{port}") as client:
+        yield client
+
+
+def frame(request: Request, version: int) -> bytes:
+    api = API[request.API_KEY]
+    header = RequestHeader(
+        request_api_key=api.key, request_api_version=version, correlation_id=7, client_id="somebody"
+    )
+    return header.encode(api.request_header_version(version)) + request.encode(version)
+
+
+def creation(name: str) -> bytes:
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+    return frame(CreateTopicsRequest(topics=[topic]), 7)
+
+
+def put(door: WireClient, data: bytes, principal: bytes | None, host: bytes) -> EnvelopeResponse:
+    request = EnvelopeRequest(request_data=data, request_principal=principal, client_host_address=host)
+    return door.get(request, 0, EnvelopeResponse)
+
+
+def test_who_asks_is_told_as_kafka_tells_it() -> None:
+    assert forwarding._PRINCIPAL == ANONYMOUS
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, bytes(15) + b"\1"])
+@pytest.mark.parametrize("principal", [ANONYMOUS, b"\0\0\x05User\x06alice\1\0"])
+def test_what_is_passed_on_is_answered_for_whoever_asked(
+    door: WireClient, principal: bytes, host: bytes
+) -> None:
+    name = f"topic-{len(host)}-{len(principal)}"
+    answer = put(door, creation(name), principal, host)
+    assert answer.error_code == 0
+    assert answer.response_data is not None
+    number, response = read_response(API[CreateTopicsRequest.API_KEY], 7, answer.response_data)
+    assert number == 7
+    assert isinstance(response, CreateTopicsResponse)
+    assert [(topic.name, topic.error_code) for topic in response.topics] == [(name, 0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "principal", "host", "error"),
+    [
+        (creation("a"), None, LOOPBACK, ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE),
+        (creation("a"), b"", LOOPBACK, ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE),
+        (creation("a"), ANONYMOUS[:-3], LOOPBACK, ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE),
+        (creation("a"), b"\0\x09" + ANONYMOUS[2:], LOOPBACK, ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE),
+        (creation("a"), ANONYMOUS, b"", ErrorCode.INVALID_REQUEST),
+        (creation("a"), ANONYMOUS, bytes(5), ErrorCode.INVALID_REQUEST),
+        (b"", ANONYMOUS, LOOPBACK, ErrorCode.INVALID_REQUEST),
+        (creation("a")[:9], ANONYMOUS, LOOPBACK, ErrorCode.INVALID_REQUEST),
+        (frame(ProduceRequest(), 9), ANONYMOUS, LOOPBACK, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_an_envelope_that_cannot_be_read_is_refused_as_a_whole(
+    door: WireClient, data: bytes, principal: bytes | None, host: bytes, error: ErrorCode
+) -> None:
+    answer = put(door, data, principal, host)
+    assert answer.error_code == error
+    assert answer.response_data is None

@@ -23,9 +23,12 @@ DOOMED_EVERY: Final = 5
 ROUND_SIZE: Final = 40
 ROUND_SECONDS: Final = 0.2
 TIMEOUT_S: Final = 10.0
-# A librdkafka that bootstraps again while its only broker is away drops that broker, but not from its cache
-# of coordinators: `send_offsets_to_transaction` then waits for ever for one that is never connected to.
+# A librdkafka that bootstraps again while its only broker is away, or hears that a broker has left its
+# cluster, drops that broker, but not from its cache of coordinators: `send_offsets_to_transaction` then waits
+# for ever for one that is never connected to, whatever the time-out. The first is avoided; in the second the
+# process ends, to be started again.
 KEEP_BROKERS: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 500}
+FOR_EVER_S: Final = TIMEOUT_S * 1.5
 
 
 class Journal:
@@ -103,15 +106,18 @@ class Transformer:
         try:
             for partition, value in appends:
                 self._producer.produce(self._target, value, partition=partition)
+            faulthandler.dump_traceback_later(FOR_EVER_S, exit=True)
             self._producer.send_offsets_to_transaction(
                 _positions(records), self._consumer.consumer_group_metadata(), TIMEOUT_S
             )
+            faulthandler.cancel_dump_traceback_later()
             if doomed:
                 self._abort()
             else:
                 self._journal.write(commit_asked=self._number)
                 self._commit()
         except KafkaException as error:
+            faulthandler.cancel_dump_traceback_later()
             failure: KafkaError = error.args[0]
             self._journal.write(error=failure.name(), text=failure.str(), number=self._number)
             if failure.txn_requires_abort() or (failure.retriable() and not failure.fatal()):

@@ -75,11 +75,14 @@ class Worker:
             self.start()
 
     def last_words(self) -> str:
-        """Where it stands, and what it logged before."""
-        if self._shows_where_it_stands:
+        """Where it stands, the last that it did, and what it logged."""
+        if self._shows_where_it_stands and self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGUSR1)
             time.sleep(0.5)
-        return self._log.read_text()[-2_000:]
+        steps = [line[:200] for line in self.journal.read_text().splitlines()[-8:]]
+        return "\n".join(
+            [f"--- {self.name}: its last steps, and its log", *steps, self._log.read_text()[-2_000:]]
+        )
 
     def transactions(self) -> list[Transaction]:
         """What its journal tells; its lives are writers of their own, in the order of their times."""

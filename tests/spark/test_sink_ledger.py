@@ -51,6 +51,9 @@ class Log:
     def fence(self, run: str) -> int:
         return self.append(Entry(Kind.FENCE, "s", run))
 
+    def attempt(self, run: str, partition: int) -> int:
+        return self.append(Entry(Kind.ATTEMPT, "s", run, token=f"-L10-P{partition}-A1.0"))
+
 
 def replayed(records: Records) -> Ledger:
     ledger = Ledger("s")
@@ -190,6 +193,36 @@ def test_a_forgotten_run_leaves_no_trace() -> None:
     assert ledger.former == ("r1",)
 
 
+def test_attempts_are_known_until_they_are_forgotten_and_judge_nothing() -> None:
+    log = Log()
+    log.attempt("r0", 7)
+    log.claim("r1")
+    log.attempt("r1", 0)
+    log.attempt("r1", 1)
+    log.decide("r1", 0)
+    ledger = log.ledger()
+    attempts = ledger.attempts_of("r1")
+    assert sorted(attempts.values()) == ["s-L10-P0-A1.0", "s-L10-P1-A1.0"]
+    assert (ledger.owner, decided_batch(ledger)) == ("r1", 0)
+    assert len(ledger.keys_but_of("r1")) == 1
+    for key in attempts:
+        ledger.forget(key)
+    assert ledger.attempts_of("r1") == {}
+    assert (ledger.owner, decided_batch(ledger)) == ("r1", 0)
+
+
+def test_a_batch_write_has_ended_also_where_only_the_end_of_its_record_is_seen() -> None:
+    ledger = Ledger("s")
+    ledger.forget("s/w+-L00-P0-A1.0")
+    assert not ledger.has_ended
+    ledger.forget("s/w")
+    assert ledger.has_ended
+    for kind, ends in ((Kind.CLAIM, False), (Kind.ATTEMPT, False), (Kind.DECISION, True), (Kind.FENCE, True)):
+        ledger = Ledger("s")
+        ledger.apply(1, Entry(kind, "s", "w"))
+        assert ledger.has_ended is ends
+
+
 def test_a_run_that_was_replaced_is_remembered() -> None:
     log = Log()
     for run in ("r1", "r2", "r3"):
@@ -234,7 +267,7 @@ def test_many_ranges_are_left_out() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["look", "claim", "decide", "late", "fence", "forget"]),
+        st.sampled_from(["look", "claim", "decide", "late", "fence", "forget", "again"]),
         st.sampled_from(["r1", "r2", "r3", "r4"]),
     ),
     max_size=30,
@@ -265,6 +298,8 @@ def test_whoever_reads_whenever_comes_to_the_same_verdict(moves: list[tuple[str,
         elif move == "fence" and ledger.began(run) >= 0 and run not in over:
             log.fence(run)
             over.add(run)
+        elif move == "again" and run not in gone:
+            log.attempt(run, len(log.records) % 3)
         elif move == "decide" and ledger.owner == run and run not in over:
             log.decide(run, next_batch, ledger.began(run))
             next_batch += 1

@@ -20,7 +20,7 @@ from ottla.spark.sink.task import TaskPlace, write_prepared
 
 __all__ = ["Query", "await_markers", "committed_values"]
 
-MARKER_SECONDS = 30
+MARKER_SECONDS = 120
 
 
 class Query:
@@ -59,17 +59,27 @@ class Query:
         self.commit(messages, batch)
         return messages
 
-    def write_batch(self, parts: Sequence[Sequence[str]], *, run: str) -> None:
-        """A batch write and its commit, in a scope of its own."""
-        messages = []
-        for index, values in enumerate(parts):
-            place = TaskPlace(f"{self.scope}-{run}", run, index, 0)
-            rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
-            messages.append(write_prepared(self.options, ("value",), place, [rows]))
+    def write_task(self, run: str, partition: int, values: Iterable[str], *, attempt: int = 0) -> TaskMessage:
+        """A task of a batch write, in a scope of its own."""
+        place = TaskPlace(f"{self.scope}-{run}", run, partition, attempt)
+        rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
+        return write_prepared(self.options, ("value",), place, [rows])
+
+    def commit_write(self, messages: Sequence[TaskMessage | None]) -> None:
         self.client.call(driver.commit(self.client, messages, 0, streaming=False))
 
-    def open_transactions(self) -> list[str]:
-        return sorted(each.id for each in self.client.call(self.client.endings.open_in(self.scope)))
+    def abort_write(self, run: str) -> None:
+        """As Spark does when no task has come to its end."""
+        self.client.call(driver.abort_write(self.client, f"{self.scope}-{run}", run))
+
+    def write_batch(self, parts: Sequence[Sequence[str]], *, run: str) -> None:
+        """A batch write and its commit."""
+        self.commit_write([self.write_task(run, index, values) for index, values in enumerate(parts)])
+
+    def open_transactions(self, run: str = "") -> list[str]:
+        """Of the query, or of one of its batch writes."""
+        scope = f"{self.scope}-{run}" if run else self.scope
+        return sorted(each.id for each in self.client.call(self.client.endings.open_in(scope)))
 
 
 def await_markers(bootstrap: str, topic: str) -> None:

@@ -12,15 +12,15 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.spark.sink.endings import Ended, OpenTransaction
-from ottla.spark.sink.ledger import Decision, Entry, Kind, Transaction, next_lane, without_ranges
+from ottla.spark.sink.endings import Ended, OpenTransaction, transactional_id
+from ottla.spark.sink.ledger import Decision, Entry, Kind, Ledger, Transaction, next_lane, without_ranges
 from ottla.spark.sink.messages import Prepared
 from ottla.spark.sink.process import Client
-from ottla.spark.sink.recovery import end_all_of, end_what_is_left, finish_abandoned_writes
+from ottla.spark.sink.recovery import end_unfinished, end_what_is_left, finish_abandoned_writes
 from ottla.spark.sink.stops import Place, is_armed, stop_at
 from ottla.spark.sink.task import Fenced
 
-__all__ = ["LostTransactions", "abort", "commit"]
+__all__ = ["LostTransactions", "abort", "abort_write", "commit"]
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +60,18 @@ async def commit(client: Client, messages: Iterable[object], batch: int, *, stre
         return
     await _check_open(client, prepared)
     stop_at(Place.BEFORE_DECISION)
-    if len(transactions) == 1 and not streaming:
-        await _complete(client, prepared[0].scope, Decision(batch, tuple(transactions)))
+    scope = prepared[0].scope
+    if streaming:
+        ledger = await _decide(client, prepared, Decision(batch, without_ranges(transactions)))
+        stop_at(Place.COMPLETED)
+        await _clean_up(client, prepared, batch, ledger)
+        return
+    if len(transactions) == 1:
+        await _complete(client, scope, Decision(batch, tuple(transactions)))
     else:
         await _decide(client, prepared, Decision(batch, without_ranges(transactions)))
     stop_at(Place.COMPLETED)
-    await _clean_up(client, prepared, streaming=streaming)
+    await _clean_up_write(client, scope, prepared[0].run, [each.id for each in transactions])
 
 
 async def abort(client: Client, messages: Iterable[object], batch: int) -> None:
@@ -87,6 +93,14 @@ async def abort(client: Client, messages: Iterable[object], batch: int) -> None:
             transactions = [each for each in transactions if each.identity not in kept]
     # Those of a batch that another run has decided since are committed, and refuse an abort.
     await client.endings.end_all(transactions, commit=False)
+    if ledger.owner in (run, None):  # otherwise its successor ends what is left
+        await end_unfinished(client.endings, scope, lane=max(each.lane for each in prepared))
+
+
+async def abort_write(client: Client, scope: str, run: str) -> None:
+    """Gives up a batch write that was never to be committed: no task has told anything."""
+    await client.decisions.forget(scope, [f"{scope}/{run}"])
+    await end_unfinished(client.endings, scope)
 
 
 async def _check_open(client: Client, prepared: Sequence[Prepared]) -> None:
@@ -116,7 +130,8 @@ def _share_left(transaction: OpenTransaction, now_ms: float) -> float:
     return 1 - (now_ms - transaction.started_ms) / transaction.timeout_ms
 
 
-async def _decide(client: Client, prepared: Sequence[Prepared], decision: Decision) -> None:
+async def _decide(client: Client, prepared: Sequence[Prepared], decision: Decision) -> Ledger:
+    """The log through the decision."""
     scope, run = prepared[0].scope, prepared[0].run
     began = max(each.began for each in prepared)
     lane = max(each.lane for each in prepared)
@@ -129,6 +144,7 @@ async def _decide(client: Client, prepared: Sequence[Prepared], decision: Decisi
         raise Fenced(scope, run, ledger.owner)
     stop_at(Place.DECIDED)
     await _complete(client, scope, decision)
+    return ledger
 
 
 async def _finish_decided(client: Client, message: Prepared, batch: int) -> None:
@@ -171,32 +187,61 @@ async def _complete(client: Client, scope: str, decision: Decision) -> None:
         log.error("%s", error)
 
 
-async def _clean_up(client: Client, prepared: Sequence[Prepared], *, streaming: bool) -> None:
+async def _clean_up(client: Client, prepared: Sequence[Prepared], batch: int, ledger: Ledger) -> None:
     """Aborts what attempts that lost have left open, and forgets runs that are over. All of it can wait."""
     scope, run = prepared[0].scope, prepared[0].run
     first = any(each.claimed for each in prepared)
     now = time.monotonic()
-    suspicious = first or not streaming or any(each.attempt for each in prepared)
     try:
-        if suspicious or now - client.last_sweep > SWEEP_SECONDS:
+        await _end_lost_attempts(client, prepared, batch, ledger)
+        if first or now - client.last_sweep > SWEEP_SECONDS:
             client.last_sweep = now
-            if streaming:
-                await end_what_is_left(client.decisions, client.endings, scope, run)
-            else:
-                await end_all_of(client.endings, await client.endings.open_in(scope))
+            await end_what_is_left(client.decisions, client.endings, scope, run)
         if first:
             ledger = await client.decisions.read(scope)
             if ledger.owner == run:
                 await client.decisions.forget(scope, ledger.keys_but_of(run))
-        if not streaming:
-            client.endings.forget(each.transaction.id for each in prepared if each.transaction is not None)
-            await client.decisions.forget(scope, [f"{scope}/{run}"])
-        if (first or not streaming) and now - client.last_courtesy > COURTESY_SECONDS:
-            client.last_courtesy = now
-            before_ms = int((time.time() - ABANDONED_AFTER_SECONDS) * 1000)
-            await finish_abandoned_writes(client.decisions, client.endings, before_ms)
+            await _finish_abandoned_writes(client, now)
     except KafkaError as error:
+        client.last_sweep = float("-inf")
         log.warning("%s: could not clean up; the next batch tries again: %s", scope, error)
+
+
+async def _end_lost_attempts(
+    client: Client, prepared: Sequence[Prepared], batch: int, ledger: Ledger
+) -> None:
+    """Shuts out the attempts that Spark did not choose, alive or dead.
+
+    The batch is complete, and the next begins when this has returned: nobody has a use for their ids, and
+    whoever takes one over from here on looks at the log and finds the batch decided.
+    """
+    told = ledger.attempts_of(prepared[0].run)
+    again = [each for each in prepared if each.attempt]
+    if not told and not again:
+        return
+    scope, lane = prepared[0].scope, max(each.lane for each in prepared)
+    chosen = {each.transaction.id for each in prepared if each.transaction is not None}
+    lost = {transactional_id(scope, lane, each.partition, 0, batch) for each in again} | {*told.values()}
+    await client.endings.fence(sorted(lost - chosen))
+    await client.decisions.forget(scope, told)
+
+
+async def _clean_up_write(client: Client, scope: str, run: str, ids: Sequence[str]) -> None:
+    """The same for a batch write, after which nobody comes again. Tasks know by the log that it is over."""
+    try:
+        await client.decisions.forget(scope, [f"{scope}/{run}"])
+        await end_unfinished(client.endings, scope)
+        client.endings.forget(ids)
+        await _finish_abandoned_writes(client, time.monotonic())
+    except KafkaError as error:
+        log.warning("%s: could not clean up; what is left open ends by its timeout: %s", scope, error)
+
+
+async def _finish_abandoned_writes(client: Client, now: float) -> None:
+    if now - client.last_courtesy > COURTESY_SECONDS:
+        client.last_courtesy = now
+        before_ms = int((time.time() - ABANDONED_AFTER_SECONDS) * 1000)
+        await finish_abandoned_writes(client.decisions, client.endings, before_ms)
 
 
 def _told(transaction: Transaction) -> str:

@@ -1,7 +1,8 @@
 """Ending transactions from outside: by whoever knows the identity that wrote them.
 
-Every request here names the exact producer id and epoch, so none can touch a later transaction of the same
-id: a coordinator that has moved on refuses it. That makes each harmless to repeat, at any time, by anybody.
+What ends a transaction names its exact producer id and epoch, so it cannot touch a later one of the same id:
+a coordinator that has moved on refuses it. That makes it harmless to repeat, at any time, by anybody. `fence`
+does not: it is for ids that nobody has a use for, when somebody may still write under them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, Fin
 from ottla.spark.sink.fetching import fetch
 from ottla.spark.sink.ledger import LANES, Transaction
 
-__all__ = ["Ended", "Endings", "OpenTransaction", "transactional_id"]
+__all__ = ["Ended", "Endings", "OpenTransaction", "slot_of", "transactional_id"]
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ R = TypeVar("R")
 LAST_VERSION_WITHOUT_BUMPS = 4
 AT_ONCE = 64
 ONGOING = "Ongoing"
+EMPTY = "Empty"
 # The coordinator knows the id, and another writer or end of it.
 _GONE = frozenset(
     {
@@ -53,6 +55,12 @@ _GONE = frozenset(
 _ID = re.compile(r"-L([0-9a-f]{2})-P(\d+)(?:-A\d+\.\d+)?")
 _ID_AT_THE_END = re.compile(_ID.pattern + r"\Z")
 BATCHES_APART = 100
+
+
+def slot_of(transactional_id: str) -> int:
+    """The slot of the lane that the id belongs to, -1 if it is not one of the sink's."""
+    match = _ID_AT_THE_END.search(transactional_id)
+    return int(match[1], 16) if match is not None else -1
 
 
 def transactional_id(scope: str, lane: int, partition: int, attempt: int, batch: int) -> str:
@@ -90,6 +98,7 @@ class Endings:
         self._cluster = cluster
         self._timeout_ms = timeout_ms
         self._caller = Caller(cluster, timeout_ms)
+        self._admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
 
     async def end(self, transaction: Transaction, *, commit: bool) -> Ended:
         """Commits or aborts what this identity wrote."""
@@ -172,10 +181,9 @@ class Endings:
                 if code:
                     raise KafkaError(code, f"transactional id {entry.transactional_id!r}: {code.text}")
                 if entry.transaction_state == ONGOING:
-                    match = _ID_AT_THE_END.search(entry.transactional_id)
                     found[entry.transactional_id] = OpenTransaction(
                         entry.transactional_id,
-                        int(match[1], 16) if match is not None else -1,
+                        slot_of(entry.transactional_id),
                         entry.producer_id,
                         entry.producer_epoch,
                         entry.transaction_start_time_ms,
@@ -187,11 +195,24 @@ class Endings:
 
     async def open_in(self, scope: str) -> list[OpenTransaction]:
         """All open transactions of a scope, whoever wrote them."""
-        admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
-        listed = await self._retrying(lambda: admin.list(states=[ONGOING]))
-        wanted = re.compile(re.escape(scope) + _ID.pattern)
-        ids = [each.transactional_id for each in listed if wanted.fullmatch(each.transactional_id)]
+        ids = await self._listed(scope, [ONGOING])
         return list((await self.open_ones(ids)).values())
+
+    async def in_use(self, scope: str) -> list[str]:
+        """The ids of a scope under which something is open, or may be at any moment: somebody has taken
+        the id over and has not written yet.
+        """
+        return await self._listed(scope, [ONGOING, EMPTY])
+
+    async def _listed(self, scope: str, states: list[str]) -> list[str]:
+        listed = await self._retrying(lambda: self._admin.list(states=states))
+        wanted = re.compile(re.escape(scope) + _ID.pattern)
+        return [each.transactional_id for each in listed if wanted.fullmatch(each.transactional_id)]
+
+    async def fence(self, ids: Sequence[str]) -> None:
+        """Aborts what is open under these ids, and shuts out whoever is about to write."""
+        await self.find_coordinators(ids)
+        await each_of(ids, self._admin.fence)
 
     async def was_committed(self, transaction: Transaction) -> bool | None:
         """What the partitions say, where the coordinator does not know any more: who reads committed records

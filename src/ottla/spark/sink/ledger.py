@@ -2,12 +2,14 @@
 
 All drivers of a query, living and thought dead, append to one partition of a compacted topic, and the order
 of that log judges between them. What belongs together is a *scope*: a streaming query through all its
-restarts, or one batch write. There are three kinds of records, each of a *run*, one start of the query:
+restarts, or one batch write. There are four kinds of records, each of a *run*, one start of the query:
 
 * a *claim*: from its offset on, this run owns the scope, and no run before does. Only the first claim of a
   run means anything: once another run has claimed, there is no way back;
 * a *decision*: this batch is committed, with these transactions. It names the claim it rests on (`began`);
-* a *fence*: the run has given up; nothing that it appends from here on counts.
+* a *fence*: the run has given up; nothing that it appends from here on counts;
+* an *attempt*: a task is tried again, beside one that may be alive, and writes under this transactional id.
+  It judges nothing. Whoever decides finds it before the decision, and knows what may have been left open.
 
 The invariant: a decision counts if and only if no other run's first claim lies between its own and itself,
 and no fence of its own run lies before it. Whoever has appended a record and read the log up to it therefore
@@ -19,6 +21,7 @@ hides (one before it, if the last does not count) is carried on by the claim tha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -48,6 +51,7 @@ class Kind(Enum):
     CLAIM = "claim"
     DECISION = "decision"
     FENCE = "fence"
+    ATTEMPT = "attempt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,9 @@ class Entry:
     decision: Decision | None = None
     """What a decision decides, and what a claim has found decided."""
     token: str = ""
-    """Tells the claims of one run apart: several of its tasks may append one."""
+    """Tells the claims of one run apart: several of its tasks may append one. Of an attempt, what follows the
+    scope in its transactional id.
+    """
 
     @property
     def is_of_a_batch_write(self) -> bool:
@@ -109,8 +115,13 @@ class Entry:
 
 
 def key_of(entry: Entry) -> str:
-    """Claims and fences have keys of their own: nothing may hide that there was one."""
-    suffix = {Kind.CLAIM: f"@{entry.token}", Kind.FENCE: "!", Kind.DECISION: ""}[entry.kind]
+    """Claims, fences and attempts have keys of their own: nothing may hide that there was one."""
+    suffix = {
+        Kind.CLAIM: f"@{entry.token}",
+        Kind.FENCE: "!",
+        Kind.ATTEMPT: f"+{entry.token}",
+        Kind.DECISION: "",
+    }[entry.kind]
     return f"{entry.scope}/{entry.run}{suffix}"
 
 
@@ -123,6 +134,7 @@ class _Run:
     former: tuple[str, ...] = ()
     fenced_at: int | None = None
     decisions: list[tuple[int, Entry]] = field(default_factory=list)
+    attempts: dict[str, str] = field(default_factory=dict)  # transactional ids by the keys of their records
 
     @property
     def began(self) -> int:
@@ -133,22 +145,27 @@ class _Run:
 
     @property
     def is_empty(self) -> bool:
-        return not self.claims and not self.decisions and self.fenced_at is None
+        return not (self.claims or self.decisions or self.attempts) and self.fenced_at is None
 
 
 class Ledger:
     """The records of one scope, applied in the order of the log."""
 
-    __slots__ = ("_runs", "lane", "position", "scope")
+    __slots__ = ("_runs", "has_ended", "lane", "position", "scope")
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
         self.position = 0  # where the log is read next
         self.lane = -1
+        self.has_ended = False  # of a batch write: it was decided or given up
         self._runs: dict[str, _Run] = {}
 
     def apply(self, offset: int, entry: Entry) -> None:
         run = self._runs.setdefault(entry.run, _Run())
+        if entry.kind is Kind.ATTEMPT:
+            run.attempts[key_of(entry)] = entry.scope + entry.token
+            return
+        self.has_ended |= entry.kind is not Kind.CLAIM
         if entry.kind is Kind.FENCE:
             run.fenced_at = offset if run.fenced_at is None else run.fenced_at
             return
@@ -165,14 +182,17 @@ class Ledger:
 
     def forget(self, key: str) -> None:
         """A tombstone."""
-        name = key.removeprefix(f"{self.scope}/").partition("@")[0].removesuffix("!")
+        name, kind, _ = re.split(r"([@+!]|\Z)", key.removeprefix(f"{self.scope}/"), maxsplit=1)
+        self.has_ended |= not kind  # also where the decision itself was not written, or is compacted away
         run = self._runs.get(name)
         if run is None:
             return
-        if key.endswith("!"):
+        if kind == "!":
             run.fenced_at = None
-        elif "@" in key.removeprefix(f"{self.scope}/"):
+        elif kind == "@":
             run.claims.pop(key, None)
+        elif kind == "+":
+            run.attempts.pop(key, None)
         else:
             run.decisions = []
         if run.is_empty:
@@ -186,6 +206,7 @@ class Ledger:
                 keys += known.claims
                 keys += [key_of(entry) for _, entry in known.decisions[-1:]]
                 keys += [f"{self.scope}/{name}!"] if known.fenced_at is not None else []
+                keys += known.attempts
         return keys
 
     @property
@@ -213,6 +234,18 @@ class Ledger:
         """The lane that the run's next batch writes in."""
         known = self._runs.get(run)
         return known.lane if known is not None else 0
+
+    def is_fenced(self, run: str) -> bool:
+        """Whether the run has given up."""
+        known = self._runs.get(run)
+        return known is not None and known.fenced_at is not None
+
+    def attempts_of(self, run: str) -> dict[str, str]:
+        """Transactional ids under which tasks of the run were tried again, by the keys of the records that
+        say so. Such a record is taken away when nothing is open under the id any more.
+        """
+        known = self._runs.get(run)
+        return dict(known.attempts) if known is not None else {}
 
     def counts(self, offset: int, entry: Entry) -> bool:
         """Whether a decision at this offset counts, by all records that were applied."""

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.decision_log import DecisionLog
-from ottla.spark.sink.endings import Ended, Endings, OpenTransaction
+from ottla.spark.sink.endings import Ended, Endings, OpenTransaction, slot_of
 from ottla.spark.sink.ledger import Transaction, is_lane_of
 
-__all__ = ["end_all_of", "end_what_is_left", "finish_abandoned_writes"]
+__all__ = ["end_unfinished", "end_what_is_left", "finish_abandoned_writes"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,18 @@ async def end_what_is_left(
         ledger = await decisions.read(scope)
         if ledger.owner == run:
             decided = {each.identity for decision in ledger.decisions() for each in decision.transactions}
-            await end_all_of(endings, found, commit=decided)
+            await _end_all_of(endings, found, commit=decided)
+    except KafkaError as error:
+        log.warning("transactions that were left open in %r could not be ended: %s", scope, error)
+
+
+async def end_unfinished(endings: Endings, scope: str, *, lane: int | None = None) -> None:
+    """Shuts out whoever writes in a scope, or in the lanes of one run in it, when nothing of theirs can be
+    committed any more. What was decided must be complete; it is not touched.
+    """
+    try:
+        ids = await endings.in_use(scope)
+        await endings.fence([each for each in ids if lane is None or is_lane_of(lane, slot_of(each))])
     except KafkaError as error:
         log.warning("transactions that were left open in %r could not be ended: %s", scope, error)
 
@@ -62,7 +73,7 @@ async def finish_abandoned_writes(decisions: DecisionLog, endings: Endings, befo
         log.warning("could not look for batch writes that were left unfinished: %s", error)
 
 
-async def end_all_of(
+async def _end_all_of(
     endings: Endings, found: Iterable[OpenTransaction], *, commit: Iterable[tuple[str, int, int]] = ()
 ) -> None:
     """Commits those with an identity of `commit`, and aborts the others."""

@@ -9,6 +9,11 @@ left open is ended.
 Transactional ids are not shared between two tasks that can be alive at once: they contain the partition, the
 attempt, and a *lane* that changes with each run, and within a run after each batch in which a task was tried
 again. So a task that was given up, and lives on, never disturbs the one that has replaced it.
+
+What an attempt that loses leaves open is ended by the driver right after the batch; so the driver has to know
+of it. A later attempt says so in the log before it takes its id over, and looks at the log again afterwards:
+it finds the batch decided, or whoever decides finds the attempt. Of a first attempt the driver knows anyway;
+that one looks again only if taking its id over took so long that another may have replaced it meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from ottla.client.producer import Producer, QueuedRows
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.columns import largest_field, rows_by_topic
 from ottla.spark.sink.endings import transactional_id
-from ottla.spark.sink.ledger import Transaction
+from ottla.spark.sink.ledger import Entry, Kind, Transaction
 from ottla.spark.sink.messages import Prepared, TaskMessage
 from ottla.spark.sink.process import Client, client_of
 from ottla.spark.sink.recovery import end_what_is_left
@@ -44,6 +49,8 @@ MOST_UNDER_WAY = 64
 HELD_BYTES = 4 * 1024 * 1024
 CLAIMS = 20
 ABORT_SECONDS = 10
+# Spark starts a second attempt, which has to write all its rows before the batch can be decided.
+LOOK_AGAIN_SECONDS = 0.25
 
 
 class Fenced(KafkaError):
@@ -54,6 +61,15 @@ class Fenced(KafkaError):
             ErrorCode.PRODUCER_FENCED,
             f"{scope}: run {run} of this query has been replaced by run {owner}; nothing of this batch was "
             "committed here. Is the query running twice on one checkpoint?",
+        )
+
+
+class GivenUp(KafkaError):
+    """The driver has ended this batch without the task."""
+
+    def __init__(self, scope: str, run: str) -> None:
+        super().__init__(
+            ErrorCode.PRODUCER_FENCED, f"{scope}: run {run} has ended while this task was about to write"
         )
 
 
@@ -106,7 +122,7 @@ def write_prepared(
                 for topic, data in rows_by_topic(batch, columns, options.topic):
                     client.call(task.rows.add(topic, data))
         if task.is_new:
-            return TaskMessage(place.partition)
+            return task.empty()
         stop_at(Place.BEFORE_FLUSH)
         message = client.call(task.prepare())
         stop_at(Place.FLUSHED)
@@ -197,14 +213,45 @@ class _Task:
         """Leaves either a transaction open or `decided_at` set."""
         place = self._place
         self.is_new = False
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         if place.batch is not None:
             await self._take_place(place.batch)
             if self.decided_at is not None:
                 return
         self._id = transactional_id(place.scope, self._lane, place.partition, place.attempt, place.batch or 0)
-        self._producer = await self._client.transactional_producer(self._id)
-        self._producer.transactions.begin()
-        self.rows = _Rows(self._producer)
+        if place.attempt and place.batch is not None:
+            token = self._id.removeprefix(place.scope)
+            await self._client.decisions.append(Entry(Kind.ATTEMPT, place.scope, place.run, token=token))
+        producer = await self._client.transactional_producer(self._id)
+        try:
+            if place.attempt or loop.time() - began > LOOK_AGAIN_SECONDS:
+                await self._look_again()
+        except BaseException:
+            await producer.close(timeout_ms=0)
+            raise
+        if self.decided_at is not None:
+            await producer.close()
+            return
+        self._producer = producer
+        producer.transactions.begin()
+        self.rows = _Rows(producer)
+
+    async def _look_again(self) -> None:
+        """Nothing was written yet, and nobody may come to end it if the batch is over."""
+        place = self._place
+        ledger = await self._client.decisions.read(place.scope)
+        if place.batch is None:
+            if ledger.has_ended:
+                raise GivenUp(place.scope, place.run)
+            return
+        decided = ledger.decided()
+        if decided is not None and decided[1].batch >= place.batch:
+            self.decided_at = decided[0]
+        elif ledger.owner != place.run:
+            raise Fenced(place.scope, place.run, ledger.owner)
+        elif ledger.is_fenced(place.run):
+            raise GivenUp(place.scope, place.run)
 
     async def _take_place(self, batch: int) -> None:
         """Makes sure of the scope, or finds the batch decided."""
@@ -216,6 +263,8 @@ class _Task:
             if decided is not None and decided[1].batch >= batch:
                 self.decided_at = decided[0]
                 return
+            if ledger.is_fenced(run):
+                raise GivenUp(scope, run)
             if ledger.owner == run:
                 self._began = ledger.began(run)
                 self._lane, self._former = ledger.lane_of(run), ledger.former
@@ -233,6 +282,13 @@ class _Task:
                 claim = ledger.claim(run, new_token())
                 ledger = await decisions.read(scope, through=await decisions.append(claim))
         raise Fenced(scope, run, ledger.owner)
+
+    def empty(self) -> TaskMessage:
+        """There were no rows. That there was an attempt before matters all the same: it may have had some."""
+        place = self._place
+        if not place.attempt:
+            return TaskMessage(place.partition)
+        return Prepared(place.partition, scope=place.scope, run=place.run, attempt=place.attempt)
 
     async def prepare(self) -> Prepared:
         place = self._place

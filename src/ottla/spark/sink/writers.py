@@ -34,6 +34,10 @@ class BatchWriter(DataSourceArrowWriter):
         self._columns = columns
         self._run = str(uuid4())
 
+    @property
+    def _scope(self) -> str:
+        return f"{self._options.prefix}-{self._run}"
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from ottla.spark.sink.task import TaskPlace, write_at_least_once, write_prepared
 
@@ -41,15 +45,14 @@ class BatchWriter(DataSourceArrowWriter):
         context = _context()
         if self._options.delivery is Delivery.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
-        scope = f"{self._options.prefix}-{self._run}"
-        place = TaskPlace(scope, self._run, context.partitionId(), context.attemptNumber())
+        place = TaskPlace(self._scope, self._run, context.partitionId(), context.attemptNumber())
         return write_prepared(self._options, self._columns, place, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _commit(self._options, messages, BATCH, streaming=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _abort(self._options, messages, BATCH)
+        _abort(self._options, messages, BATCH, write=(self._scope, self._run))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -109,14 +112,25 @@ def _commit(
     client.call(commit(client, messages, batch, streaming=streaming))
 
 
-def _abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-    if not _has_prepared(messages):
+def _abort(
+    options: SinkOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    batch: int,
+    *,
+    write: tuple[str, str] | None = None,
+) -> None:
+    """A batch write knows its scope and run also if no task has told them: their workers may have died."""
+    if options.delivery is Delivery.AT_LEAST_ONCE:
         return
-    from ottla.spark.sink.driver import abort
+    from ottla.spark.sink.driver import abort, abort_write
     from ottla.spark.sink.process import client_of
 
-    client = client_of(options)
-    client.call(abort(client, messages, batch))
+    if _has_prepared(messages):
+        client = client_of(options)
+        client.call(abort(client, messages, batch))
+    elif write is not None:
+        client = client_of(options)
+        client.call(abort_write(client, *write))
 
 
 def _has_prepared(messages: Sequence[WriterCommitMessage | TaskMessage | None]) -> bool:

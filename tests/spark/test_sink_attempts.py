@@ -1,0 +1,252 @@
+"""What attempts that lose leave behind: nothing, from the moment on at which the driver is done."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ottla.client.blocking import Admin
+from ottla.client.producer import Producer
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.spark.sink.endings import Endings, transactional_id
+from ottla.spark.sink.messages import Prepared
+from ottla.spark.sink.process import Client
+from ottla.spark.sink.task import GivenUp, _Task
+from ottla.testing.local_node import LocalNode
+from tests.support.spark_sink_lab import Query, committed_values
+
+WITHOUT_SPARK = True
+
+
+@pytest.fixture(
+    scope="module", params=["ordinary", "two-phase", pytest.param("apache-kafka", marks=pytest.mark.kafka)]
+)
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "apache-kafka":
+        yield request.getfixturevalue("apache_kafka").bootstrap
+        return
+    with LocalNode({"transaction.two.phase.commit.enable": request.param == "two-phase"}) as node:
+        yield node.bootstrap_servers
+
+
+@pytest.fixture
+def query(bootstrap: str) -> Query:
+    """One whose first batch is done: what follows is the ordinary way of a batch."""
+    topic = f"out-{uuid.uuid4().hex[:8]}"
+    with Admin(bootstrap) as admin:
+        admin.topics.create(topic, partitions=2)
+    found = Query(bootstrap, topic, name=uuid.uuid4().hex[:8])
+    found.batch("r1", 0, [["first"]])
+    return found
+
+
+def committed(query: Query) -> list[str]:
+    found = committed_values(query.options.settings["bootstrap.servers"], query.options.topic or "", 2)
+    return sorted(value.decode() for value in found.elements())
+
+
+def elsewhere(query: Query) -> Query:
+    """The same query as the driver's process sees it, while a task is in the middle of a call."""
+    name = query.scope.removeprefix("ottla-spark-")
+    servers, topic = query.options.settings["bootstrap.servers"], query.options.topic or ""
+    return Query(servers, topic, name=name, kafka__client__id="elsewhere")
+
+
+def attempts_of(query: Query, run: str) -> dict[str, str]:
+    return query.client.call(query.client.decisions.read(query.scope)).attempts_of(run)
+
+
+def test_a_batch_without_lost_attempts_asks_for_nothing_more(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> Any:
+        raise AssertionError("nobody was tried again")
+
+    for name in ("fence", "in_use", "open_in"):
+        monkeypatch.setattr(Endings, name, never)
+    query.batch("r1", 1, [["a"], ["b"]])
+    assert committed(query) == ["a", "b", "first"]
+
+
+def test_a_later_attempt_that_loses_is_ended_with_the_batch(query: Query) -> None:
+    chosen = query.task("r1", 1, 0, ["a"])
+    query.task("r1", 1, 0, ["a"], attempt=1)
+    assert len(attempts_of(query, "r1")) == 1
+    query.commit([chosen], 1)
+    assert query.open_transactions() == []
+    assert attempts_of(query, "r1") == {}
+    assert committed(query) == ["a", "first"]
+
+
+def test_the_first_attempt_that_loses_is_ended_with_the_batch(query: Query) -> None:
+    query.task("r1", 1, 0, ["a"])
+    query.task("r1", 1, 0, ["a"], attempt=1)
+    chosen = query.task("r1", 1, 0, ["a"], attempt=2)
+    query.commit([chosen], 1)
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
+def test_a_first_attempt_is_ended_also_if_the_next_has_no_rows(query: Query) -> None:
+    query.task("r1", 1, 0, ["a"])
+    query.commit([query.task("r1", 1, 0, [], attempt=1), query.task("r1", 1, 1, ["b"])], 1)
+    assert query.open_transactions() == []
+    assert committed(query) == ["b", "first"]
+
+
+def test_an_attempt_that_has_not_written_yet_can_no_more_once_the_batch_is_done(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = query.task("r1", 1, 0, ["a"])
+    look = _Task._look_again
+
+    async def sleep_over_the_commit(task: _Task) -> None:
+        await look(task)
+        await asyncio.to_thread(elsewhere(query).commit, [chosen], 1)
+
+    monkeypatch.setattr(_Task, "_look_again", sleep_over_the_commit)
+    with pytest.raises(KafkaError):
+        query.task("r1", 1, 0, ["a"], attempt=1)
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
+def before_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """The next task that is about to take its id over falls asleep, and `then` happens meanwhile."""
+    take_over = Client.transactional_producer
+
+    async def late(client: Client, transactional_id: str) -> Producer:
+        monkeypatch.setattr(Client, "transactional_producer", take_over)
+        await asyncio.to_thread(then)
+        return await take_over(client, transactional_id)
+
+    monkeypatch.setattr(Client, "transactional_producer", late)
+
+
+def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = query.task("r1", 1, 0, ["a"])
+    before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).commit([chosen], 1))
+    late = query.task("r1", 1, 0, ["a"], attempt=1)
+    assert isinstance(late, Prepared)
+    assert late.decided_at is not None
+    assert late.transaction is None
+    assert query.open_transactions() == []
+    query.batch("r1", 2, [["b"]])
+    assert committed(query) == ["a", "b", "first"]
+
+
+def test_a_first_attempt_that_took_long_looks_again(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ottla.spark.sink.task.LOOK_AGAIN_SECONDS", 0.0)
+
+    def replaced_meanwhile() -> None:
+        driver = elsewhere(query)
+        driver.commit([driver.task("r1", 1, 0, ["a"], attempt=1)], 1)
+
+    before_the_id_is_taken_over(monkeypatch, replaced_meanwhile)
+    late = query.task("r1", 1, 0, ["a"])
+    assert isinstance(late, Prepared)
+    assert late.transaction is None
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
+def test_the_next_batch_is_not_touched_by_what_the_one_before_has_left(query: Query) -> None:
+    chosen = query.task("r1", 1, 0, ["a"], attempt=1)
+    query.commit([chosen], 1)
+    for batch in (2, 101):  # whose second attempts share their ids with those of batch 1
+        again = query.task("r1", batch, 0, [f"{batch}"], attempt=1)
+        query.commit([again], batch)
+    assert committed(query) == ["101", "2", "a", "first"]
+
+
+def test_a_clean_up_that_fails_is_done_by_the_next_batch(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(*_: object) -> None:
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "on purpose")
+
+    chosen = query.task("r1", 1, 0, ["a"])
+    query.task("r1", 1, 0, ["a"], attempt=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Endings, "fence", unreachable)
+        query.commit([chosen], 1)
+    assert len(query.open_transactions()) == 1
+    query.batch("r1", 2, [["b"]])
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "b", "first"]
+
+
+def test_an_abort_ends_what_dead_tasks_have_left(query: Query) -> None:
+    told = query.task("r1", 1, 0, ["a"])
+    query.task("r1", 1, 1, ["b"])
+    query.task("r1", 1, 1, ["b"], attempt=1)
+    query.abort([told, None], 1)
+    assert query.open_transactions() == []
+    with pytest.raises(GivenUp):
+        query.task("r1", 1, 2, ["c"])
+    query.batch("r2", 1, [["a", "b", "c"]])
+    assert committed(query) == ["a", "b", "c", "first"]
+
+
+def test_an_abort_that_comes_late_spares_the_run_that_has_replaced_it(query: Query) -> None:
+    told = query.task("r1", 1, 0, ["a"])
+    next_run = query.task("r2", 1, 0, ["a"])
+    query.abort([told], 1)
+    query.commit([next_run], 1)
+    assert committed(query) == ["a", "first"]
+
+
+def test_attempts_of_runs_that_are_over_are_forgotten(query: Query) -> None:
+    query.task("r1", 1, 0, ["a"], attempt=1)
+    query.batch("r2", 1, [["a"]])
+    assert attempts_of(query, "r1") == {}
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
+# Batch writes.
+
+
+def test_a_batch_write_leaves_no_attempt_behind(query: Query) -> None:
+    chosen = [query.write_task("w", 0, ["a"]), query.write_task("w", 1, ["b"], attempt=1)]
+    query.write_task("w", 0, ["a"], attempt=1)
+    query.write_task("w", 1, ["b"])
+    assert len(query.open_transactions("w")) == 4
+    query.commit_write(chosen)
+    assert query.open_transactions("w") == []
+    assert committed(query) == ["a", "b", "first"]
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_an_attempt_that_comes_after_a_batch_write_finds_it_over(
+    query: Query, monkeypatch: pytest.MonkeyPatch, tasks: int
+) -> None:
+    chosen = [query.write_task("w", index, ["a"]) for index in range(tasks)]
+    before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).commit_write(chosen))
+    with pytest.raises(GivenUp):
+        query.write_task("w", 0, ["a"], attempt=1)
+    assert query.open_transactions("w") == []
+    assert committed(query) == ["a"] * tasks + ["first"]
+
+
+def test_a_batch_write_whose_tasks_have_all_died_leaves_nothing_open(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attempt in range(2):
+        query.write_task("w", 0, ["a"], attempt=attempt)
+    before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort_write("w"))
+    with pytest.raises(GivenUp):
+        query.write_task("w", 0, ["a"], attempt=2)
+    assert query.open_transactions("w") == []
+    assert committed(query) == ["first"]
+
+
+def test_ids_of_later_attempts_are_told_apart() -> None:
+    ids = {transactional_id("s", 16, 3, attempt, batch) for attempt in range(3) for batch in (1, 2)}
+    assert len(ids) == 5

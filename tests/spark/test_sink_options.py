@@ -57,6 +57,22 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.security.protocol", "SASL_SSL"),
+        ("kafka.ssl.truststore.location", "/trust.jks"),
+        ("kafka.sasl.mechanism", "PLAIN"),
+        ("kafka.sasl.jaas.config", "secret"),
+    ],
+)
+def test_that_there_is_no_tls_and_no_sasl_is_said_plainly(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}.*: TLS and SASL are not there yet") as told:
+        sink_options({**BROKERS, name: value})
+    assert "did you mean" not in str(told.value)
+    assert "secret" not in str(told.value)
+
+
 @pytest.mark.parametrize(("options", "told"), WRONG, ids=[told for _, told in WRONG])
 def test_a_mistake_is_told_before_anything_is_written(options: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):

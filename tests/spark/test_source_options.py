@@ -162,6 +162,22 @@ def test_a_stream_has_no_end() -> None:
             parsed(streaming=True, **{option: "1"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.security.protocol", "SASL_SSL"),
+        ("kafka.ssl.truststore.location", "/trust.jks"),
+        ("kafka.sasl.mechanism", "PLAIN"),
+        ("kafka.sasl.jaas.config", "secret"),
+    ],
+)
+def test_that_there_is_no_tls_and_no_sasl_is_said_plainly(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}.*: TLS and SASL are not there yet") as told:
+        parsed(**{name: value})
+    assert "did you mean" not in str(told.value)
+    assert "secret" not in str(told.value)
+
+
 def test_consumer_settings_without_a_meaning_here_are_taken() -> None:
     parsed(**{"kafka.group.id": "g", "groupIdPrefix": "p", "kafka.security.protocol": "PLAINTEXT"})
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ottla.client.cluster import ConnectionConfig
 
-__all__ = ["Servers", "connection_config", "dotted", "settings_of"]
+__all__ = ["Servers", "connection_config", "dotted", "is_about_security", "settings_of"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) ->
     values: dict[str, Any] = {}
     for name, value in given.items():
         plain = name.replace(".", "_")
-        if plain.startswith(_SECURITY):
+        if is_about_security(plain):
             _refuse_security(dotted(plain), value)
             continue
         if plain not in known:
@@ -52,12 +52,18 @@ def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) ->
     return kind(**values)
 
 
+def is_about_security(name: str) -> bool:
+    """Whether a setting, by either spelling of its name, is about TLS or SASL."""
+    return name.replace(".", "_").startswith(_SECURITY)
+
+
 def _refuse_security(name: str, value: Any) -> None:
     """Better no client than one that its user takes for a safe one."""
     if name != "security.protocol" or str(value).upper() != "PLAINTEXT":
         shown = f"{name}={value!r}" if name in ("security.protocol", "sasl.mechanism") else name
         raise ValueError(
-            f"{shown}: these clients speak PLAINTEXT only, neither TLS nor SASL; use a listener of that kind"
+            f"{shown}: TLS and SASL are not there yet, these clients speak PLAINTEXT only; "
+            "use a listener of that kind, on a network that you trust"
         )
 
 

@@ -337,7 +337,7 @@ class _KafkaSettings:
 def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
     # Here, as only whoever checks options needs them.
     from ottla.client.consumer.config import ConsumerConfig
-    from ottla.client.settings import connection_config, settings_of
+    from ottla.client.settings import connection_config, is_about_security, settings_of
 
     kafka = {name.removeprefix("kafka."): value for name, value in given.items() if name.startswith("kafka.")}
     if not kafka.get("bootstrap.servers", "").strip():
@@ -352,7 +352,7 @@ def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
         log.info("kafka.%s does nothing in this source", name)
         del kafka[name]
     for name in kafka:
-        if name not in known:
+        if name not in known and not is_about_security(name):
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean kafka.{near[0]}?" if near else ""
             raise ValueError(f"kafka.{name} is not a setting that this client knows{hint}")

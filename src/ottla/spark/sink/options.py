@@ -152,7 +152,7 @@ def _one_of(given: Mapping[str, str], option: str, allowed: list[str], default: 
 def _producer_settings(given: Mapping[str, str], delivery: Delivery) -> tuple[tuple[str, str], ...]:
     # Here, as only whoever checks options needs them.
     from ottla.client.producer.config import ProducerConfig
-    from ottla.client.settings import settings_of
+    from ottla.client.settings import is_about_security, settings_of
 
     kafka = {name.removeprefix("kafka."): value for name, value in given.items() if name.startswith("kafka.")}
     if not kafka.get("bootstrap.servers", "").strip():
@@ -167,7 +167,7 @@ def _producer_settings(given: Mapping[str, str], delivery: Delivery) -> tuple[tu
         del kafka[name]
     known = {field.name.replace("_", ".") for field in fields(ProducerConfig)}
     for name in kafka:
-        if name not in known:
+        if name not in known and not is_about_security(name):
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean kafka.{near[0]}?" if near else ""
             raise ValueError(f"kafka.{name} is not a setting that this client knows{hint}")

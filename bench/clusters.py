@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
-from tests.support.apache_kafka import SERVER_JVM, ApacheKafka, _free_ports
+from tests.support.apache_kafka import SERVER_JVM, ApacheKafka
 
 from bench.brokers import DEFAULTS, READY_S, Broker
 from ottla.protocol.errors import MalformedMessage
@@ -35,7 +35,7 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.records.builder import build_batch
 from ottla.testing.ask import ask
-from ottla.testing.cluster_plan import ClusterPlan
+from ottla.testing.cluster_plan import ClusterPlan, free_ports
 from ottla.testing.local_cluster import LocalCluster
 
 NODES = (1, 2, 3)
@@ -209,7 +209,7 @@ class KafkaCluster(Cluster):
 
     def __init__(self, directory: Path, settings: dict[str, str]) -> None:
         super().__init__()
-        ports = _free_ports(6)
+        ports = free_ports(6)
         voters = ",".join(f"{node}@127.0.0.1:{ports[node + 2]}" for node in NODES)
         self._nodes: dict[int, ApacheKafka] = {}
         for node in NODES:

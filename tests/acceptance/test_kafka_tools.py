@@ -51,8 +51,10 @@ class Both:
 
     addresses: tuple[str, str]
     driver: JavaDriver
+    kafka: ApacheKafka
 
     def outcomes(self, main: str, *args: str) -> list[java.ToolResult]:
+        self.kafka.settle()  # what the one before has changed
         return [
             self.driver.tool(main, "--bootstrap-server", address, *args, check=False)
             for address in self.addresses
@@ -95,7 +97,7 @@ def ottla() -> Iterator[LocalNode]:
 
 @pytest.fixture(scope="module")
 def both(apache_kafka: ApacheKafka, ottla: LocalNode, java_driver: JavaDriver) -> Both:
-    return Both((apache_kafka.bootstrap, ottla.bootstrap_servers), java_driver)
+    return Both((apache_kafka.bootstrap, ottla.bootstrap_servers), java_driver, apache_kafka)
 
 
 @pytest.fixture
@@ -270,7 +272,7 @@ def test_a_producer_and_a_consumer_are_measured(ottla: LocalNode, both: Both, to
         "--num-records",
         "20000",
         "--timeout",
-        "20000",
+        "60000",
     )
     assert ", 20000, " in measured
 

@@ -19,6 +19,7 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from ottla.testing.cluster_plan import free_ports
 from tests.support.acknowledged import Load, read_all
 from tests.support.node_process import NodeProcess
 from tests.support.wire import WireClient
@@ -33,8 +34,8 @@ CODECS = ("none", "lz4", "zstd")
 def test_what_was_acknowledged_outlives_every_kill(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"repeat with KILL_SEED={SEED}")
-    with NodeProcess(tmp_path) as first:
-        port = first.port
+    (port,) = free_ports(1)  # that nobody is given while the node is dead
+    with NodeProcess(tmp_path, listen=f"127.0.0.1:{port}") as first:
         # Small segments, so that a kill also meets a roll and a snapshot of producers.
         settings = [CreatableTopicConfig(name="internal.segment.bytes", value="200000")]
         topic = CreatableTopic(name="load", num_partitions=PARTITIONS, replication_factor=1, configs=settings)

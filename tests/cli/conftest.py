@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from ottla.testing.local_node import LocalNode
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.command_line import CommandLine
 
 
@@ -16,7 +17,8 @@ def ottla(request: pytest.FixtureRequest) -> CommandLine:
     if request.param == "ottla":
         node: LocalNode = request.getfixturevalue("ottla_node")
         return CommandLine(node.bootstrap_servers)
-    return CommandLine(request.getfixturevalue("apache_kafka").bootstrap)
+    kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+    return CommandLine(kafka.bootstrap, kafka.settle)
 
 
 @pytest.fixture

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from ottla.testing.cluster_plan import free_ports
 from tests.support.command_line import CommandLine
 from tests.support.node_process import NodeProcess
 
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
-DEADLINE_S = 30
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+DEADLINE_S = 60
 
 
 def roles(command: CommandLine, *options: str) -> dict[int, str]:

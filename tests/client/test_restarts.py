@@ -11,6 +11,7 @@ import pytest
 
 from ottla.client.consumer import Consumer
 from ottla.client.producer import Producer
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
 IMPATIENT = {"retry_backoff_ms": 10, "reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 50}
@@ -19,8 +20,9 @@ IMPATIENT = {"retry_backoff_ms": 10, "reconnect_backoff_ms": 10, "reconnect_back
 class Restartable:
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
-        self._node = LocalNode(data_dir=self._folder).start()
-        self.servers, self._port = self._node.bootstrap_servers, self._node.port
+        (self._port,) = free_ports(1)  # that nobody is given while the node is away
+        self.start()
+        self.servers = self._node.bootstrap_servers
 
     def stop(self) -> None:
         self._node.stop()
@@ -54,7 +56,7 @@ async def test_a_restart_loses_and_doubles_nothing(node: Restartable, protocol: 
     ):
         await producer.ready("t")
         consumer.subscribe("t")
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(150):
             for turn in range(3):
                 handles = []
                 for _ in range(200):
@@ -82,7 +84,7 @@ async def read_log(servers: str) -> list[bytes]:
         consumer.assign([("t", 0)])
         end = (await consumer.end_offsets(consumer.assignment()))[consumer.assignment()[0]]
         values: list[bytes] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await consumer.position(("t", 0)) < end:
                 values += [record.value for record in await consumer.poll()]
         return values

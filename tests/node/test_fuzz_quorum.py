@@ -29,6 +29,7 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from ottla.protocol.schema import Struct
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))
@@ -38,16 +39,9 @@ NOT_SENT = {key for key in SERVED if API[key].name == "UnregisterBroker"}
 SENT = sorted(key for key in SERVED - NOT_SENT if Listener.CONTROLLER in API[key].listeners)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def door() -> int:
-    return free_port()
+    return free_ports(1)[0]
 
 
 @pytest.fixture
@@ -110,16 +104,15 @@ def test_the_controller_outlives_rubbish(
     chance = random.Random(SEED)
     deadline = time.monotonic() + SECONDS
     sent = 0
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline or sent <= 50 * SECONDS:  # a slow machine takes longer
         with socket.create_connection(("127.0.0.1", door)) as victim, contextlib.suppress(OSError):
             victim.settimeout(0.2)
             for _ in range(chance.randint(1, 20)):
                 victim.sendall(rubbish(chance))
                 sent += 1
             victim.recv(65536)
-    assert sent > 50 * SECONDS
     with WireClient(node.bootstrap_servers) as client:
         topics = [CreatableTopic(name="still", num_partitions=1, replication_factor=1)]
-        response = client.get(CreateTopicsRequest(topics=topics, timeout_ms=20_000), 7, CreateTopicsResponse)
+        response = client.get(CreateTopicsRequest(topics=topics, timeout_ms=40_000), 7, CreateTopicsResponse)
     assert response.topics[0].error_code == ErrorCode.NONE
     assert [record.getMessage() for record in caplog.records] == []

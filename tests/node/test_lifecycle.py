@@ -25,9 +25,10 @@ from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.network import RealNetwork
 from ottla.runtime.runtime import Runtime
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 CLEAN = ".kafka_cleanshutdown"
 
 
@@ -304,14 +305,6 @@ def test_a_kafka_node_of_one_starts_with_its_own_file(tmp_path: Path) -> None:
             response = controller.get(DescribeClusterRequest(endpoint_type=2), 1, DescribeClusterResponse)
             assert [(each.broker_id, each.port) for each in response.brokers] == [(7, ports[1])]
             assert controller.ask(MetadataRequest(topics=[]), 12) is CLOSED
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def test_a_listener_that_cannot_be_served_as_asked_is_refused(tmp_path: Path) -> None:

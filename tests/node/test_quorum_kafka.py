@@ -14,10 +14,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.support import java
-from tests.support.apache_kafka import ApacheKafka, _free_ports
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.node_process import NodeProcess
 
 from ottla.cli.main import main as ottla
+from ottla.testing.cluster_plan import free_ports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("kafka")]
 
@@ -26,7 +27,7 @@ QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
 CLUSTER = "org.apache.kafka.tools.ClusterTool"
 FEATURES = "org.apache.kafka.tools.FeatureCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
-DEADLINE_S = 60
+DEADLINE_S = 120
 NEVER_MS = 3_600_000
 
 
@@ -51,7 +52,7 @@ def voters(text: str) -> list[int]:
 
 
 def test_kafkas_tool_shows_a_dynamic_quorum_adds_a_controller_and_removes_one(tmp_path: Path) -> None:
-    client, first, second = _free_ports(3)
+    client, first, second = free_ports(3)
     servers = f"127.0.0.1:{first}"
     files = {
         11: properties(
@@ -115,7 +116,7 @@ def test_kafkas_tool_shows_a_dynamic_quorum_adds_a_controller_and_removes_one(tm
 
 
 def test_kafkas_tools_speak_to_controllers_and_make_a_static_quorum_dynamic(tmp_path: Path) -> None:
-    client, quorum, other = _free_ports(3)
+    client, quorum, other = free_ports(3)
     shared = {
         "controller_quorum_voters": f"1@127.0.0.1:{quorum}",
         "controller_listener_names": "CONTROLLER",
@@ -207,7 +208,7 @@ def are_in_sync(bootstrap: str, topic: str, brokers: list[int]) -> bool:
 def test_a_kafka_node_and_an_ottla_node_are_one_cluster(tmp_path: Path, role: str, leader: int) -> None:
     """Ottla is node 1, Kafka node 2; whoever is not to lead waits for ever before it stands for election."""
     waits = {id: str(NEVER_MS if id != leader else 500) for id in (1, 2)}
-    client, quorum, kafka_client, kafka_quorum = _free_ports(4)
+    client, quorum, kafka_client, kafka_quorum = free_ports(4)
     quorum_voters = f"1@127.0.0.1:{quorum}"
     if role != "broker":
         quorum_voters += f",2@127.0.0.1:{kafka_quorum}"

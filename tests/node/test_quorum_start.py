@@ -14,17 +14,10 @@ from tests.support.node_process import run_start
 
 from ottla.metadata.storage import read_meta_properties
 from ottla.runtime.disk import RealDisk
+from ottla.testing.cluster_plan import free_ports
 
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
-DEADLINE_S = 30
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+DEADLINE_S = 60
 
 
 def arguments(directory: Path, ports: list[int], *more: str) -> list[str]:

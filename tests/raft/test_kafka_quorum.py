@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from ottla.raft.config import QuorumConfig
 from ottla.raft.disk_log import METADATA_PARTITION_DIR
 from ottla.raft.states import Role
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.testing.cluster_plan import free_ports
 from tests.raft.real import Replica, until
 from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError
 
@@ -22,14 +22,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("kafk
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 NEVER_MS = 3_600_000
 LOG = f"{METADATA_PARTITION_DIR}/{0:020d}.log"
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Pair:
@@ -92,7 +84,7 @@ async def test_ottla_leads_and_kafka_follows(tmp_path: Path) -> None:
     async with Pair(tmp_path, config, controller_quorum_election_timeout_ms=str(NEVER_MS)) as pair:
         ottla = pair.ottla
         # There is no controller behind this leader, so the broker does not come up; the voter does.
-        start = asyncio.create_task(asyncio.to_thread(pair.kafka.start, timeout_s=45))
+        start = asyncio.create_task(asyncio.to_thread(pair.kafka.start, timeout_s=150))
         try:
             await until(lambda: ottla.leads and ottla.high_watermark > 0)
             description = ottla.client.describe()

@@ -14,7 +14,7 @@ from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 120
 
 
 class Load:

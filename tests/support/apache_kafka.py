@@ -4,6 +4,9 @@
 that lists itself. It can be stopped as an operator would, killed as a power cut would, and started again on
 the same files, by itself or after Ottla has worked on them. Whatever happens, leaving the context ends the
 process that was started, and a failed start shows the end of its log.
+
+Its controller answers a change when that is decided; the broker, in the same process, gets to know a moment
+later. `settle` waits for that.
 """
 
 from __future__ import annotations
@@ -19,7 +22,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
+from ottla.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from ottla.testing.cluster_plan import free_ports
 from tests.support import java, kafka_libs
+from tests.support.waiting import wait_until
+from tests.support.wire import WireClient
 
 # What `kafka-server-start` passes, for measurements; tests use `java.LIGHT_JVM`.
 SERVER_JVM = (
@@ -31,10 +50,15 @@ SERVER_JVM = (
     "-XX:InitiatingHeapOccupancyPercent=35",
 )
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 PORT_ATTEMPTS = 5
 POLL_INTERVAL_S = 0.05
+
+# What is changed to see that the broker knows of it.
+_TOPIC = 2
+_SETTLED = "settled"
+_SETTING = "delete.retention.ms"
 
 _LOGGING = """\
 rootLogger.level = INFO
@@ -105,6 +129,7 @@ class ApacheKafka:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_file = directory / "server.log"
         self._crashed = False
+        self._can_settle = False
 
     @property
     def bootstrap(self) -> str:
@@ -145,7 +170,7 @@ class ApacheKafka:
         self.directory.mkdir(parents=True, exist_ok=True)
         for attempt in range(PORT_ATTEMPTS):
             if self.port == 0 or attempt > 0:
-                self.port, self.controller_port = _free_ports(2)
+                self.port, self.controller_port = free_ports(2)
             self._write_configuration()
             if not (self.data_dir / "meta.properties").exists():
                 self._format()
@@ -190,6 +215,44 @@ class ApacheKafka:
     def tool(self, main: str, *args: str, stdin: str = "", check: bool = True) -> java.ToolResult:
         """Runs a command-line tool against this node."""
         return java.run_tool(main, "--bootstrap-server", self.bootstrap, *args, stdin=stdin, check=check)
+
+    def settle(self) -> None:
+        """Waits until the broker knows what the controller has decided so far: brokers take changes over in
+        their order, so it does once it knows of one that is made now.
+        """
+        value = str(time.time_ns())
+        with WireClient(self.bootstrap) as wire:
+            if not self._can_settle:
+                topic = CreatableTopic(name=_SETTLED, num_partitions=1, replication_factor=1)
+                made = wire.get(
+                    CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 7, CreateTopicsResponse
+                )
+                assert made.topics[0].error_code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS), made
+                self._can_settle = True
+            change = AlterableConfig(name=_SETTING, config_operation=0, value=value)
+            altered = wire.get(
+                IncrementalAlterConfigsRequest(
+                    resources=[
+                        AlterConfigsResource(resource_type=_TOPIC, resource_name=_SETTLED, configs=[change])
+                    ]
+                ),
+                1,
+                IncrementalAlterConfigsResponse,
+            )
+            assert altered.responses[0].error_code == ErrorCode.NONE, altered
+            described = DescribeConfigsRequest(
+                resources=[
+                    DescribeConfigsResource(
+                        resource_type=_TOPIC, resource_name=_SETTLED, configuration_keys=[_SETTING]
+                    )
+                ]
+            )
+
+            def known() -> bool:
+                (found,) = wire.get(described, 4, DescribeConfigsResponse).results
+                return [each.value for each in found.configs] == [value]
+
+            wait_until(known, "the broker does not know of a change")
 
     def log_tail(self, size: int = 6000) -> str:
         """The end of what the node logged."""
@@ -263,17 +326,6 @@ def _new_uuid() -> str:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):
             return text
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _listed_brokers(port: int) -> list[int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 from ottla.cli.main import main
+
+READING = frozenset({"consume", "describe", "groups", "list", "offsets", "perf", "produce", "transactions"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,13 @@ class Ended:
 
 
 class CommandLine:
-    """Calls the command against one cluster."""
+    """Calls the command against one cluster. `settle` is called after each command that may have changed
+    something, for clusters whose brokers get to know of changes later.
+    """
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, settle: Callable[[], None] | None = None) -> None:
         self.bootstrap_servers = bootstrap_servers
+        self._settle = settle
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
         data = stdin.encode() if isinstance(stdin, str) else stdin
@@ -50,6 +56,8 @@ class CommandLine:
             patch.dict("os.environ", environment),
         ):
             status = main(list(arguments))
+        if self._settle is not None and not READING.intersection(arguments[:2]):
+            self._settle()
         return Ended(status, out.getvalue(), err.getvalue())
 
     def ok(self, *arguments: str, stdin: str | bytes = b"") -> Ended:

@@ -21,7 +21,7 @@ from ottla.protocol.schema import Request, Response
 from tests.support.plain_answers import IDS, KEYS, TEXT_MARK, TEXTS, UNSET, Plain, PlainAnswers
 from tests.support.wire import CLOSED, Answer, WireClient
 
-SETTLE_TIMEOUT_S: Final = 15.0
+SETTLE_TIMEOUT_S: Final = 60.0
 SETTLE_INTERVAL_S: Final = 0.01
 
 T = TypeVar("T", bound=Response)

@@ -240,7 +240,7 @@ class FakeCluster:
         )
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Waits for something deep inside a client, which nobody tells of."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

@@ -22,7 +22,7 @@ from tests.support.kafka_libs import Bundle
 
 # Fast to start and small: tests wait for start-up far more than for peak throughput.
 LIGHT_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-TOOL_TIMEOUT_S = 120
+TOOL_TIMEOUT_S = 240
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tests.support.wire import WireClient
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 BASE_TIMESTAMP = 1_700_000_000_000
-CLEANER_TIMEOUT_S = 60.0
+CLEANER_TIMEOUT_S = 120.0
 NODE_PROPERTIES = {
     "auto.create.topics.enable": "false",
     "log.cleaner.backoff.ms": "100",

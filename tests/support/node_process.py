@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 READY = re.compile(r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>\S+), (?P<ms>\d+) ms")
-START_SECONDS = 30
+START_SECONDS = 120
 
 
 class NodeProcess:

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from ottla.spark.sink.stops import VARIABLE, Place
+from ottla.testing.cluster_plan import free_ports
 from tests.support import java
 from tests.support.node_process import NodeProcess
 from tests.support.spark_query import DONE, QuerySpec
@@ -95,7 +96,8 @@ class Killing:
     def __post_init__(self) -> None:
         self.stops = self.directory / "stops"
         self.stops.mkdir(parents=True)
-        self.node = self._new_node("127.0.0.1:0")
+        # A port that nobody is given while the node is dead.
+        self.node = self._new_node(f"127.0.0.1:{free_ports(1)[0]}")
         self._query: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._dice = random.Random(self.seed)

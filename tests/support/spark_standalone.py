@@ -7,7 +7,6 @@ the workers live at different addresses of the loopback network.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from ottla.spark.session import prepare_environment
+from ottla.testing.cluster_plan import free_ports
 
 __all__ = ["HOSTS", "StandaloneCluster"]
 
@@ -33,9 +33,10 @@ class StandaloneCluster:
 
     def __enter__(self) -> Self:
         try:
-            port = _free_port()
+            # Spark would take the next one where it is in use, and tell only its log.
+            port, of_ui = free_ports(2)
             self.url = f"spark://{HOSTS[0]}:{port}"
-            where = ("--host", HOSTS[0], "--port", str(port), "--webui-port", str(_free_port()))
+            where = ("--host", HOSTS[0], "--port", str(port), "--webui-port", str(of_ui))
             self._daemon("master.Master", HOSTS[0], *where)
             self._await("master.Master", "I have been elected leader", 1)
             for host in HOSTS:
@@ -67,7 +68,7 @@ class StandaloneCluster:
             process.terminate()
         for process in self._processes:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -91,9 +92,3 @@ class StandaloneCluster:
             assert time.monotonic() < deadline, f"{name} did not say {text!r}:\n{said}"
             assert all(process.poll() is None for process in self._processes), said
             time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

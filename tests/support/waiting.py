@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 POLL_S = 0.01
 
 

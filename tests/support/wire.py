@@ -17,7 +17,7 @@ from ottla.protocol.api import API
 from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.schema import Buffer, Request, Response
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 60.0
 CLIENT_ID: Final = "wire"
 
 R = TypeVar("R", bound=Response)

@@ -27,7 +27,7 @@ async def fill(servers: str, topic: str, count: int) -> None:
 
 
 async def describe_for_ever(admin: Admin, topic: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             await admin.topics.describe(topic)
 
@@ -35,10 +35,12 @@ async def describe_for_ever(admin: Admin, topic: str) -> None:
 class TestTopics:
     async def test_come_and_go(self, admin: Admin, fresh_name: str) -> None:
         await admin.topics.create(fresh_name, partitions=2, configs={"retention.ms": "12345"})
-        assert fresh_name in [topic.name for topic in await admin.topics.list()]
+        async with asyncio.timeout(60):  # what the controller has done, brokers tell a moment later
+            while fresh_name not in [topic.name for topic in await admin.topics.list()]:
+                pass
         assert len((await admin.topics.describe(fresh_name)).partitions) == 2
         await admin.topics.add_partitions(fresh_name, 5)
-        async with asyncio.timeout(10):  # what the controller has done, brokers tell a moment later
+        async with asyncio.timeout(60):
             while len((await admin.topics.describe(fresh_name)).partitions) != 5:
                 pass
         await admin.topics.delete(fresh_name)
@@ -76,7 +78,7 @@ class TestConfigs:
 
     async def set_to(self, admin: Admin, topic: str, value: str) -> Config:
         """What the controller has done, brokers tell a moment later."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 found = (await admin.configs.describe(ResourceType.TOPIC, topic))["retention.ms"]
                 if found.value == value:
@@ -131,8 +133,10 @@ class TestGroups:
         async with Consumer(servers, **settings) as consumer:
             consumer.subscribe(topic)
             await until_assigned(consumer, 3)
-            group = await admin.groups.describe(fresh_name)
-            assert (group.type, group.state.lower()) == (protocol, "stable")
+            async with asyncio.timeout(60):
+                while (group := await admin.groups.describe(fresh_name)).state.lower() != "stable":
+                    await consumer.poll(timeout_ms=50)
+            assert group.type == protocol
             (member,) = group.members
             assert member.client_id == "it"
             assert set(member.assignment) == {TopicPartition(topic, p) for p in range(3)}
@@ -166,7 +170,7 @@ class TestGroups:
 
 
 async def until_assigned(consumer: Consumer[bytes, bytes], count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(consumer.assignment()) != count:
             await consumer.poll(timeout_ms=50)
 

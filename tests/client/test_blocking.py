@@ -30,10 +30,10 @@ def test_send_and_read(servers: str, name: str) -> None:
             producer.send(name, "x", partition=9)
     with ottla.blocking.Consumer(servers, auto_offset_reset="earliest") as consumer:
         consumer.assign([(name, 0)])
-        assert [record.value for record in consumer.poll()] == [b"first", b"second"]
+        assert [record.value for record in consumer.poll(timeout_ms=60_000)] == [b"first", b"second"]
         consumer.seek((name, 0), 1)
         assert consumer.position((name, 0)) == 1
-        assert consumer.poll_arrow()["value"].to_pylist() == [b"second"]
+        assert consumer.poll_arrow(timeout_ms=60_000)["value"].to_pylist() == [b"second"]
 
 
 def test_leaving_an_iteration_gives_back_what_was_not_used(servers: str, name: str) -> None:
@@ -46,7 +46,9 @@ def test_leaving_an_iteration_gives_back_what_was_not_used(servers: str, name: s
             taken.append(record.value)
             if len(taken) == 4:
                 break
-        assert [record.value for record in consumer.poll()] == [b"%d" % n for n in range(4, 10)]
+        assert [record.value for record in consumer.poll(timeout_ms=60_000)] == [
+            b"%d" % n for n in range(4, 10)
+        ]
 
 
 def test_a_cluster_that_is_not_there() -> None:

@@ -24,6 +24,6 @@ def test_an_example_runs(title: str, code: str, ottla_for_clients: LocalNode) ->
     assert "localhost:9092" in code
     code = code.replace("localhost:9092", ottla_for_clients.bootstrap_servers)
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert not done.stderr

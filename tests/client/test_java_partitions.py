@@ -34,7 +34,7 @@ def test_ten_thousand_random_keys(ottla_for_clients: LocalNode, fresh_name: str)
         found: dict[bytes, int] = {}
         count = 0
         while count < KEYS:
-            records = consumer.poll(KEYS, timeout_ms=10_000)
+            records = consumer.poll(KEYS, timeout_ms=60_000)
             assert records, f"{count} of {KEYS} keys came"
             found |= {record.key: record.partition for record in records}
             count += len(records)

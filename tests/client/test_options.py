@@ -158,8 +158,8 @@ class TestConsumer:
 
         async def count(consumer: Consumer[bytes, bytes]) -> int:
             if way == "records":
-                return len(await consumer.poll(timeout_ms=5_000))
-            table = await consumer.poll_arrow(timeout_ms=5_000)
+                return len(await consumer.poll(timeout_ms=60_000))
+            table = await consumer.poll_arrow(timeout_ms=60_000)
             return int(table.num_rows)
 
         settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 10}
@@ -184,7 +184,9 @@ class TestConsumer:
             isolation_level="read_committed",
         ) as consumer:
             consumer.assign([PART])
-            await consumer.poll(timeout_ms=100)
+            async with asyncio.timeout(60):
+                while not cluster.asked(FetchRequest):
+                    await consumer.poll(timeout_ms=100)
         request = cluster.asked(FetchRequest)[0][1]
         asked = (request.min_bytes, request.max_bytes, request.max_wait_ms, request.isolation_level)
         assert asked == (7, 70_000, 17, 1)
@@ -214,7 +216,7 @@ class TestConsumer:
 
 
 async def until_assigned(consumer: Consumer[bytes, bytes]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not consumer.assignment():
             await consumer.poll(timeout_ms=50)
 

@@ -22,7 +22,7 @@ async def read_all(servers: str, topic: str, count: int, **settings: object) -> 
     async with Consumer(servers, auto_offset_reset="earliest", **settings) as consumer:
         consumer.assign(await consumer.partitions_for(topic))
         records: list[ConsumerRecord] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(records) < count:
                 records += await consumer.poll()
         records += await consumer.poll(timeout_ms=50)
@@ -136,7 +136,7 @@ class TestLimits:
                 producer.send_nowait(topic, b"x" * 100)
             with pytest.raises(BufferFull, match=r"buffer\.memory=10000 is full"):
                 producer.send_nowait(topic, b"x")
-            await asyncio.wait_for(producer.ready(topic), 10)
+            await asyncio.wait_for(producer.ready(topic), 60)
             producer.send_nowait(topic, b"y")
 
     async def test_an_unknown_partition_is_named(self, servers: str, topic: str) -> None:
@@ -163,7 +163,7 @@ class TestDress:
             value_deserializer=lambda data: json.loads(data)["n"],
         ) as consumer:
             consumer.assign([(topic, 0)])
-            records = await consumer.poll()
+            records = await consumer.poll(timeout_ms=60_000)
         assert [(r.key, r.value) for r in records] == [("kéy", 1), (None, None)]
 
     async def test_interceptors_change_records_and_hear_of_their_end(self, servers: str, topic: str) -> None:

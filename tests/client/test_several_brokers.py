@@ -53,7 +53,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 async def read(consumer: Consumer[bytes, bytes], count: int) -> list[ConsumerRecord[bytes, bytes]]:
     records: list[ConsumerRecord[bytes, bytes]] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(records) < count:
             records += await consumer.poll(timeout_ms=50)
     return records
@@ -62,7 +62,7 @@ async def read(consumer: Consumer[bytes, bytes], count: int) -> list[ConsumerRec
 async def until_asked(cluster: FakeCluster, node_id: int, consumer: Consumer[bytes, bytes]) -> None:
     """Polls until a broker was asked for records once more."""
     before = len([n for n, _ in cluster.asked(FetchRequest) if n == node_id])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len([n for n, _ in cluster.asked(FetchRequest) if n == node_id]) == before:
             await consumer.poll(timeout_ms=20)
 
@@ -218,8 +218,8 @@ async def test_partitions_with_news_do_not_wait_for_those_without(cluster: FakeC
     settings = {**QUICK, "fetch_max_wait_ms": 5_000, "auto_offset_reset": "earliest"}
     async with Consumer(cluster.servers, **settings) as c:
         c.assign([(TOPIC, 0), (TOPIC, 1)])
-        records = await c.poll(1, timeout_ms=10_000)
-        async with asyncio.timeout(10):
+        records = await c.poll(1, timeout_ms=60_000)
+        async with asyncio.timeout(60):
             while (
                 len(c._fetcher.chunks) < CHUNKS_AHEAD
             ):  # partition 1 has all it may have, partition 0 nothing
@@ -253,7 +253,7 @@ async def test_a_batch_may_begin_before_the_offset_that_was_asked_for(cluster: F
         c.seek(PART, 7)
         assert [r.offset for r in await read(c, 3)] == [7, 8, 9]
         c.seek(PART, 4)
-        table = await c.poll_arrow(timeout_ms=5_000)
+        table = await c.poll_arrow(timeout_ms=60_000)
         assert table["offset"].to_pylist() == [4, 5, 6, 7, 8, 9]
         assert await c.position(PART) == 10
 
@@ -368,8 +368,8 @@ async def test_a_fetch_that_waits_for_news_holds_nothing_up(cluster: FakeCluster
             ]
         ),
     )
-    settings = {**QUICK, "fetch_max_wait_ms": 20_000, "group_id": "g", "enable_auto_commit": False}
-    async with Consumer(cluster.servers, **settings) as c, asyncio.timeout(10):
+    settings = {**QUICK, "fetch_max_wait_ms": 120_000, "group_id": "g", "enable_auto_commit": False}
+    async with Consumer(cluster.servers, request_timeout_ms=150_000, **settings) as c, asyncio.timeout(60):
         c.assign([PART])
         c.seek(PART, 0)
         while not cluster.asked(FetchRequest):
@@ -417,4 +417,4 @@ async def test_a_fault_of_the_client_itself_is_told_to_whoever_polls(
         monkeypatch.setattr(c._fetcher, "_take", broken)
         c.assign([PART])
         with pytest.raises(KafkaError, match=r"t-0: the fetcher has broken down: ZeroDivisionError"):
-            await c.poll(timeout_ms=10_000)
+            await c.poll(timeout_ms=60_000)

@@ -9,7 +9,7 @@ import pytest
 from ottla.client.producer import PreparedTransaction, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.testing.local_node import LocalNode
-from tests.client.test_transactions import visible
+from tests.client.test_transactions import expect_visible, visible
 from tests.support.apache_kafka import ApacheKafka
 
 SETTINGS = {"transaction.two.phase.commit.enable": "true", "unstable.api.versions.enable": "true"}
@@ -50,7 +50,7 @@ async def test_another_producer_commits_what_was_prepared(servers: str, topic: s
             await producer.send(topic, b"next", partition=0)
     finally:
         await producer.close()
-    assert await visible(servers, topic) == [b"next", b"prepared"]
+    await expect_visible(servers, topic, [b"next", b"prepared"])
 
 
 async def test_what_nobody_claims_is_aborted(servers: str, topic: str, fresh_name: str) -> None:

@@ -20,6 +20,8 @@ SETTINGS = {
     "broker.heartbeat.interval.ms": 500,
     "replica.lag.time.max.ms": 3_000,
     "controlled.shutdown.enable": True,
+    # Leaders move when a test has them moved, and not when five minutes are over.
+    "auto.leader.rebalance.enable": False,
 }
 MakeTopic = Callable[..., str]
 

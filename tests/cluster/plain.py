@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -50,8 +52,8 @@ def create(cluster: LocalCluster, topic: str, assignment: list[list[int]], **con
         ],
     )
     node = cluster.node(assignment[0][0])
-    request = CreateTopicsRequest(topics=[described], timeout_ms=20_000)
-    answer = ask(node.port, request, 7, CreateTopicsResponse, timeout_s=30)
+    request = CreateTopicsRequest(topics=[described], timeout_ms=40_000)
+    answer = ask(node.port, request, 7, CreateTopicsResponse, timeout_s=60)
     assert [each.error_code for each in answer.topics] == [0], answer
     for index, brokers in enumerate(assignment):
         assert cluster.leader(topic, index) == brokers[0]
@@ -60,6 +62,21 @@ def create(cluster: LocalCluster, topic: str, assignment: list[list[int]], **con
             lambda leader=leader, index=index: end_offset(leader, topic, index) is not None,  # type: ignore[misc]
             f"{topic}-{index} is not led",
         )
+
+
+def wait_for_leader(cluster: LocalCluster, topic: str, *, among: Iterable[int]) -> ClusterNode:
+    """Wait until one of these leads partition 0 of a topic and knows it, too: brokers hear of it one after
+    the other.
+    """
+    wanted = set(among)
+    found: list[ClusterNode] = []
+
+    def leads() -> bool:
+        found[:] = [cluster.node(cluster.leader(topic))]
+        return found[0].id in wanted and end_offset(found[0], topic, 0, of_replica=True) is not None
+
+    wait_until(leads, f"none of {wanted} leads {topic}")
+    return found[0]
 
 
 def _request(topic: str, value: bytes, *, acks: int, partition: int, timeout_ms: int) -> ProduceRequest:
@@ -82,11 +99,11 @@ def produce(
     *,
     acks: int = -1,
     partition: int = 0,
-    timeout_ms: int = 10_000,
+    timeout_ms: int = 30_000,
 ) -> tuple[ErrorCode, int]:
     """What the broker answers to one record, and the offset that it got."""
     request = _request(topic, value, acks=acks, partition=partition, timeout_ms=timeout_ms)
-    answer = ask(node.port, request, PRODUCE_VERSION, ProduceResponse, timeout_s=timeout_ms / 1000 + 10)
+    answer = ask(node.port, request, PRODUCE_VERSION, ProduceResponse, timeout_s=timeout_ms / 1000 + 30)
     (part,) = answer.responses[0].partition_responses
     return ErrorCode.of(part.error_code), part.base_offset
 
@@ -112,6 +129,6 @@ def end_offset(node: ClusterNode, topic: str, partition: int, *, of_replica: boo
             )
         ],
     )
-    answer = ask(node.port, request, 6, ListOffsetsResponse, timeout_s=10)
+    answer = ask(node.port, request, 6, ListOffsetsResponse, timeout_s=30)
     (part,) = answer.topics[0].partitions
     return part.offset if part.error_code == ErrorCode.NONE else None

@@ -49,7 +49,10 @@ def topic(cluster: SeparableCluster) -> str:
     name = f"{TOPIC}-{time.time_ns()}"
     with blocking.Admin(cluster.bootstrap_servers) as admin:
         admin.topics.create(name, partitions=1, replication_factor=3)
-    wait_until(lambda: all(cluster.leader(name, asked=node) for node in cluster.nodes), "nobody leads")
+    wait_until(
+        lambda: all(cluster.leader(name, asked=node) in cluster.nodes for node in cluster.nodes),
+        "nobody leads",
+    )
     return name
 
 
@@ -60,12 +63,14 @@ def leader_and_other(cluster: SeparableCluster, topic: str) -> tuple[int, int]:
     return leader, next(node for node in cluster.nodes if node != leader)
 
 
-def write(cluster: SeparableCluster, node: int, topic: str, value: bytes) -> tuple[ErrorCode, int]:
+def write(
+    cluster: SeparableCluster, node: int, topic: str, value: bytes, *, timeout_ms: int = 30_000
+) -> tuple[ErrorCode, int]:
     """What a node says to one record with acks=all: the error, and the offset."""
     data = PartitionProduceData(index=0, records=build_batch([(time.time_ns() // 1_000_000, None, value)]))
     topics = [TopicProduceData(name=topic, partition_data=[data])]
     with WireClient(cluster.address(node)) as wire:
-        request = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=topics)
+        request = ProduceRequest(acks=-1, timeout_ms=timeout_ms, topic_data=topics)
         answer = wire.get(request, 11, ProduceResponse)
     (partition,) = answer.responses[0].partition_responses
     return ErrorCode.of(partition.error_code), partition.base_offset
@@ -100,10 +105,11 @@ def test_a_leader_that_is_cut_off_is_followed_and_its_word_does_not_count(
     wait_until(lambda: cluster.leader(topic, asked=other) not in (None, leader), "nobody follows", DEADLINE_S)
     # It does not know better, and cannot do harm.
     assert cluster.leader(topic, asked=leader) == leader
-    refused, _ = write(cluster, leader, topic, b"to the wrong one")
+    refused, _ = write(cluster, leader, topic, b"to the wrong one", timeout_ms=1000)
     assert refused in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
     successor = cluster.leader(topic, asked=other)
     assert successor is not None
+    wait_until(lambda: cluster.leader(topic, asked=successor) == successor, "it does not know that it leads")
     assert write(cluster, successor, topic, b"to the right one") == (ErrorCode.NONE, 1)
     cluster.heal()
     wait_until(

@@ -92,7 +92,7 @@ def fetch(node: ClusterNode, topic: str, offset: int, *, rack: str = "") -> Part
         session_epoch=-1,
         topics=[FetchTopic(topic=topic, partitions=[asked])],
     )
-    answer = ask(node.port, request, 12, FetchResponse, timeout_s=10)
+    answer = ask(node.port, request, 12, FetchResponse, timeout_s=30)
     return answer.responses[0].partitions[0]
 
 
@@ -123,7 +123,7 @@ def test_a_consumer_that_names_its_rack_is_sent_to_the_replica_there(cluster: Lo
         }
     )
     consumer.assign([Place(topic, 0, 0)])
-    message = consumer.poll(30)
+    message = consumer.poll(60)
     assert message is not None
     assert message.value() == b"near"
     consumer.close()
@@ -155,8 +155,10 @@ def test_a_partition_moves_to_other_brokers_under_load(cluster: LocalCluster) ->
         wait_until(lambda: not admin.partitions.reassignments([place]), "the move does not end")
         load.wait_for_more(500)
         load.finish()
-        found = cluster.partition(topic)
-        assert sorted(found.replica_nodes) == sorted(found.isr_nodes) == [3, 4]
+        wait_until(
+            lambda: sorted(cluster.partition(topic).replica_nodes) == [3, 4], "the brokers do not know of it"
+        )
+        assert sorted(cluster.partition(topic).isr_nodes) == [3, 4]
         wait_until(lambda: not where(admin, 1, topic) and not where(admin, 2, topic), "copies are left")
     load.check(cluster.bootstrap_servers)
 
@@ -176,7 +178,7 @@ def test_a_throttled_replica_catches_up_slowly_until_it_may_hurry(cluster: Local
         assert cluster.partition(topic).isr_nodes == [1]
         admin.configs.alter(ResourceType.BROKER, "", delete=rates)
         wait_until(lambda: not admin.partitions.reassignments([place]), "it does not hurry")
-    assert sorted(cluster.partition(topic).isr_nodes) == [1, 3]
+    wait_until(lambda: sorted(cluster.partition(topic).isr_nodes) == [1, 3], "the brokers do not know of it")
 
 
 # Data directories
@@ -195,7 +197,7 @@ def test_a_replica_moves_to_another_directory_and_survives_the_restart(cluster: 
         cluster.restart(3)
         cluster.wait_ready()
         cluster.wait_in_sync()
-        assert list(where(admin, 3, topic)) == [other]
+        wait_until(lambda: list(where(admin, 3, topic)) == [other], "the replica is elsewhere")
     cluster.kill(2)
     wait_until(lambda: cluster.leader(topic) == 3, "the moved replica does not lead")
     assert len(read_all(cluster.bootstrap_servers, topic, 0)) == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +27,17 @@ class Status:
         ended = self._ottla("cluster", "status", "-d", self._directory, "--json")
         return ended.status, ended.json
 
+    def until(self, good: Callable[[Any], bool], otherwise: str) -> Any:
+        """What it says as soon as that is good."""
+        seen: list[Any] = []
+
+        def look() -> bool:
+            seen[:] = [self()[1]]
+            return good(seen[0])
+
+        wait_until(look, otherwise)
+        return seen[0]
+
     def node(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = self()[1]["nodes"][number - 1]
         return found
@@ -34,8 +46,7 @@ class Status:
 def test_all_is_well_and_then_a_node_is_gone(cluster: LocalCluster, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=3)
     look = Status(cluster)
-    wait_until(lambda: look()[0] == 0, "all is well, and status does not say so")
-    _, seen = look()
+    seen = look.until(lambda seen: seen["well"], "all is well, and status does not say so")
     assert (seen["well"], seen["quorum"]["leader"]) == (True, cluster.controller())
     assert [node["state"] for node in seen["nodes"]] == ["running"] * 3
     assert sorted(node["quorum"] for node in seen["nodes"]) == ["leader", "voter", "voter"]
@@ -43,11 +54,17 @@ def test_all_is_well_and_then_a_node_is_gone(cluster: LocalCluster, make_topic: 
     assert sorted(led) == [1, 2, 3]
 
     cluster.kill(3)
-    wait_until(lambda: look.node(3)["out_of_sync"] >= 3, "the replicas of a dead node seem in sync")
-    status, seen = look()
-    assert (status, seen["well"]) == (1, False)
-    assert (look.node(3)["state"], look.node(3)["pid"], look.node(3)["leads"]) == ("down", None, 0)
-    assert all(p["in_sync"] and 3 not in p["in_sync"] for p in seen["partitions"] if 3 in p["replicas"])
+    seen = look.until(
+        lambda seen: (
+            bool(seen["partitions"])
+            and all(p["in_sync"] and 3 not in p["in_sync"] for p in seen["partitions"] if 3 in p["replicas"])
+        ),
+        "the replicas of a dead node seem in sync",
+    )
+    assert seen["nodes"][2]["out_of_sync"] >= 3
+    assert (look()[0], seen["well"]) == (1, False)
+    dead = look.node(3)
+    assert (dead["state"], dead["pid"], dead["leads"]) == ("down", None, 0)
 
 
 @pytest.mark.slow

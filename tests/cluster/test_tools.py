@@ -22,14 +22,19 @@ from tests.support.acknowledged import Load
 from tests.support.java_driver import JavaDriver, Message
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.timeout(900),
+]
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
 ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 class Tools:
@@ -76,7 +81,9 @@ def test_replicas_are_reassigned_under_load(
             "the replicas did not move",
             DEADLINE_S,
         )
-        assert "No partition reassignments found" in tools(REASSIGN, "--list")
+        wait_until(
+            lambda: "No partition reassignments found" in tools(REASSIGN, "--list"), "the moves do not end"
+        )
         load.wait_for_more(500)
         load.finish()
     for number, replicas in moves.items():
@@ -120,13 +127,13 @@ def test_replicas_out_of_sync_are_listed_until_they_are_back(
 ) -> None:
     topic = make_topic(partitions=2)
     listed = ("--describe", "--topic", topic, "--under-replicated-partitions")
-    assert topic not in tools(TOPICS, *listed)
+    wait_until(lambda: topic not in tools(TOPICS, *listed), "all are in sync")
     cluster.kill(3)
     wait_until(lambda: tools(TOPICS, *listed).count(f"Topic: {topic}") == 2, "nothing is missed")
     assert topic not in tools(TOPICS, "--describe", "--topic", topic, "--unavailable-partitions")
     cluster.start(3)
     cluster.wait_in_sync()
-    assert topic not in tools(TOPICS, *listed)
+    wait_until(lambda: topic not in tools(TOPICS, *listed), "all are in sync again")
 
 
 def test_a_group_is_described_and_reset_wherever_its_coordinator_went(
@@ -136,15 +143,19 @@ def test_a_group_is_described_and_reset_wherever_its_coordinator_went(
     group = f"group-{topic}"
     with tools.driver.producer(cluster.bootstrap_servers) as producer:
         producer.send([Message(topic, b"%d" % n) for n in range(20)])
-    reset = ("--reset-offsets", "--group", group, "--topic", topic)
+    # By default the tool gives up after five seconds, which a new coordinator may take to be there.
+    patient = ("--timeout", "60000")
+    reset = ("--reset-offsets", "--group", group, "--topic", topic, *patient)
     tools(GROUPS, *reset, "--to-offset", "5", "--execute")
-    described = tools(GROUPS, "--describe", "--group", group, "--state")
+    described = tools(GROUPS, "--describe", "--group", group, "--state", *patient)
     found = re.search(rf"{group}\s+127\.0\.0\.1:\d+\s+\((\d+)\)", described)
     assert found is not None, described
     cluster.kill(int(found[1]))
-    assert re.search(rf"{group}\s+{topic}\s+0\s+5\s+20\s+15", tools(GROUPS, "--describe", "--group", group))
+    described = tools(GROUPS, "--describe", "--group", group, *patient)
+    assert re.search(rf"{group}\s+{topic}\s+0\s+5\s+20\s+15", described), described
     tools(GROUPS, *reset, "--to-offset", "7", "--execute")
-    assert re.search(rf"{group}\s+{topic}\s+0\s+7\s+20\s+13", tools(GROUPS, "--describe", "--group", group))
+    described = tools(GROUPS, "--describe", "--group", group, *patient)
+    assert re.search(rf"{group}\s+{topic}\s+0\s+7\s+20\s+13", described), described
 
 
 @contextmanager
@@ -162,7 +173,7 @@ def verifiable(name: str, directory: Path, *args: str) -> Iterator[Path]:
     try:
         yield events
     finally:
-        java.end_process(process, timeout_s=20)
+        java.end_process(process, timeout_s=60)
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:

@@ -63,6 +63,7 @@ class SeparableCluster:
         self._directory = directory
         self._settings = {name: str(value) for name, value in settings.items()}
         self._tag = f"{os.getpid() % 100_000:05d}"
+        self._device = f"ov{self._tag}"
         self._subnet = f"10.{random.randrange(64, 128)}.{random.randrange(256)}"
         self._router = f"ottla-{self._tag}-router"
         self._cuts: list[str] = []
@@ -112,7 +113,7 @@ class SeparableCluster:
         wanted = [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         try:
-            with WireClient(self.address(node), timeout_s=5) as wire:
+            with WireClient(self.address(node), timeout_s=10) as wire:
                 return wire.get(request, 12, MetadataResponse)
         except (OSError, AssertionError, MalformedMessage):
             return None
@@ -165,7 +166,7 @@ class SeparableCluster:
         _run(f"ip netns add {self._router}")
         forward = "/proc/sys/net/ipv4/ip_forward"
         subprocess.run(["ip", "netns", "exec", self._router, "sh", "-c", f"echo 1 > {forward}"], check=True)
-        device = f"ov{self._tag}"
+        device = self._device
         _run(f"ip link add {device} type veth peer name to-0 netns {self._router}")
         _run(f"ip addr add {self._host(0)}/30 dev {device}")
         _run(f"ip link set {device} up")
@@ -217,5 +218,7 @@ class SeparableCluster:
             process.wait_until_down()
         if self._keeper is not None:
             self._keeper.dismiss()
+        # At once: what goes with its namespace goes when the system comes to it.
+        subprocess.run(["ip", "link", "del", self._device], capture_output=True, check=False)
         for namespace in (*map(self._namespace, self.nodes), self._router):
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)

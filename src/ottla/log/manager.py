@@ -233,12 +233,29 @@ class LogManager:
         for partition, future in list(self._future_logs.items()):
             if partition not in self._logs and partition not in self._failed:
                 _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
-                try:
-                    future.rename_dir(dir_name(partition))
-                except KafkaError as error:
-                    _log.error("the move of %s could not be completed: %s", partition, error.message)
-                    continue
-                self._logs[partition] = self._future_logs.pop(partition)
+                self._adopt(partition)
+
+    def adopt_future_log(self, partition: TopicPartition, directory_id: bytes) -> None:
+        """Let a future log take the place of a current one that is not here, if it lies in this directory:
+        the controller was told that the replica is about to be there, and the node stopped before it was.
+        """
+        future = self._future_logs.get(partition)
+        here = partition in self._logs or partition in self._failed
+        if future is not None and not here and future.directory.directory_id == directory_id:
+            _log.warning(
+                "%s was about to become the log of %s and does so now: the other one is offline",
+                future.dir,
+                partition,
+            )
+            self._adopt(partition)
+
+    def _adopt(self, partition: TopicPartition) -> None:
+        try:
+            self._future_logs[partition].rename_dir(dir_name(partition))
+        except KafkaError as error:
+            _log.error("the move of %s could not be completed: %s", partition, error.message)
+            return
+        self._logs[partition] = self._future_logs.pop(partition)
 
     # Creating and deleting
 

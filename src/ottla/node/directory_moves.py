@@ -4,12 +4,17 @@ A copy, the future log, grows in the other directory until it has all that the c
 takes its place, in one step on the event loop, so that no append falls between the two. What is appended
 meanwhile is copied like the rest, and what is cut off is cut off there too. A move that fails, or is called
 off by a move back, leaves the current log as it was.
+
+The controller is told of the new place before the copy takes over, and has written it down. Otherwise, if the
+new directory failed with the next start, the controller would take the replica for sound, in a directory that
+it is not in any more, and let a broker lead that cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.log.directory import LogDirectory
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STEP_BYTES: Final = 1024 * 1024
+# How often a copy that is held back by `replica.alter.log.dirs.io.max.bytes.per.second` looks again.
+_HELD_BACK_SECONDS: Final = 0.1
 
 
 class DirectoryMoves:
@@ -32,7 +39,7 @@ class DirectoryMoves:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._moves: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._moves: dict[TopicPartition, tuple[Partition, asyncio.Task[None]]] = {}
 
     def begin(self, partition: Partition, path: str) -> None:
         """Move a partition to a data directory; fine if it is there already, or on its way."""
@@ -43,7 +50,7 @@ class DirectoryMoves:
             self._copy_in_background(partition, future)
             return
         if future is not None:
-            self._call_off(tp)
+            self.call_off([tp])
         if current.directory is target:
             return
         future = self._node.logs.get_or_create_log(
@@ -62,53 +69,70 @@ class DirectoryMoves:
                 return directory
         raise KafkaError(ErrorCode.LOG_DIR_NOT_FOUND, f"{path} is not a data directory of this node")
 
-    def _call_off(self, tp: TopicPartition) -> None:
-        task = self._moves.pop(tp, None)
-        if task is not None:
-            task.cancel()
-        self._node.logs.delete_log(tp, future=True)
+    def call_off(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop the moves of partitions, and delete their copies; fine if there are none."""
+        gone = list(partitions)
+        for tp in gone:
+            partition, task = self._moves.pop(tp, (None, None))
+            if partition is not None and task is not None:
+                task.cancel()
+                self._node.replication.reports.settle(partition)
+        for tp, error in self._node.logs.delete_logs(gone, future=True).items():
+            log.error("the copy of %s could not be deleted: %s", tp, error.message)
 
     def _copy_in_background(self, partition: Partition, future: Log) -> None:
         tp = partition.topic_partition
         if tp in self._moves:
             return
         task = asyncio.get_running_loop().create_task(self._move(partition, future), name=f"move of {tp}")
-        self._moves[tp] = task
-        task.add_done_callback(lambda done: self._ended(tp, done))
+        self._moves[tp] = (partition, task)
+        task.add_done_callback(lambda done: self._ended(partition, done))
 
-    def _ended(self, tp: TopicPartition, task: asyncio.Task[None]) -> None:
-        if self._moves.get(tp) is task:
+    def _ended(self, partition: Partition, task: asyncio.Task[None]) -> None:
+        tp = partition.topic_partition
+        if task.cancelled():
+            return  # called off, or the node stops
+        error = task.exception()
+        if self._moves.get(tp) == (partition, task):
             del self._moves[tp]
-        error = None if task.cancelled() else task.exception()
+            self._node.replication.reports.settle(partition)
         if error is not None:
             log.error("%s could not be moved: %s", tp, error)
 
     async def _move(self, partition: Partition, future: Log) -> None:
-        logs = self._node.logs
-        flushed = False
+        logs, replication = self._node.logs, self._node.replication
+        flushed = announced = False
         while True:
             current = partition.log
             if future.log_end_offset < current.log_start_offset:
                 future.truncate_fully_and_start_at(current.log_start_offset)
             _cut_what_differs(future, current)
             if future.log_end_offset == current.log_end_offset:
-                if flushed:
+                if not flushed:
+                    # Off the event loop; for what comes meanwhile the promotion does it.
+                    await logs.flush(future)
+                    flushed = True
+                elif not announced:
+                    target = future.directory.directory_id
+                    assert target is not None
+                    await replication.reports.announce(partition, target)
+                    announced = True
+                else:
                     break
-                # Off the event loop; for what comes meanwhile the promotion does it.
-                await logs.flush(future)
-                flushed = True
-                continue
-            self._copy_step(current, future)
-            await asyncio.sleep(0)
+            elif replication.move_quota.is_exceeded:
+                await asyncio.sleep(_HELD_BACK_SECONDS)
+            else:
+                self._copy_step(current, future)
+                await asyncio.sleep(0)
         future.increment_log_start_offset(
             min(current.log_start_offset, future.high_watermark), "the log that is moved begins there"
         )
         partition.log = logs.promote_future_log(partition.topic_partition)
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
-        self._node.replication.report([partition])
 
     def _copy_step(self, current: Log, future: Log) -> None:
         data = current.read(future.log_end_offset, _STEP_BYTES).records
+        self._node.replication.move_quota.record(len(data))
         epoch = current.latest_epoch
         future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=self._node.now_ms())
         future.update_high_watermark(min(current.high_watermark, future.log_end_offset))
@@ -121,7 +145,7 @@ class DirectoryMoves:
                 self._copy_in_background(partition, future)
 
     async def stop(self) -> None:
-        tasks = list(self._moves.values())
+        tasks = [task for _, task in self._moves.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -287,7 +287,7 @@ class Node:
         self.registration = BrokerRegistration(
             self,
             incarnation_id=self._incarnation_id,
-            directories=[storage.directories[path] for path in config.log_dirs],
+            directories={path: storage.directories[path] for path in config.log_dirs},
             endpoints=self._reachable(config.advertised_listeners),
             previous_epoch=await self.runtime.pool.run(
                 clean_shutdown_epoch, self.runtime.disk, config.log_dirs
@@ -383,6 +383,7 @@ class Node:
             # It may go once everybody has read so far: say so.
             self.registration.hurry()
         changes = self.replicas.apply(delta, image, self.now_ms())
+        self.moves.call_off(changes.deleted)
         self.logs.settle_new()
         self.replication.follow(changes)
         self.coordinators.follow(image, changes, delta)
@@ -409,14 +410,12 @@ class Node:
             self._loop.call_soon_threadsafe(self._directory_failed, directory)
 
     def _directory_failed(self, directory: LogDirectory) -> None:
-        if not self.ready.is_set():
+        self.registration.directory_failed(directory.path)
+        if not self._following:
             return
         gone = self.replicas.directory_failed(directory)
         self.replication.resigned(gone)
         self.coordinators.resigned(gone)
-        if directory.directory_id is not None:
-            self.registration.offline_directories.add(directory.directory_id)
-            self.registration.hurry()
         if not self.logs.live_directories:
             self.fail(f"no log directory is left: {directory.path}: {directory.failure}")
 

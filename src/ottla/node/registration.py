@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.features import SUPPORTED_FEATURES
@@ -58,11 +58,13 @@ class BrokerRegistration:
         node: Node,
         *,
         incarnation_id: bytes,
-        directories: Sequence[bytes],
+        directories: Mapping[str, bytes],
         endpoints: Iterable[Endpoint],
         previous_epoch: int,
     ) -> None:
-        """`previous_epoch` is that of the last life, if it ended cleanly."""
+        """`directories` are the ids by the paths; `previous_epoch` is that of the last life, if it ended
+        cleanly.
+        """
         self._node: Final = node
         self._link: Final = ControllerLink(node, "ottla-broker-lifecycle")
         self._link.follow_leader()
@@ -86,11 +88,12 @@ class BrokerRegistration:
                 for name, levels in SUPPORTED_FEATURES.items()
             ],
             rack=node.config.rack,
-            log_dirs=list(directories),
+            log_dirs=list(directories.values()),
             previous_broker_epoch=previous_epoch,
         )
         self.epoch = -1
-        self.offline_directories: set[bytes] = set()
+        self._directories: Final = dict(directories)
+        self._offline: set[bytes] = set()
         self._wants_to_serve = False
         self._leaving = False
         self._may_go = False
@@ -153,6 +156,11 @@ class BrokerRegistration:
         """Send the next heartbeat now: there is something to tell."""
         self._hurry.set()
 
+    def directory_failed(self, path: str) -> None:
+        """Have the controller know that what lies in a data directory is not here any more."""
+        self._offline.add(self._directories[path])
+        self.hurry()
+
     # Living
 
     async def _beat(self) -> None:
@@ -188,7 +196,7 @@ class BrokerRegistration:
                 current_metadata_offset=self._node.image.provenance.last_contained_offset,
                 want_fence=not self._wants_to_serve,
                 want_shut_down=self._leaving,
-                offline_log_dirs=sorted(self.offline_directories),
+                offline_log_dirs=sorted(self._offline),
             ),
             _HEARTBEAT_VERSION,
             timeout_ms=timeout_ms,

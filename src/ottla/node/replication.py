@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 _ALTER_PARTITION_VERSION: Final = 3
 _RACK_AWARE: Final = "RackAwareReplicaSelector"
+_WINDOWS: Final = ("replication.quota.window.num", "replication.quota.window.size.seconds")
+_WINDOWS_OF_MOVES: Final = (
+    "alter.log.dirs.replication.quota.window.num",
+    "alter.log.dirs.replication.quota.window.size.seconds",
+)
 
 
 def fetcher_config(config: NodeConfig) -> FetcherConfig:
@@ -47,8 +52,9 @@ class Replication:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
         self.peers: Final = Peers(node)
-        self.leader_quota: Final = _quota(node)
-        self.follower_quota: Final = _quota(node)
+        self.leader_quota: Final = _quota(node, *_WINDOWS)
+        self.follower_quota: Final = _quota(node, *_WINDOWS)
+        self.move_quota: Final = _quota(node, *_WINDOWS_OF_MOVES)
         self.selects_nearest = False
         # Made when the first replica is shared with another broker: a lone node needs none of it.
         self._fetchers: Fetchers | None = None
@@ -74,6 +80,7 @@ class Replication:
         config = self._node.config
         self.leader_quota.limit = config.number("leader.replication.throttled.rate")
         self.follower_quota.limit = config.number("follower.replication.throttled.rate")
+        self.move_quota.limit = config.number("replica.alter.log.dirs.io.max.bytes.per.second")
         selector = config["replica.selector.class"]
         self.selects_nearest = selector is not None and str(selector).rpartition(".")[2] == _RACK_AWARE
         if self._fetchers is not None:
@@ -129,11 +136,14 @@ class Replication:
 
     def report(self, partitions: Iterable[Partition]) -> None:
         """Tell the controller where replicas lie, if that is not what it knows."""
+        if len(self._node.logs.directories) > 1:  # otherwise the controller knows without being told
+            self.reports.check(partitions)
+
+    @property
+    def reports(self) -> DirectoryReports:
         if self._reports is None:
-            if len(self._node.logs.directories) == 1:
-                return  # the controller knows without being told
             self._reports = DirectoryReports(self._node)
-        self._reports.check(partitions)
+        return self._reports
 
     # Throttles
 
@@ -147,10 +157,8 @@ class Replication:
         )
 
 
-def _quota(node: Node) -> ReplicationQuota:
+def _quota(node: Node, samples: str, window_seconds: str) -> ReplicationQuota:
     number = node.config.number
     return ReplicationQuota(
-        node.runtime.clock,
-        samples=number("replication.quota.window.num"),
-        window_ms=number("replication.quota.window.size.seconds") * 1000,
+        node.runtime.clock, samples=number(samples), window_ms=number(window_seconds) * 1000
     )

@@ -115,6 +115,7 @@ class ReplicaManager:
         """
         changes = ReplicaChanges()
         self._image = image
+        self._adopt_copies(image)
         for log in self.logs.logs():
             tp = log.topic_partition
             topic = image.topics.by_name.get(tp.topic)
@@ -137,6 +138,13 @@ class ReplicaManager:
                     tp, LocalReplica(topic.id, registration), now_ms, changes, is_new=False
                 )
         return changes
+
+    def _adopt_copies(self, image: MetadataImage) -> None:
+        """Take the copies that were to replace logs which cannot be used any more."""
+        for topic, index, registration in image.topics.partitions():
+            if self.broker_id in registration.replicas:
+                directory = registration.directory(self.broker_id)
+                self.logs.adopt_future_log(TopicPartition(topic.name, index), directory)
 
     def apply(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
         """Follow a delta to its image."""

@@ -10,6 +10,7 @@ import pytest
 
 from ottla.client.consumer import Consumer, TopicPartition
 from ottla.client.errors import TransactionAborted
+from ottla.client.group_offsets import CommittedOffset
 from ottla.client.producer import PreparedTransaction, Producer
 from ottla.client.producer.transaction import TransactionManager
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -145,6 +146,7 @@ async def test_a_consumers_offsets_are_part_of_it(servers: str, topic: str, fres
     assert firsts(seen) == [b"copy of %d" % n for n in range(10)]
 
 
+@pytest.mark.usefixtures("old_ways")
 async def test_the_newer_producer_of_an_id_fences_the_older(
     servers: str, topic: str, fresh_name: str
 ) -> None:
@@ -158,10 +160,53 @@ async def test_the_newer_producer_of_an_id_fences_the_older(
                 await new.send(topic, b"of the new one", partition=0)
             with pytest.raises(KafkaError) as caught:
                 await old.transactions.commit()
-            assert caught.value.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
-            with pytest.raises(KafkaError):
+            assert caught.value.code is ErrorCode.PRODUCER_FENCED
+            with pytest.raises(KafkaError) as again:
                 old.transactions.begin()
+            assert again.value.code is ErrorCode.PRODUCER_FENCED
     await expect_visible(servers, topic, [b"of the new one"])
+
+
+@pytest.mark.usefixtures("old_ways")
+async def test_an_older_producer_that_goes_on_sending_hears_that_it_is_fenced(
+    servers: str, topic: str, fresh_name: str
+) -> None:
+    async with Producer(servers, transactional_id=fresh_name) as old:
+        await old.ready(topic)
+
+        async def write() -> None:
+            async with old.transaction():
+                await old.send(topic, b"of the old one", partition=0)
+                async with Producer(servers, transactional_id=fresh_name) as new:
+                    await new.ready(topic)
+                    async with new.transaction():
+                        await new.send(topic, b"of the new one", partition=0)
+                await old.send(topic, b"too late", partition=0)
+
+        with pytest.raises(KafkaError) as caught:
+            await write()
+        assert caught.value.code is ErrorCode.PRODUCER_FENCED
+        assert isinstance(caught.value.__context__, KafkaError)
+        assert caught.value.__context__.code is ErrorCode.INVALID_PRODUCER_EPOCH
+    await expect_visible(servers, topic, [b"of the new one"])
+
+
+@pytest.mark.usefixtures("old_ways")
+async def test_an_older_producer_that_commits_offsets_hears_that_it_is_fenced(
+    servers: str, topic: str, fresh_name: str
+) -> None:
+    async with Producer(servers, transactional_id=fresh_name) as old:
+        await old.ready(topic)
+        old.transactions.begin()
+        await old.send(topic, b"of the old one", partition=0)
+        await old.transactions.send_offsets({TopicPartition(topic, 0): CommittedOffset(1)}, fresh_name)
+        async with Producer(servers, transactional_id=fresh_name) as new:
+            await new.ready(topic)
+            async with new.transaction():
+                await new.send(topic, b"of the new one", partition=0)
+        with pytest.raises(KafkaError) as caught:
+            await old.transactions.send_offsets({TopicPartition(topic, 0): CommittedOffset(2)}, fresh_name)
+        assert caught.value.code is ErrorCode.PRODUCER_FENCED
 
 
 async def test_a_record_that_fails_dooms_its_transaction(servers: str, topic: str, fresh_name: str) -> None:

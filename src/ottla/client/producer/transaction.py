@@ -3,7 +3,7 @@
 The states and what leads from one to the other:
 
     NEW -> READY -> OPEN -> (PREPARED ->) READY, by commit or abort
-    OPEN -> DOOMED when something of it failed: only an abort leads on
+    OPEN -> DOOMED when something of it failed: only an abort leads on, if the producer was not replaced
     any -> DEAD when another producer took the transactional id over, or an end remained unknown
 
 With brokers of transaction.version 2 a partition joins by being written to, and each end brings a new epoch,
@@ -49,7 +49,6 @@ LAST_VERSION_1 = {"produce": 11, "add_partitions": 3, "end": 4, "offsets": 4}
 _DEADLY = frozenset(
     {
         ErrorCode.PRODUCER_FENCED,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING,
         ErrorCode.INVALID_TXN_STATE,
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -370,6 +369,8 @@ class TransactionManager:
             self.state, self._cause = TransactionState.DOOMED, error
 
     def _fail(self, code: ErrorCode, what: str) -> KafkaError:
+        """What to raise for an answer of a coordinator."""
+        code = _as_fenced(code)
         if code in _DEADLY:
             return self._died(code, what)
         error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}; abort the transaction")
@@ -377,8 +378,9 @@ class TransactionManager:
         return error
 
     def _died(self, code: ErrorCode, what: str) -> KafkaError:
+        code = _as_fenced(code)
         hint = ""
-        if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
+        if code is ErrorCode.PRODUCER_FENCED:
             hint = "; another producer has taken the id over, or the transaction took too long"
         error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}{hint}")
         self.state, self._cause = TransactionState.DEAD, error
@@ -395,6 +397,13 @@ class TransactionManager:
             ErrorCode.INVALID_TXN_STATE,
             f"transactional.id {self._id!r}: cannot {what}: {self.state.value}",
         )
+
+
+def _as_fenced(code: ErrorCode) -> ErrorCode:
+    """Coordinators say the one or the other of a producer that has been replaced, by the version of the
+    request. A partition's leader is not believed that much: an abort asks the coordinator.
+    """
+    return ErrorCode.PRODUCER_FENCED if code is ErrorCode.INVALID_PRODUCER_EPOCH else code
 
 
 def _join_errors(answer: AddPartitionsToTxnResponse) -> list[int]:

@@ -6,7 +6,6 @@ on all three, led by broker 1; followers die in the order 3, 2.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -17,7 +16,8 @@ from ottla.testing.local_cluster import LocalCluster, State
 from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import read_all
-from tests.support.waiting import wait_until
+from tests.support.unread import unread_bytes
+from tests.support.waiting import came_true, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,12 @@ def new_topic(cluster: LocalCluster, **configs: str) -> str:
     topic = f"t-{uuid4().hex[:12]}"
     plain.create(cluster, topic, [[LEADER, *FOLLOWERS]], **configs)
     return topic
+
+
+def has_an_answer(cluster: LocalCluster, follower: int) -> bool:
+    """Whether something from the leader lies unread at a follower."""
+    pid = cluster.node(follower).pid
+    return pid is not None and unread_bytes(pid, cluster.node(LEADER).port) > 0
 
 
 def isr(cluster: LocalCluster, topic: str) -> set[int]:
@@ -149,9 +155,9 @@ def test_what_only_the_leader_had_is_lost_with_it_and_cut_off_when_it_comes_back
     wait_until(lambda: plain.end_offset(leader, topic, 0) == 1, "not committed")
     for follower in FOLLOWERS:
         cluster.pause(follower)
-    # Their fetches still wait at the leader, which would answer them with the record: until they have waited
-    # for as long as they may, and nobody asks any more.
-    time.sleep(FETCH_WAIT_S)
+    # Their fetches still wait at the leader, which would answer them with the record. When each has an answer
+    # that it cannot read, nobody asks any more; and there is none for one that was paused between two.
+    came_true(lambda: all(has_an_answer(cluster, each) for each in FOLLOWERS), FETCH_WAIT_S)
     assert plain.produce(leader, topic, b"lost", acks=1) == (ErrorCode.NONE, 1)
     cluster.kill(LEADER)
     for follower in FOLLOWERS:

@@ -11,7 +11,14 @@ POLL_S = 0.01
 
 def wait_until(condition: Callable[[], bool], otherwise: str, seconds: float = DEADLINE_S) -> None:
     """Return as soon as the condition holds; AssertionError with `otherwise` when time is up."""
+    assert came_true(condition, seconds), f"{otherwise} after {seconds:.0f} s"
+
+
+def came_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether the condition holds before time is up; return as soon as it does."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{otherwise} after {seconds:.0f} s"
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(POLL_S)
+    return True

@@ -28,7 +28,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PyTopicPartition
 from ottla.testing.local_node import LocalNode
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 

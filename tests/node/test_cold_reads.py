@@ -27,7 +27,7 @@ from ottla.runtime.disk import NotInMemory, _RealFile
 from ottla.testing.local_node import LocalNode
 
 VALUES = [b"%03d" % n * 1000 for n in range(100)]
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 @pytest.fixture

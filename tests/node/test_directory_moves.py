@@ -29,7 +29,7 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
 from ottla.testing.local_node import LocalNode
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 class Client:

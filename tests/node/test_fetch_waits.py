@@ -10,7 +10,7 @@ from ottla.protocol.headers import read_response
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.testing.local_node import LocalNode
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 VERSION = 11
 READ_COMMITTED = 1
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.crowd import Crowd
 from kafka import KafkaConsumer
 from ottla.testing.local_node import LocalNode
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 QUICK = {
     "group.consumer.min.heartbeat.interval.ms": 50,
     "group.consumer.heartbeat.interval.ms": 100,
@@ -81,8 +82,14 @@ class World:
                     read.append(message.value().decode())
 
     def close(self, consumer: Consumer) -> None:
+        """Once its group is at rest: one that is being given partitions may never return (see `Crowd`)."""
+        self.poll_until(self._is_at_rest, "the group is at rest")
         self.consumers.remove(consumer)
         consumer.close()
+
+    def _is_at_rest(self) -> bool:
+        described = self.admin.describe_consumer_groups([self.name])[self.name].result(DEADLINE_S)
+        return bool(described.state.name == "STABLE")
 
 
 @pytest.fixture
@@ -110,8 +117,9 @@ PROTOCOLS = [
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: "-".join(protocol.values()))
 def test_members_share_a_topic_and_take_over_from_each_other(world: World, protocol: dict[str, str]) -> None:
     topic = world.topic(4)
-    one = world.consumer(topic, **protocol)
-    two = world.consumer(topic, **protocol)
+    # Nothing commits by itself: after that a consumer that is told to has nothing left, and says so.
+    one = world.consumer(topic, enable_auto_commit=False, **protocol)
+    two = world.consumer(topic, enable_auto_commit=False, **protocol)
     world.poll_until(
         lambda: len(parts(one)) == len(parts(two)) == 2 and parts(one).isdisjoint(parts(two)), "an even share"
     )
@@ -202,10 +210,10 @@ def test_kafka_python_reads_on_where_it_committed(world: World) -> None:
             bootstrap_servers=world.servers,
             group_id=world.name,
             auto_offset_reset="earliest",
-            consumer_timeout_ms=1_000,
+            consumer_timeout_ms=DEADLINE_S * 1_000,
             max_poll_records=10,
         )
-        read += [record.value for record in consumer]
+        read += [record.value for record in islice(consumer, 10)]
         consumer.close()
     assert sorted(read) == sorted(str(number).encode() for number in range(20))
 
@@ -255,6 +263,7 @@ def test_groups_and_offsets_are_there_after_a_restart(tmp_path: object) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_hundred_members_over_three_hundred_partitions_settle(protocol: str, tmp_path: Path) -> None:
     # At a pace that suits a hundred clients on one machine: what they ask for must leave room for the rest.
@@ -275,10 +284,10 @@ def test_a_hundred_members_over_three_hundred_partitions_settle(protocol: str, t
             (tmp_path / "crowd.log").open("wb") as log,
             Crowd(topic, settings, members=100, processes=4, log=log) as crowd,
         ):
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 240
             # What the processes last said may be of two assignments; so both are waited for, together.
             shares: list[list[int]] = []
             while sorted(map(len, shares)) != [3] * 100 or len({p for share in shares for p in share}) != 300:
-                assert time.monotonic() < deadline, f"not settled within 120 s: {sorted(map(len, shares))}"
+                assert time.monotonic() < deadline, f"not settled within 240 s: {sorted(map(len, shares))}"
                 time.sleep(0.05)
                 shares = crowd.shares()

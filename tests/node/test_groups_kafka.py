@@ -33,11 +33,11 @@ def node() -> Iterator[LocalNode]:
 def fill(node: LocalNode, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.create_topics([NewTopic(topic, 2, 1)]).values():
-        done.result(30)
+        done.result(60)
     producer = Producer({"bootstrap.servers": node.bootstrap_servers})
     for number in range(COUNT):
         producer.produce(topic, str(number), partition=number % 2)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

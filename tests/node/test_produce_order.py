@@ -95,16 +95,17 @@ def test_a_request_for_many_partitions_lets_others_have_their_turn(monkeypatch: 
     """Those behind it on its own connection wait, so that each partition has the records in order."""
     partitions = 40
     seen: list[str] = []
-    begun = threading.Event()
+    begun, sent = threading.Event(), threading.Event()
     append = produce._Appends.partition
 
     def slow(self: Any, topic: TopicProduceData, data: PartitionProduceData) -> Any:
         loop = asyncio.get_running_loop()
         if topic.name == "wide":
+            begun.set()
+            assert sent.wait(60)  # the other's request lies at the node's door
             ends = loop.time() + 0.01
             while loop.time() < ends:
                 pass
-            begun.set()
         seen.append(topic.name)
         return append(self, topic, data)
 
@@ -124,8 +125,9 @@ def test_a_request_for_many_partitions_lets_others_have_their_turn(monkeypatch: 
         wire.send(wide(partitions), 9)
         wire.send(wide(partitions, acks=0), 9)
         wire.send(wide(partitions), 9)
-        assert begun.wait(10)
+        assert begun.wait(60)
         other.send(request(b"meanwhile", None), 9)
+        sent.set()
         assert base_offset(other) == 1
         assert seen.index("order") < partitions
         for offset in (0, 2):

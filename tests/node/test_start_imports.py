@@ -34,7 +34,7 @@ LATER = {
 
 def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     modules = done.stdout.split()

@@ -17,7 +17,7 @@ from ottla.runtime import loop as loops
 from ottla.runtime import network
 from ottla.runtime.network import Address, HostNotFound, RealNetwork, SocketOptions, TlsHandshakeFailed
 
-DEADLINE_MS = 10_000
+DEADLINE_MS = 60_000
 CERTIFICATE = Path(__file__).parent / "localhost.pem"
 HAS_IPV6_LOOPBACK = any(
     entry[0] == socket.AF_INET6 for entry in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)

@@ -10,7 +10,7 @@ import pytest
 from ottla.runtime.pool import InlinePool, ThreadPool
 from ottla.sim.disk import SimCrash
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 async def until(condition: threading.Event) -> None:

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from ottla.runtime import InlinePool, RealDisk, Runtime, loop, process
+from ottla.runtime import InlinePool, Runtime, loop, process
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 def test_the_loop_is_uvloop_where_it_is_installed() -> None:
@@ -81,11 +81,14 @@ def test_the_facts_of_the_process() -> None:
 
 
 def test_open_files_are_counted() -> None:
-    before = process.open_files()
-    file = RealDisk().open("/dev/null")
-    assert process.open_files() == before + 1
-    file.close()
-    assert process.open_files() == before
+    """In a process of its own: nodes of other tests open and close files in theirs."""
+    code = (
+        "from ottla.runtime import RealDisk, process; before = process.open_files(); "
+        "file = RealDisk().open('/dev/null'); during = process.open_files(); file.close(); "
+        "print(during - before, process.open_files() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 0\n"
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:

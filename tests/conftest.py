@@ -7,11 +7,12 @@ requirement is missing; a download or start that fails is a failure.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ottla.runtime import process
 from tests.support import kafka_libs
@@ -20,8 +21,10 @@ from tests.support.java_driver import JavaDriver
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
 
-# How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("ottla", deadline=None)
+# How long examples take says more about what else the machine does than about the code.
+settings.register_profile(
+    "ottla", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("ottla")
 
 
@@ -58,6 +61,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark" if "spark" in marks else "apache-kafka"))
         if missing is not None and "kafka" in marks:
             item.add_marker(pytest.mark.skip(reason=KAFKA_SKIP + missing))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch what Maven has to bring before the tests, whose time is limited. What could not be fetched is
+    tried again, and told, by the first test that needs it.
+    """
+    if kafka_libs.missing_requirement() is None and not session.config.option.collectonly:
+        marks = {mark.name for item in session.items for mark in item.iter_markers()}
+        with contextlib.suppress(Exception):
+            for bundle in kafka_libs.BUNDLES if marks & {"kafka", "spark"} else ():
+                kafka_libs.classpath(bundle)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

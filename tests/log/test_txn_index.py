@@ -151,7 +151,7 @@ def histories(draw: st.DrawFn) -> list[AbortedTxn]:
     return aborted
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(aborted=histories(), fetch=st.integers(0, 200), length=st.integers(1, 200))
 def test_a_search_agrees_with_a_scan(path: str, aborted: list[AbortedTxn], fetch: int, length: int) -> None:
     index = index_at(path)

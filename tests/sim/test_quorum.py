@@ -45,7 +45,7 @@ def test_one_seed_is_one_life_in_any_interpreter() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     assert there.stdout.split() == [here.fingerprint]
 

@@ -72,6 +72,8 @@ SPARK_CONNECTOR = Bundle(
     transitive=False,
 )
 
+BUNDLES = (BROKER, STREAMS, OLD_CLIENT, SPARK_CONNECTOR)
+
 
 def missing_requirement() -> str | None:
     """What keeps tests with Apache Kafka from running on this machine, or None if nothing does."""

@@ -43,7 +43,7 @@ from ottla.testing.local_node import FOR_TESTS, settings_text
 
 __all__ = ["ClusterError", "ClusterNode", "LocalCluster", "State"]
 
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0
 _ASK_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
 _METADATA_VERSION: Final = 12

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
-_START_SECONDS: Final = 30.0
-_STOP_SECONDS: Final = 30.0
+_START_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 60.0
 # What a test wants: no waiting for members that will not come, and few partitions to load.
 FOR_TESTS: Final = {
     "group.initial.rebalance.delay.ms": "0",

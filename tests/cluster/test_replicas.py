@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ottla import blocking
 from ottla.records.batch import iter_batches, verify_crc
 from ottla.testing.local_cluster import LocalCluster
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.xdist_group("cluster")
 
 PARTITIONS = 3
 

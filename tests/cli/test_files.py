@@ -22,11 +22,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         online.ok("topics", "create", "orders", "-p", "1", "-c", "retention.ms=1000000000")
         online.ok("produce", "orders", "first", "-k", "key", "-H", "source=test", "-z", "zstd")
         producer = Producer({"bootstrap.servers": node.bootstrap_servers, "transactional.id": "writer"})
-        producer.init_transactions(20)
+        producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce("orders", b"aborted")
-        assert producer.flush(20) == 0
-        producer.abort_transaction(20)
+        assert producer.flush(60) == 0
+        producer.abort_transaction(60)
         consumer = Consumer({"bootstrap.servers": node.bootstrap_servers, "group.id": "readers"})
         consumer.commit(offsets=[TopicPartition("orders", 0, 1)], asynchronous=False)
         consumer.close()

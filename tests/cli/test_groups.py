@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from confluent_kafka import Consumer
 
 from tests.support.command_line import CommandLine
 
-POLLS = 200
+DEADLINE_S = 120.0
 
 
 @contextmanager
@@ -29,14 +30,13 @@ def member(ottla: CommandLine, group: str, topic: str, *, read: int) -> Iterator
     try:
         consumer.subscribe([topic])
         seen = 0
-        for _ in range(POLLS):
+        deadline = time.monotonic() + DEADLINE_S
+        while seen < read:
+            assert time.monotonic() < deadline, f"{seen} of {read} records came"
             message = consumer.poll(0.1)
             if message is not None and message.error() is None:
                 consumer.commit(message, asynchronous=False)
                 seen += 1
-                if seen == read:
-                    break
-        assert seen == read
         yield
     finally:
         consumer.close()

@@ -70,7 +70,7 @@ def test_a_node_is_killed_started_paused_and_resumed_from_anywhere(offline: Comm
     offline.ok("cluster", "pause", "1", "-d", home)
     assert offline("cluster", "status", "-d", home, "--json").json["nodes"][0]["state"] == "paused"
     assert offline.ok("cluster", "resume", "1", "-d", home, "--json").json == {"resumed": [1]}
-    offline.ok("cluster", "status", "-d", home)
+    wait_until(lambda: offline("cluster", "status", "-d", home).status == 0, "it is not well again")
 
 
 def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(
@@ -86,9 +86,10 @@ def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(
         assert process.stdout.readline().startswith("quorum: leader 1, epoch ")
         assert process.stdout.readline() == "partitions: 0\n"
         offline.ok("cluster", "pause", "1", "-d", home)
-        assert process.stdout.readline().startswith("node 1: paused")
+        # It may have been asked while it fell silent: then the first to be told is that nothing is known.
+        assert any(line.startswith("node 1: paused") for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert process.stderr.read() == ""
     wait_until(
         lambda: offline("cluster", "down", "-d", home).out == "nothing was running\n", "a node is left"
@@ -103,7 +104,7 @@ def test_up_ends_when_its_nodes_were_taken_down(offline: CommandLine, home: str)
         assert process.stdout is not None
         process.stdout.readline()
         offline.ok("cluster", "down", "-d", home)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def test_what_makes_no_sense_is_refused_in_one_line(offline: CommandLine, home: str, tmp_path: Path) -> None:
@@ -116,7 +117,8 @@ def test_what_makes_no_sense_is_refused_in_one_line(offline: CommandLine, home: 
     assert (ended.status, "there is no node 7" in ended.err) == (2, True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    assert "is not empty" in offline("cluster", "up", "-d", str(tmp_path / "other"), "--port", "23000").err
+    ports = ("--nodes", "1", "--port", str(free_ports(1)[0]))
+    assert "is not empty" in offline("cluster", "up", "-d", str(tmp_path / "other"), *ports).err
 
 
 def test_a_port_in_use_or_a_wrong_setting_is_told(offline: CommandLine, home: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from confluent_kafka import Producer
 
 from tests.support.command_line import CommandLine
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def transactional(ottla: CommandLine, transactional_id: str) -> Producer:

@@ -27,7 +27,7 @@ from tests.support import java, kafka_libs
 
 VERIFIABLE_CONSUMER: Final = "org.apache.kafka.tools.VerifiableConsumer"
 JAVA: Final = {"java": "CLASSIC", "java-modern": "CONSUMER"}
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 120.0
 
 Owned = dict[str, set[tuple[str, int]]]
 
@@ -144,7 +144,7 @@ class Crowd:
             self.written += 1
             producer.poll(0)
             time.sleep(0.01)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def stop_writing(self) -> None:
         self._writing.clear()
@@ -153,7 +153,7 @@ class Crowd:
     # What the coordinator says
 
     def describe(self) -> ConsumerGroupDescription:
-        return self._admin.describe_consumer_groups([self._group])[self._group].result(30)
+        return self._admin.describe_consumer_groups([self._group])[self._group].result(60)
 
     def owned(self) -> Owned:
         """Partitions by member id, as the coordinator has them."""
@@ -167,7 +167,7 @@ class Crowd:
         asked = ConsumerGroupTopicPartitions(
             self._group, [TopicPartition(self._topic, number) for number in range(self._partitions)]
         )
-        found = self._admin.list_consumer_group_offsets([asked])[self._group].result(30)
+        found = self._admin.list_consumer_group_offsets([asked])[self._group].result(60)
         return sum(max(place.offset, 0) for place in found.topic_partitions)
 
     def settle(self, members: int, what: str, *, unlike: Iterable[str] = ()) -> Owned:

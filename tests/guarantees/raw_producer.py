@@ -34,7 +34,7 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
 from tests.support.wire import WireClient
 
-DEADLINE_S: Final = 20.0
+DEADLINE_S: Final = 60.0
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 _NOT_YET: Final = {

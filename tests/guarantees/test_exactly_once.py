@@ -13,7 +13,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from ottla.testing.cluster_plan import free_ports
 from tests.guarantees.transformer import DOOMED
 from tests.support.node_process import NodeProcess
 from tests.support.transformers import Copying, Worker, read
@@ -30,7 +30,7 @@ from tests.support.txn_checker import Fate, check
 
 SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-SETTLE_S = 60.0
+SETTLE_S = 150.0
 SOURCE, TARGET, PARTITIONS = "source", "target", 3
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
@@ -50,7 +50,7 @@ class Chaos:
 
     def __init__(self, client: str, directory: Path) -> None:
         self._random = random.Random(SEED)
-        listen = f"127.0.0.1:{_free_port()}"
+        listen = f"127.0.0.1:{free_ports(1)[0]}"
         settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
         self.node = NodeProcess(directory / "data", *settings, listen=listen)
         self.copying = Copying(listen, SOURCE, TARGET, PARTITIONS)
@@ -107,14 +107,8 @@ def chaos_in(client: str, directory: Path) -> Iterator[Chaos]:
                 worker.kill()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.timeout(SECONDS + 500)
 @pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])
 def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
@@ -123,7 +117,7 @@ def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: P
         for done in admin.create_topics(
             [NewTopic(SOURCE, PARTITIONS, 1), NewTopic(TARGET, PARTITIONS, 1)]
         ).values():
-            done.result(30)
+            done.result(60)
         for worker in chaos.workers:
             worker.start()
         producer = Producer(
@@ -154,7 +148,7 @@ def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: P
                 chaos.strike()
                 next_strike = time.monotonic() + 0.8
         chaos.calm()
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         assert refused == []
 
         deadline = time.monotonic() + SETTLE_S

@@ -20,7 +20,7 @@ def run(name: str) -> dict[str, int]:
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

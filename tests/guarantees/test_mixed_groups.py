@@ -19,7 +19,7 @@ from tests.guarantees.crowd import Crowd
 from tests.guarantees.member import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS
 from tests.support.effort import THOROUGH
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PARTITIONS = 16
 SETTINGS = {
@@ -42,7 +42,7 @@ def node() -> Iterator[LocalNode]:
 def crowd(node: LocalNode, tmp_path: Path) -> Iterator[Crowd]:
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.create_topics([NewTopic("shared", PARTITIONS, 1)]).values():
-        done.result(30)
+        done.result(60)
     with Crowd(node.bootstrap_servers, "crowd", "shared", PARTITIONS, tmp_path) as crowd:
         yield crowd
 
@@ -106,11 +106,11 @@ def test_topics_and_partitions_that_come_under_a_pattern_find_owners(node: Local
     crowd.settle(len(PYTHON), "a share of the topic that is there")
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.create_topics([NewTopic("shared-more", 4, 1)]).values():
-        done.result(30)
+        done.result(60)
     crowd.places |= {("shared-more", number) for number in range(4)}
     crowd.settle(len(PYTHON), "the topic that came is shared, too")
     for done in admin.create_partitions([NewPartitions("shared-more", 6)]).values():
-        done.result(30)
+        done.result(60)
     crowd.places |= {("shared-more", number) for number in (4, 5)}
     crowd.settle(len(PYTHON), "the partitions that came are shared, too")
     crowd.finish()

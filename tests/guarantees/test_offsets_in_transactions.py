@@ -89,7 +89,11 @@ def test_offsets_count_when_the_transaction_is_committed(world: World) -> None:
     assert producer.end(commit=True) is NONE
     assert world.settled_offset() == 5
     assert world.offset() == (NONE, 5)
-    assert read_all(world.wire, world.output_id, committed=True) == [b"one"]
+    until(
+        "the end in the output",
+        lambda: read_all(world.wire, world.output_id, committed=True),
+        lambda values: values == [b"one"],
+    )
 
 
 def test_offsets_of_an_aborted_transaction_never_count(world: World) -> None:
@@ -191,7 +195,11 @@ def test_an_open_transaction_outlives_a_restart(tmp_path: Path) -> None:
         resumed.id, resumed.epoch = producer.id, producer.epoch
         until("the end", lambda: resumed.end(commit=True), lambda code: code is NONE)
         assert again.settled_offset() == 5
-        assert read_all(again.wire, world.output_id, committed=True) == [b"one"]
+        until(
+            "the end in the output",
+            lambda: read_all(again.wire, world.output_id, committed=True),
+            lambda values: values == [b"one"],
+        )
         resumed.close()
         again.close()
 

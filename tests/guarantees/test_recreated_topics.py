@@ -163,7 +163,7 @@ def test_a_group_reads_the_new_topic_from_its_beginning(world: World) -> None:
         producer = Producer({"bootstrap.servers": world.servers})
         for value in values:
             producer.produce(world.name, value)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     world.create()
     write("a", "b", "c")

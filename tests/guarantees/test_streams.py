@@ -16,13 +16,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ottla.testing.local_node import LocalNode
 from tests.support import java, kafka_libs
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SOURCE = Path(java.__file__).parent / "java" / "WordCount.java"
 LINES = "lines"
 COUNTS = "counts"
 PARTITIONS = 2
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 WORDS = ("log", "segment", "offset", "epoch", "leader", "quorum", "fetch")
 
 
@@ -85,7 +85,7 @@ def write(node: LocalNode, numbers: range) -> Counter[str]:
         words = [WORDS[(number + step * step) % len(WORDS)] for step in range(number % 5 + 1)]
         written.update(words)
         producer.produce(LINES, " ".join(words), partition=number % PARTITIONS)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     return written
 
 
@@ -98,7 +98,7 @@ def test_words_are_counted_once_though_the_application_is_killed(tmp_path: Path)
         admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
         topics = [NewTopic(name, PARTITIONS, 1) for name in (LINES, COUNTS)]
         for done in admin.create_topics(topics).values():
-            done.result(30)
+            done.result(60)
         output = Output(node, tmp_path / "word-count.log")
         words = write(node, range(400))
         with word_count(node, tmp_path) as process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from ottla.runtime.runtime import Runtime
+from ottla.testing.cluster_plan import free_ports
 from tests.metadata.world import SmallSchema, registration, topic
 from tests.support import java
 from tests.support.apache_kafka import ApacheKafka
@@ -175,7 +175,7 @@ async def test_kafka_starts_on_a_directory_that_ottla_formatted(tmp_path: Path, 
 
 
 async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
-    port, controller_port = free_ports()
+    port, controller_port = free_ports(2)
     kafka = ApacheKafka(
         tmp_path,
         cluster_id="MkU3OEVBNTcwNTJENDM2Qg",
@@ -216,10 +216,3 @@ async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
         await qc.log.close()
     finally:
         runtime.close()
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]

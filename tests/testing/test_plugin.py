@@ -32,7 +32,7 @@ def test_a_project_gets_a_node_by_naming_a_fixture(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", *plugin, "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         cwd=tmp_path,
         check=False,
     )

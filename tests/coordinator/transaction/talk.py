@@ -26,7 +26,7 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
 from tests.support.wire import WireClient
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 TOPIC = "t"
 
 

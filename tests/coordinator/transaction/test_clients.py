@@ -9,9 +9,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PARTITIONS = 2
 SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
@@ -93,10 +94,10 @@ class World:
     def uncommitted(self) -> list[str]:
         return self.read("read_uncommitted")
 
-    def await_committed(self, *values: str) -> None:
+    def await_committed(self, *values: str, topic: str | None = None) -> None:
         """The answer to a commit comes before the last marker is written."""
         deadline = time.monotonic() + DEADLINE_S
-        while (seen := self.committed()) != sorted(values):
+        while (seen := self.read("read_committed", topic)) != sorted(values):
             assert time.monotonic() < deadline, f"{seen} are committed, not {values}"
 
     def consumer(self, group: str, isolation: str = "read_committed") -> Consumer:
@@ -223,7 +224,7 @@ def test_offsets_are_committed_with_the_transaction(world: World) -> None:
         while offsets() != expected:
             assert time.monotonic() < deadline
     consumer.close()
-    assert world.read("read_committed", output) == ["A", "B", "C", "D"]
+    world.await_committed("A", "B", "C", "D", topic=output)
     assert len(world.read("read_uncommitted", output)) == 8
 
 
@@ -243,8 +244,8 @@ def test_many_producers_at_once(world: World) -> None:
 
 def test_transactions_go_on_after_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = str(tmp_path_factory.mktemp("data"))
-    with LocalNode(SETTINGS, data_dir=directory) as node:
-        port = node.port
+    (port,) = free_ports(1)  # that nobody is given while the node is away
+    with LocalNode(SETTINGS, data_dir=directory, port=port) as node:
         world = World(node, "restart")
         producer = world.producer()
         producer.begin_transaction()

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from ottla.testing.local_node import LocalNode
 from tests.support.java_driver import JavaDriver, JavaDriverError, Message
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -35,7 +36,7 @@ def topic(node: LocalNode, request: pytest.FixtureRequest) -> str:
     name = re.sub(r"\W", "-", request.node.name)
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.create_topics([NewTopic(name, 2, 1)]).values():
-        done.result(30)
+        done.result(60)
     return name
 
 
@@ -44,6 +45,17 @@ def values(
 ) -> list[bytes | None]:
     seen = driver.consume(node.bootstrap_servers, topic, partition, isolation_level=isolation)
     return [record.value for record in seen.records]
+
+
+def await_committed(
+    driver: JavaDriver, node: LocalNode, topic: str, partition: int, expected: list[bytes]
+) -> None:
+    """A commit is answered when it is decided; its markers come a moment later."""
+    wait_until(
+        lambda: len(values(driver, node, topic, partition, "read_committed")) >= len(expected),
+        f"not all of {expected} are committed",
+    )
+    assert values(driver, node, topic, partition, "read_committed") == expected
 
 
 def test_commits_and_aborts(driver: JavaDriver, node: LocalNode, topic: str) -> None:
@@ -57,7 +69,7 @@ def test_commits_and_aborts(driver: JavaDriver, node: LocalNode, topic: str) -> 
             else:
                 producer.abort()
     for partition in (0, 1):
-        assert values(driver, node, topic, partition, "read_committed") == [b"1", b"2", b"4", b"5"]
+        await_committed(driver, node, topic, partition, [b"1", b"2", b"4", b"5"])
         assert values(driver, node, topic, partition, "read_uncommitted") == [b"%d" % n for n in range(6)]
 
 
@@ -69,11 +81,14 @@ def test_offsets_in_the_transaction(driver: JavaDriver, node: LocalNode, topic: 
             producer.send([Message(topic, b"x")])
             producer.send_offsets(topic, [(topic, 1, offset)])
             end()
-    result = driver.tool(
-        "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
-        "--bootstrap-server", node.bootstrap_servers, "--group", topic, "--describe",
-    )  # fmt: skip
-    assert re.search(rf"{topic}\s+1\s+3\s", result.text), result.text
+
+    def described() -> str:
+        return driver.tool(
+            "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+            "--bootstrap-server", node.bootstrap_servers, "--group", topic, "--describe",
+        ).text  # fmt: skip
+
+    wait_until(lambda: re.search(rf"{topic}\s+1\s+3\s", described()) is not None, "3 is not committed")
 
 
 def test_a_replaced_producer_is_fenced(driver: JavaDriver, node: LocalNode, topic: str) -> None:
@@ -90,7 +105,7 @@ def test_a_replaced_producer_is_fenced(driver: JavaDriver, node: LocalNode, topi
         assert raised.value.kind in ("ProducerFencedException", "InvalidProducerEpochException")
         new.commit()
     old.close(timeout_ms=0)
-    assert values(driver, node, topic, 0, "read_committed") == [b"new"]
+    await_committed(driver, node, topic, 0, [b"new"])
 
 
 def test_the_tool_lists_describes_finds_and_aborts(driver: JavaDriver, node: LocalNode, topic: str) -> None:
@@ -125,14 +140,19 @@ def test_kafka_reads_the_records_of_the_coordinator(driver: JavaDriver, node: Lo
         producer.commit()
         producer.begin()
         producer.abort()
-    logs = sorted(Path(node.data_dir).glob("__transaction_state-*/*.log"))
-    result = driver.tool(
-        DUMP,
-        "--transaction-log-decoder",
-        "--files",
-        ",".join(str(path) for path in logs if path.stat().st_size),
-    )
-    lines = [line for line in result.text.splitlines() if f'"transactionalId":"{topic}"' in line]
-    states = [int(found[1]) for line in lines if (found := re.search(r'"transactionStatus":(\d+)', line))]
+
+    def states() -> list[int]:
+        logs = sorted(Path(node.data_dir).glob("__transaction_state-*/*.log"))
+        result = driver.tool(
+            DUMP,
+            "--transaction-log-decoder",
+            "--files",
+            ",".join(str(path) for path in logs if path.stat().st_size),
+        )
+        lines = [line for line in result.text.splitlines() if f'"transactionalId":"{topic}"' in line]
+        return [int(found[1]) for line in lines if (found := re.search(r'"transactionStatus":(\d+)', line))]
+
+    # The end of the commit is written when all its markers are.
+    wait_until(lambda: len(states()) >= 4, "there are no four states")
     # Empty, Ongoing, PrepareCommit, CompleteCommit
-    assert states[:4] == [0, 1, 2, 4], result.text[-3000:]
+    assert states()[:4] == [0, 1, 2, 4]

@@ -39,7 +39,7 @@ from tests.support.wire import WireClient
 
 from .talk import Talk
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 50,
     "transaction.two.phase.commit.enable": True,

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ottla.client.blocking import Admin, Producer
+from ottla.protocol.errors import ErrorCode, KafkaError
+from tests.support.spark_sink_lab import await_markers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 _serial = itertools.count()
 
 
@@ -84,7 +86,21 @@ class Lab:
         self.admin.topics.create(
             name, partitions=partitions, configs={"retention.ms": "-1", **(configs or {})}
         )
+        self.await_partitions(name, partitions)
         return name
+
+    def await_partitions(self, topic: str, count: int) -> None:
+        """What a controller has done, brokers tell a moment later; with no partitions, that it is gone."""
+
+        def known() -> int:
+            try:
+                return len(self.admin.topics.describe(topic).partitions)
+            except KafkaError as error:
+                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+                return 0
+
+        wait_for(lambda: known() == count, f"{count} partitions of {topic}")
 
     def send(
         self,
@@ -119,11 +135,15 @@ class Lab:
         with Producer(self.servers, transactional_id=f"lab-{uuid.uuid4().hex[:8]}") as producer:
             yield producer
 
+    def await_ends(self, topic: str) -> None:
+        """The end of a transaction is answered when it is decided; a moment later readers see it."""
+        await_markers(self.servers, topic)
+
     # Reading them.
 
     def options(self, options: Mapping[str, Any]) -> dict[str, str]:
         # Less patience than by default, so that a test that waits in vain says for what.
-        found = {"kafka.bootstrap.servers": self.servers, "kafkaConsumer.pollTimeoutMs": "20000"}
+        found = {"kafka.bootstrap.servers": self.servers, "kafkaConsumer.pollTimeoutMs": "60000"}
         for name, value in options.items():
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return found

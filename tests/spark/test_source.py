@@ -146,6 +146,7 @@ def test_aborted_transactions_are_hidden_from_read_committed(lab: Lab) -> None:
         aborted = lab.send(topic, [b"gone1", b"gone2"], producer=producer)
         producer.abort_transaction()
     after = lab.send(topic, [b"after"])
+    lab.await_ends(topic)
     committed = sorted(rec for rec in lab.written if rec not in aborted)
     assert lab.read(subscribe=topic) == sorted(lab.written)
     assert lab.read(subscribe=topic, **{"kafka.isolation.level": "read_committed"}) == committed

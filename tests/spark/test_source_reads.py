@@ -158,9 +158,9 @@ def test_a_task_does_not_wait_for_ever(
 ) -> None:
     topic = new_topic()
     producer.send_many(topic, [b"0", b"1"])
-    read = options(topic, **{"kafkaConsumer.pollTimeoutMs": 300, "kafka.fetch.max.wait.ms": 50})
+    read = options(topic, **{"kafkaConsumer.pollTimeoutMs": 2_000, "kafka.fetch.max.wait.ms": 50})
     [planned] = whole(read)
-    with pytest.raises(KafkaError, match="no records at offset 2 of the range that ends at 4, after 300 ms"):
+    with pytest.raises(KafkaError, match="no records at offset 2 of the range that ends at 4, after 2000 ms"):
         batches_of(read, replace(planned, end=4))
 
 

@@ -71,6 +71,7 @@ def test_new_partitions_are_read_from_their_beginning(lab: Lab) -> None:
         one = lab.send(topic, [b"one"])
         query.processAllAvailable()
         lab.admin.topics.add_partitions(topic, 2)
+        lab.await_partitions(topic, 2)
         with Producer(lab.servers) as fresh:  # that knows the new partition
             two = lab.send(topic, [b"two", b"three"], partition=1, producer=fresh)
         wait_for(lambda: len(flat(batches)) >= 3, "rows of the new partition")
@@ -98,12 +99,14 @@ def test_transactions_leave_gaps_and_no_rows(lab: Lab) -> None:
         producer.begin_transaction()
         kept = lab.send(topic, [b"kept"], producer=producer)
         producer.commit_transaction()
+        lab.await_ends(topic)
         assert flat(lab.run(checkpoint, **committed)) == kept
         producer.begin_transaction()
         lab.send(topic, [b"gone"], producer=producer)
         # Still open: nothing behind it can be read.
         assert lab.run(checkpoint, **committed) == []
         producer.abort_transaction()
+    lab.await_ends(topic)
     assert lab.run(checkpoint, **committed) == []
     last = lab.send(topic, [b"last"])
     assert flat(lab.run(checkpoint, **committed)) == last
@@ -133,6 +136,7 @@ def test_a_deleted_topic_fails_the_query(lab: Lab) -> None:
     checkpoint = lab.checkpoint()
     assert flat(lab.run(checkpoint, **options)) == sorted(lab.written)
     lab.admin.topics.delete(goes)
+    lab.await_partitions(goes, 0)
     more = lab.send(stays, [b"3"])
     with pytest.raises(Exception, match=r"(?i)failOnDataLoss"):
         lab.run(checkpoint, **options)

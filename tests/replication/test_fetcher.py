@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ from ottla.replication.partition import Partition
 from ottla.replication.throttle import UNLIMITED, ReplicationQuota
 from ottla.replication.types import FetchFrom, Isolation
 from ottla.runtime.clock import SystemClock
+from ottla.sim.disk import SimDisk
+from ottla.sim.disk_faults import Op
 from tests.replication.world import TOPIC_ID, TP, Leader, batch, registration
 
 FOLLOWER = 1
@@ -231,6 +234,39 @@ def test_what_passes_is_tried_again(trouble: OSError | ErrorCode) -> None:
 
     lab.live(part)
     assert not lab.failed
+
+
+def test_a_follower_without_room_goes_on_when_there_is_some_again() -> None:
+    lab = Lab()
+    disk = lab.follower.log.directory.disk
+    assert isinstance(disk, SimDisk)
+
+    async def part() -> None:
+        full = disk.fail(errno.ENOSPC, ops=[Op.WRITE], times=None)
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        await lab.until(lambda: len(lab.asked) >= 3)
+        assert lab.end == 0
+        disk.heal(full)
+        await lab.until(lambda: lab.end == 2)
+
+    lab.live(part)
+    assert not lab.failed
+
+
+def test_a_follower_whose_directory_fails_is_given_up() -> None:
+    lab = Lab()
+    disk = lab.follower.log.directory.disk
+    assert isinstance(disk, SimDisk)
+
+    async def part() -> None:
+        disk.fail(errno.EIO, ops=[Op.WRITE], times=None)
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        await lab.until(lambda: not len(lab.fetcher))
+
+    lab.live(part)
+    assert [tp for tp, _ in lab.failed] == [TP]
 
 
 def test_a_leader_of_the_past_is_left_alone_until_the_metadata_tells_more() -> None:

@@ -201,7 +201,9 @@ async def test_a_log_that_the_cluster_does_not_know_is_set_aside() -> None:
     assert any(path.endswith("-stray") for path in again.logs.strays)
 
 
-async def test_a_partition_for_which_there_was_no_room_is_tried_again() -> None:
+async def test_a_partition_for_which_there_was_no_room_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     broker = Broker(world)
     await broker.start()
@@ -210,6 +212,7 @@ async def test_a_partition_for_which_there_was_no_room_is_tried_again() -> None:
     broker.catch_up()
     assert broker.refusal("orders") is ErrorCode.KAFKA_STORAGE_ERROR
     assert not broker.replicas.retry_offline(0).leaders
+    assert caplog.text.count("orders-0 is offline") == 1
     broker.disk.heal()
     changes = broker.replicas.retry_offline(0)
     assert [str(partition.topic_partition) for partition in changes.leaders] == ["orders-0"]

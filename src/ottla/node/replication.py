@@ -113,7 +113,7 @@ class Replication:
         )
 
     def _failed(self, tp: TopicPartition, error: KafkaError) -> None:
-        """A log that could not be written has told its directory, which goes offline with all it has."""
+        """The directory of its log went offline, with all that it has."""
         self.resigned([tp])
 
     # In-sync sets

@@ -84,7 +84,7 @@ class Follower:
     clock: Clock
     config: FetcherConfig
     quota: ReplicationQuota
-    # Told of partitions whose log cannot be written; they are no longer followed.
+    # Told of partitions whose directory went offline; they are no longer followed.
     failed: Callable[[TopicPartition, KafkaError], None]
 
     def now_ms(self) -> int:
@@ -226,9 +226,13 @@ class Fetcher:
             if then is Next.FIND_START:
                 then = await self._find_start(key, following)
         except KafkaError as error:
-            del self._followed[key]
-            follower.failed(following.partition.topic_partition, error)
-            return
+            if not following.partition.log.directory.is_online:
+                del self._followed[key]
+                follower.failed(following.partition.topic_partition, error)
+                return
+            # Room or file handles ran out, of which the directory has told. There may be some again soon.
+            _log.info("%s: its log could not take what came: %s", following, error.message)
+            then = Next.PAUSE
         except Exception:
             _log.exception("%s: an answer of its leader could not be taken", following)
             then = Next.PAUSE

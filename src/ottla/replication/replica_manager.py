@@ -178,7 +178,9 @@ class ReplicaManager:
         try:
             partition = self._host(tp, replica, is_new=is_new)
         except KafkaError as error:
-            _log.error("%s is offline: %s", tp, error.message)
+            known = self._offline.get(tp)
+            if known is None or known.message != error.message:
+                _log.error("%s is offline: %s", tp, error.message)
             self._partitions.pop(tp, None)
             self._offline[tp] = error
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
@@ -11,11 +12,18 @@ from tests.support.apache_kafka import ApacheKafka
 from tests.support.command_line import CommandLine
 
 
+@pytest.fixture(scope="session")
+def node_for_commands() -> Iterator[LocalNode]:
+    """Records of these tests are from 1970, and no retention takes them away in the middle of one."""
+    with LocalNode({"log.initial.task.delay.ms": 3_600_000}) as node:
+        yield node
+
+
 @pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
 def ottla(request: pytest.FixtureRequest) -> CommandLine:
     """The command, with a cluster to talk to."""
     if request.param == "ottla":
-        node: LocalNode = request.getfixturevalue("ottla_node")
+        node: LocalNode = request.getfixturevalue("node_for_commands")
         return CommandLine(node.bootstrap_servers)
     kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
     return CommandLine(kafka.bootstrap, kafka.settle)

@@ -99,7 +99,7 @@ class RawProducer:
     def produce(self, topic: str, topic_id: bytes, *values: bytes, partition: int = 0) -> ErrorCode:
         sequence = self._sequences.get((topic, partition), 0)
         batch = build_batch(
-            [(1_700_000_000_000, None, value) for value in values],
+            [(time.time_ns() // 1_000_000, None, value) for value in values],
             producer_id=self.id,
             producer_epoch=self.epoch,
             base_sequence=sequence,

@@ -36,7 +36,7 @@ from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
 from ottla.testing.local_node import LocalNode
 
-NOW_MS = 1_700_000_000_000
+NOW_MS = time.time_ns() // 1_000_000
 
 
 @pytest.fixture(scope="module")

@@ -310,3 +310,28 @@ def test_a_kafka_node_of_one_starts_with_its_own_file(tmp_path: Path) -> None:
 def test_a_listener_that_cannot_be_served_as_asked_is_refused(tmp_path: Path) -> None:
     line = refused(["--data-dir", str(tmp_path), "--set", "listeners=SSL://127.0.0.1:0"])
     assert "asks for SSL, which is not served yet" in line
+
+
+def test_it_serves_what_lies_elsewhere_when_the_disk_of_a_directory_is_broken(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    both = Path(f"{a},{b}")
+    topics = [f"topic-{number}" for number in range(4)]
+    with NodeProcess(both) as node:
+        for topic in topics:
+            write(node, topic, [topic.encode()])
+        node.terminate()
+    whole = [topic for topic in topics if (a / f"{topic}-0").exists()]
+    assert 0 < len(whole) < len(topics)
+    b.rename(tmp_path / "away")
+    b.write_text("what a broken mount may look like")
+    with NodeProcess(both) as node:
+        for topic in whole:
+            assert read(node, topic, 1) == [topic.encode()]
+        node.terminate()
+        assert f"cannot use {b}: it is a file, not a directory" in node.stderr()
+        assert "Traceback" not in node.stderr()
+    b.unlink()
+    (tmp_path / "away").rename(b)
+    with NodeProcess(both) as node:
+        for topic in topics:
+            assert read(node, topic, 1) == [topic.encode()]

@@ -86,6 +86,46 @@ def test_a_start_that_was_cut_short_while_formatting_is_taken_up_again(
     assert (tmp_path / "meta.properties").exists()
 
 
+def test_a_directory_whose_disk_failed_is_left_aside(
+    runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    first = open_storage(runtime, config(a, b))
+    first.release()
+    b.rename(tmp_path / "gone")
+    b.write_text("what a broken mount may look like")
+    without = open_storage(runtime, config(a, b))
+    without.release()
+    assert without.directories == {str(a): first.directories[str(a)]}
+    assert without.failed == {str(b): f"cannot use {b}: it is a file, not a directory"}
+    assert f"{b}: it is a file" in caplog.text
+    b.unlink()
+    (tmp_path / "gone").rename(b)
+    again = open_storage(runtime, config(a, b))
+    again.release()
+    assert (again.directories, again.failed) == (first.directories, {})
+
+
+def test_a_node_does_not_begin_anew_without_its_metadata(runtime: Runtime, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    open_storage(runtime, config(a, b)).release()
+    (a / "meta.properties").unlink()
+    (a / "bootstrap.checkpoint").unlink()
+    with pytest.raises(NodeFailed, match="which is to have the metadata log, is not formatted"):
+        open_storage(runtime, config(a, b))
+    assert not (a / "meta.properties").exists()
+
+
+def test_a_metadata_log_is_not_begun_where_it_is_not(runtime: Runtime, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    open_storage(runtime, config(a, b)).release()
+    (a / "__cluster_metadata-0").mkdir()
+    with pytest.raises(NodeFailed, match=f"set metadata.log.dir to {a}"):
+        open_storage(runtime, config(a, b, metadata_log_dir=str(b)))
+    with pytest.raises(NodeFailed, match=f"set metadata.log.dir to {a}"):
+        open_storage(runtime, config(b, a))
+
+
 def test_a_path_that_cannot_hold_a_directory_is_one_line(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NodeFailed, match=r"^cannot use .*not a directory$"):

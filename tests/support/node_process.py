@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-READY = re.compile(r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>\S+), (?P<ms>\d+) ms")
+READY = re.compile(r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>.+), (?P<ms>\d+) ms")
 START_SECONDS = 120
 
 

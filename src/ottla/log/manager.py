@@ -69,10 +69,11 @@ class LogManager:
         unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
         on_directory_failure: Callable[[LogDirectory], None] | None = None,
         lock: bool = True,
+        failed: Mapping[str, str] | None = None,
     ) -> None:
         """`open_files` and, besides, `unsynced_files` bound the files that are open at once (`FileHandles`).
         `on_directory_failure` may be called in any thread, once for each directory. Without `lock` the
-        caller holds the locks of the directories itself.
+        caller holds the locks of the directories itself, and says why those that `failed` stay offline.
         """
         if not dirs or len(set(dirs)) != len(dirs):
             raise KafkaError(
@@ -88,6 +89,9 @@ class LogManager:
         self._directories = [
             LogDirectory(path, self.handles, clock, random, on_directory_failure) for path in dirs
         ]
+        for directory in self._directories:
+            if failed is not None and directory.path in failed:
+                directory.fail(failed[directory.path])
         self._lock = lock
         self._locks: dict[str, Lock] = {}
         self._logs: dict[TopicPartition, Log] = {}
@@ -162,7 +166,7 @@ class LogManager:
         another process uses one of them.
         """
         try:
-            for directory in self._directories:
+            for directory in self.live_directories:
                 lock = await self._pool.run(partial(open_directory, directory, lock=self._lock))
                 if lock is not None:
                     self._locks[directory.path] = lock

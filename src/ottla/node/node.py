@@ -221,7 +221,7 @@ class Node:
             await self._start_quorum(storage)
             if self.config.is_broker:
                 await self._join(storage)
-                await self._start_logs()
+                await self._start_logs(storage)
                 await self._serve()
             await self.quorum.registered()
             self.ready.set()
@@ -284,14 +284,13 @@ class Node:
         self._undo(self._stop_server)
         for endpoint in self._of_broker():
             self.endpoints.setdefault(endpoint.name, endpoint)
+        usable = [path for path in config.log_dirs if path not in storage.failed]
         self.registration = BrokerRegistration(
             self,
             incarnation_id=self._incarnation_id,
-            directories={path: storage.directories[path] for path in config.log_dirs},
+            directories={path: storage.directories[path] for path in usable},
             endpoints=self._reachable(config.advertised_listeners),
-            previous_epoch=await self.runtime.pool.run(
-                clean_shutdown_epoch, self.runtime.disk, config.log_dirs
-            ),
+            previous_epoch=await self.runtime.pool.run(clean_shutdown_epoch, self.runtime.disk, usable),
         )
         self._undo(self.registration.close)
         await self.registration.register()
@@ -301,7 +300,7 @@ class Node:
         of_controller = self.config.controller_listener_names
         return [each for each in self.config.listeners if each.name not in of_controller]
 
-    async def _start_logs(self) -> None:
+    async def _start_logs(self, storage: NodeStorage) -> None:
         config = self.config
         open_files, unsynced_files = handles.shares(process.open_file_limit())
         logs = LogManager(
@@ -315,6 +314,7 @@ class Node:
             unsynced_files=unsynced_files,
             on_directory_failure=self._directory_failed_anywhere,
             lock=False,
+            failed=storage.failed,
         )
         await logs.start(self.topic_config)
         self.logs = logs

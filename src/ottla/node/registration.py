@@ -157,9 +157,12 @@ class BrokerRegistration:
         self._hurry.set()
 
     def directory_failed(self, path: str) -> None:
-        """Have the controller know that what lies in a data directory is not here any more."""
-        self._offline.add(self._directories[path])
-        self.hurry()
+        """Have the controller know that what lies in a data directory is not here any more. Of one that was
+        left aside at the start it has not heard.
+        """
+        if path in self._directories:
+            self._offline.add(self._directories[path])
+            self.hurry()
 
     # Living
 

@@ -3,11 +3,16 @@
 A directory that holds something else is never formatted, and one that another node has locked, or that
 belongs to another cluster or node, stops the start with one line, before anything is written to any of them.
 Where no node id was asked for, the node takes the one that the directories have.
+
+A directory whose disk fails is left aside, as Kafka does, and the node starts with the others. The one of the
+metadata log has to be there: a node that has data, but not what it promised the quorum and knew of the
+cluster, must not begin anew.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +20,21 @@ from typing import Final
 
 from ottla.log.checkpoints import read_clean_shutdown
 from ottla.metadata.storage import (
+    METADATA_PARTITION_DIR,
     MetaProperties,
     StorageError,
     assign_directory_id,
     format_directory,
     load_directories,
+    read_meta_properties,
 )
 from ottla.node.config import NodeConfig
 from ottla.node.config_rules import voter_ids
 from ottla.protocol.json_form import uuid_text
 from ottla.runtime.disk import Disk, Lock
 from ottla.runtime.runtime import Runtime
+
+_log = logging.getLogger(__name__)
 
 LOCK_FILE: Final = ".lock"
 # What file systems and desktops leave in a directory that counts as empty.
@@ -44,6 +53,8 @@ class NodeStorage:
     node_id: int
     directories: dict[str, bytes]
     """The directory ids by path, as `log.dirs` lists them."""
+    failed: dict[str, str]
+    """The directories that cannot be used, and why."""
     locks: tuple[Lock, ...]
 
     def release(self) -> None:
@@ -53,22 +64,37 @@ class NodeStorage:
 
 def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
     """Lock the data directories, format those that are empty, and say what node this is."""
-    dirs = list(dict.fromkeys((*config.log_dirs, config.metadata_log_dir)))
+    metadata_dir = config.metadata_log_dir
+    # The metadata's comes first: if this is cut short, the next start must not find it alone missing.
+    dirs = list(dict.fromkeys((metadata_dir, *config.log_dirs)))
     locks: list[Lock] = []
+    failed: dict[str, str] = {}
+    ids: dict[str, bytes] = {}
     try:
         for path in dirs:
-            locks.append(_locked(runtime, path))  # noqa: PERF401 - those taken so far must be released
+            try:
+                locks.append(_locked(runtime, path))
+                read_meta_properties(runtime.disk, path)
+            except OSError as error:
+                _leave_aside(path, error, metadata_dir, failed)
+        usable = [path for path in dirs if path not in failed]
         wanted = config.node_id if config.is_set("node.id") else None
-        found = load_directories(runtime.disk, dirs, node_id=wanted)
+        found = load_directories(runtime.disk, usable, node_id=wanted)
         known = [properties for properties in found.values() if properties is not None]
-        cluster_id = known[0].cluster_id if known else _new_cluster_id(runtime, config, dirs[0])
+        if known:
+            _check_metadata(runtime, found, metadata_dir)
+        cluster_id = known[0].cluster_id if known else _new_cluster_id(runtime, config, metadata_dir)
         node_id = known[0].node_id if known else config.node_id
         for path, properties in found.items():
             if properties is None:
                 _check_empty(runtime, path)
-        ids: dict[str, bytes] = {}
         for path, properties in found.items():
-            ids[path] = _formatted(runtime, path, properties, cluster_id, node_id)
+            try:
+                ids[path] = _formatted(runtime, path, properties, cluster_id, node_id)
+            except OSError as error:
+                _leave_aside(path, error, metadata_dir, failed)
+        if not any(path in ids for path in config.log_dirs):
+            raise StorageError("; ".join(failed.values()))
     except StorageError as error:
         _release(locks)
         raise NodeFailed(str(error)) from None
@@ -78,7 +104,33 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
     except BaseException:
         _release(locks)
         raise
-    return NodeStorage(cluster_id, node_id, {path: ids[path] for path in dirs}, tuple(locks))
+    return NodeStorage(cluster_id, node_id, ids, failed, tuple(locks))
+
+
+def _leave_aside(path: str, error: OSError, metadata_dir: str, failed: dict[str, str]) -> None:
+    """Go on without a directory; OSError if it is the one that nothing works without."""
+    if path == metadata_dir:
+        raise error
+    failed[path] = _disk_problem(error)
+    _log.error("%s; the node starts without this directory", failed[path])
+
+
+def _check_metadata(runtime: Runtime, found: dict[str, MetaProperties | None], metadata_dir: str) -> None:
+    """Whether the metadata log of directories that have been used is where it is looked for."""
+    for path in found:
+        elsewhere = posixpath.join(path, METADATA_PARTITION_DIR)
+        if path != metadata_dir and runtime.disk.is_dir(elsewhere):
+            raise StorageError(
+                f"the metadata log is in {elsewhere}, and is looked for in {metadata_dir}: set "
+                f"metadata.log.dir to {path}, or move it"
+            )
+    if found[metadata_dir] is None:
+        others = ", ".join(path for path, properties in found.items() if properties is not None)
+        raise StorageError(
+            f"{metadata_dir}, which is to have the metadata log, is not formatted, but {others} is: restore "
+            "it from a copy; if it is lost for good, and others have the metadata, format it with `ottla "
+            "storage format --ignore-formatted`"
+        )
 
 
 def _new_cluster_id(runtime: Runtime, config: NodeConfig, path: str) -> str:

@@ -8,9 +8,11 @@ the range that every registered node supports.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+F = TypeVar("F")
 
 METADATA_VERSION: Final = "metadata.version"
 KRAFT_VERSION: Final = "kraft.version"
@@ -164,6 +166,16 @@ def metadata_version(level: int) -> MetadataVersion:
             f"metadata.version {level} is unknown; {SUPPORTED_FEATURES[METADATA_VERSION]} are supported"
         )
     return version
+
+
+def supported(kind: Callable[..., F]) -> list[F]:
+    """The features that this code knows, as a registration tells of them: a broker's and a controller's have
+    a class each.
+    """
+    return [
+        kind(name=name, min_supported_version=levels.min, max_supported_version=levels.max)
+        for name, levels in SUPPORTED_FEATURES.items()
+    ]
 
 
 def bootstrap_levels(version: MetadataVersion = LATEST_METADATA_VERSION) -> dict[str, int]:

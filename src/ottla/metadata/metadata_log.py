@@ -12,30 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from ottla.metadata.commit_waits import CommitWaits
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage, Provenance
-from ottla.metadata.loader import Loader, Subscriber
+from ottla.metadata.loader import Subscriber
+from ottla.metadata.opening import DEFAULT_CONFIG, Loaded, MetadataLogConfig, load
 from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.metadata.replay import Replayer
-from ottla.metadata.snapshots import snapshot_batches, snapshot_id
+from ottla.metadata.snapshotting import Snapshotting
 from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft.client import RaftClient, read_election
+from ottla.raft.client import RaftClient
 from ottla.raft.config import QuorumConfig
-from ottla.raft.disk_log import (
-    MAX_BATCH_BYTES,
-    METADATA_PARTITION,
-    DiskLog,
-    DiskLogConfig,
-    LoadedSnapshot,
-    LogGap,
-)
-from ottla.raft.election_state import BadQuorumState, ElectionState
-from ottla.raft.membership import Membership
+from ottla.raft.disk_log import MAX_BATCH_BYTES, METADATA_PARTITION, LoadedSnapshot
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.snapshots import Snapshots
 from ottla.raft.states import Leader
@@ -49,60 +40,12 @@ _logger = logging.getLogger(__name__)
 
 # How much of the log is replayed at once before the loop runs again.
 _REPLAY_BYTES: Final = 4 * 1024 * 1024
-_DAY_MS: Final = 24 * 60 * 60 * 1000
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataLogConfig:
-    """The settings whose names begin with ``metadata.log`` and ``metadata.max``."""
-
-    segment_bytes: int = 1024 * 1024 * 1024
-    segment_ms: int = 7 * _DAY_MS
-    max_retention_bytes: int = 100 * 1024 * 1024
-    max_retention_ms: int = 7 * _DAY_MS
-    max_record_bytes_between_snapshots: int = 20 * 1024 * 1024
-    max_snapshot_interval_ms: int = 60 * 60 * 1000
-
-    def on_disk(self) -> DiskLogConfig:
-        return DiskLogConfig(
-            self.segment_bytes, self.segment_ms, self.max_retention_bytes, self.max_retention_ms
-        )
-
-
-DEFAULT_CONFIG: Final = MetadataLogConfig()
-
-
-@dataclass(slots=True)
-class _Loaded:
-    log: DiskLog
-    membership: Membership
-    loader: Loader
-    election: ElectionState | None
-
-
-def _load(runtime: Runtime, dir: str, config: MetadataLogConfig, static_voters: VoterSet | None) -> _Loaded:
-    """What the files say is certain. Blocks: for the pool."""
-    log = DiskLog.open(runtime.disk, runtime.clock, runtime.random, dir, config.on_disk())
-    try:
-        membership, snapshot = log.load(static_voters)
-        loader = Loader(log, snapshot)
-        election = read_election(runtime.disk, log.dir)
-    except LogGap as error:
-        log.release()
-        raise StorageError(str(error)) from error
-    except BadQuorumState as error:
-        log.release()
-        raise StorageError(f"{log.dir}/quorum-state: {error}") from error
-    except BaseException:
-        log.release()
-        raise
-    return _Loaded(log, membership, loader, election)
 
 
 class MetadataLog:
     """Use :meth:`open`."""
 
-    def __init__(self, runtime: Runtime, loaded: _Loaded, config: MetadataLogConfig) -> None:
+    def __init__(self, runtime: Runtime, loaded: Loaded, config: MetadataLogConfig) -> None:
         self._runtime: Final = runtime
         self._log: Final = loaded.log
         self._membership: Final = loaded.membership
@@ -118,9 +61,14 @@ class MetadataLog:
         self._on_lead: Callable[[int], None] | None = None
         self._on_leave: Callable[[], None] | None = None
         self._going_on = False
-        self._bytes_since_snapshot = 0
-        self._snapshot_running = False
-        self._last_snapshot_ms = runtime.clock.wall_ms()
+        self._snapshotting: Final = Snapshotting(
+            runtime,
+            loaded.log,
+            loaded.membership,
+            loaded.loader,
+            max_record_bytes=config.max_record_bytes_between_snapshots,
+            max_interval_ms=config.max_snapshot_interval_ms,
+        )
 
     @classmethod
     async def open(
@@ -148,7 +96,7 @@ class MetadataLog:
         alone = static_voters is None and not bootstrap
         if alone:
             static_voters = VoterSet.of(Voter(ReplicaKey(node_id), local.endpoints))
-        loaded = await runtime.pool.run(_load, runtime, dir, config, static_voters)
+        loaded = await runtime.pool.run(load, runtime, dir, config, static_voters)
         self = cls(runtime, loaded, config)
         try:
             if alone:
@@ -203,7 +151,7 @@ class MetadataLog:
         """Replay what is committed. A long log is taken in pieces, and the loop runs in between."""
         self._going_on = False
         end = self._log.high_watermark
-        self._bytes_since_snapshot += self._loader.replay(end, _REPLAY_BYTES)
+        self._snapshotting.replayed(self._loader.replay(end, _REPLAY_BYTES))
         if self._loader.next_offset < end:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -250,7 +198,7 @@ class MetadataLog:
 
     def snapshot_loaded(self, id: SnapshotId) -> None:
         self._loader.begin_anew(LoadedSnapshot(id, self.snapshots.read(id)))
-        self._bytes_since_snapshot = 0
+        self._snapshotting.began_anew()
         self._tell()
 
     def failed(self, error: BaseException) -> None:
@@ -394,51 +342,19 @@ class MetadataLog:
 
     # Snapshots
 
-    def snapshot_due(self) -> bool:
-        """Whether enough was written, or enough time went by, since the last snapshot."""
-        image = self.image
-        if image.is_empty or image.provenance.last_contained_offset < 0 or self._loader.transaction_open:
-            return False
-        newest = self.snapshots.newest
-        if newest is not None and image.provenance.last_contained_offset + 1 <= newest.offset:
-            return False
-        if self._bytes_since_snapshot >= self.config.max_record_bytes_between_snapshots:
-            return True
-        interval = self.config.max_snapshot_interval_ms
-        if interval <= 0 or self._bytes_since_snapshot == 0:
-            return False
-        return self._runtime.clock.wall_ms() - self._last_snapshot_ms >= interval
-
     async def maybe_snapshot(self) -> None:
         """Write a snapshot if it is due; for about once a second."""
-        if self._snapshot_running or not self.snapshot_due():
+        if not self._snapshotting.is_due():
             return
-        self._snapshot_running = True
-        try:
-            id = await self.write_snapshot(self.image)
+        self.client.check_usable()
+        id = await self._snapshotting.write_if_due()
+        if id is not None:
             _logger.info("wrote the metadata snapshot %s", id.file_name)
-        finally:
-            self._snapshot_running = False
 
     async def write_snapshot(self, image: MetadataImage) -> SnapshotId:
-        """Write a committed image as a snapshot, then trim the log as far as retention allows."""
+        """Write a committed image as a snapshot."""
         self.client.check_usable()
-        id = snapshot_id(image)
-        assert id.offset <= self.high_watermark, "a snapshot of uncommitted records"
-        now_ms = self._runtime.clock.wall_ms()
-        self._bytes_since_snapshot = 0
-        self._last_snapshot_ms = now_ms
-        kraft_version, voters = self._membership.at(id.offset)
-        batches = snapshot_batches(image, kraft_version=kraft_version, voters=voters, now_ms=now_ms)
-        await self._runtime.pool.run(self.snapshots.write, id, batches)
-        if id.offset < self.start_offset:
-            # Meanwhile the leader sent a newer one, and the log begins behind it.
-            self.snapshots.add(id)
-            self.snapshots.remove(id)
-            return id
-        self._log.snapshot_written(id)
-        self._membership.forget_before(self.start_offset)
-        return id
+        return await self._snapshotting.write(image)
 
     def trim(self) -> None:
         """Drop the oldest snapshots and the records before the next ones, while they are too many or too

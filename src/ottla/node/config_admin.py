@@ -8,7 +8,7 @@ outcome here goes no further.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ottla.metadata.control import NO_ERROR, ApiError
@@ -32,15 +32,15 @@ class Change(NamedTuple):
 _STORED: Final = (ConfigResourceType.TOPIC, ConfigResourceType.CLIENT_METRICS, ConfigResourceType.GROUP)
 
 
-class ResourceResponse(Protocol):
-    """What the two requests, the old and the incremental one, answer for a resource."""
+class NamedResource(Protocol):
+    """What the two requests, the old and the incremental one, and their answers name it by."""
 
     resource_type: int
     resource_name: str
 
 
 A = TypeVar("A")
-R = TypeVar("R", bound=ResourceResponse)
+R = TypeVar("R", bound=NamedResource)
 
 
 async def alter(
@@ -68,6 +68,21 @@ async def alter(
             resource_name=resource.name,
         )
         for (resource, _), outcome in zip(resources, outcomes)
+    ]
+
+
+def all_failed(
+    resources: Iterable[NamedResource], code: int, message: str | None, respond: Callable[..., R]
+) -> list[R]:
+    """The same answer for every resource."""
+    return [
+        respond(
+            error_code=int(code),
+            error_message=message,
+            resource_type=each.resource_type,
+            resource_name=each.resource_name,
+        )
+        for each in resources
     ]
 
 

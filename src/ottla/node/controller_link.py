@@ -65,6 +65,16 @@ class ControllerLink:
         except StorageError as error:
             raise ConnectionAbortedError(f"{name}: {error}") from error
 
+    async def ask_until_answered(self, request: Request, newest_version: int) -> Response:
+        """The active controller's answer, as long as it takes until there is one: for what a node cannot go
+        on without.
+        """
+        while True:
+            try:
+                return await self.ask(request, newest_version)
+            except OSError as error:
+                _log.info("%s", error)
+
     async def _ask_once(self, request: Request, newest_version: int) -> Response | None:
         """None if the active controller could not be asked."""
         node = self._node

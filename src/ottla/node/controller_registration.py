@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.features import SUPPORTED_FEATURES
-from ottla.node.listeners import Endpoint
+from ottla.metadata.features import supported
+from ottla.node.listeners import Endpoint, registered
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.controller_registration import (
     ControllerRegistrationRequest,
@@ -36,26 +36,11 @@ async def register_controller(node: Node, incarnation_id: bytes, endpoints: Iter
     request = ControllerRegistrationRequest(
         controller_id=node.config.node_id,
         incarnation_id=incarnation_id,
-        listeners=[
-            Listener(
-                name=endpoint.name,
-                host=endpoint.host,
-                port=endpoint.port,
-                security_protocol=endpoint.protocol,
-            )
-            for endpoint in endpoints
-        ],
-        features=[
-            Feature(name=name, min_supported_version=levels.min, max_supported_version=levels.max)
-            for name, levels in SUPPORTED_FEATURES.items()
-        ],
+        listeners=registered(endpoints, Listener),
+        features=supported(Feature),
     )
     while True:
-        try:
-            response = await node.controllers.ask(request, _VERSION)
-        except OSError as error:
-            _log.info("%s", error)
-            continue
+        response = await node.controllers.ask_until_answered(request, _VERSION)
         assert isinstance(response, ControllerRegistrationResponse)
         code = ErrorCode.of(response.error_code)
         if code in (ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION):

@@ -7,7 +7,8 @@ as it will go to the client. A controller that has just lost its job says so, an
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ottla.node.connection import Parts
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
@@ -18,7 +19,11 @@ from ottla.protocol.principal import DefaultPrincipalData
 from ottla.protocol.schema import Buffer, Request, Response
 
 if TYPE_CHECKING:
+    from ottla.metadata.control import Result
+    from ottla.metadata.controller import Controller
     from ottla.node.context import RequestContext
+
+R = TypeVar("R", bound=Response)
 
 _ENVELOPE_VERSION: Final = 0
 # Of a client that did not have to say who it is; listeners that ask are not served yet.
@@ -33,8 +38,17 @@ async def forward(context: RequestContext, frame: Buffer) -> Parts:
     return [SIZE.pack(len(data)), data]
 
 
-async def forward_request(context: RequestContext, request: Request) -> Response:
-    """Pass on a part of what was asked; what the controller answers."""
+async def at_controller(
+    context: RequestContext, request: Request, decide: Callable[[Controller], Result[R]]
+) -> R:
+    """What the active controller says to a part of what was asked: decided here if it is here, or else passed
+    on.
+    """
+    try:
+        return await context.node.control(decide)
+    except KafkaError as error:
+        if error.code is not ErrorCode.NOT_CONTROLLER or context.forwarded_for is not None:
+            raise
     api, version = context.api, context.version
     header = RequestHeader(
         request_api_key=api.key,
@@ -44,7 +58,7 @@ async def forward_request(context: RequestContext, request: Request) -> Response
     )
     frame = header.encode(api.request_header_version(version)) + request.encode(version)
     _, response = read_response(api, version, await _exchange(context, frame))
-    return response
+    return cast("R", response)
 
 
 async def _exchange(context: RequestContext, frame: Buffer) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from ottla.node.config_types import ConfigError
+
+L = TypeVar("L")
 
 
 class SecurityProtocol(IntEnum):
@@ -91,3 +93,11 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
             )
         protocols[name.strip().upper()] = SecurityProtocol[protocol.strip().upper()]
     return protocols
+
+
+def registered(endpoints: Iterable[Endpoint], kind: Callable[..., L]) -> list[L]:
+    """The endpoints as a registration tells of them: a broker's and a controller's have a class each."""
+    return [
+        kind(name=each.name, host=each.host, port=each.port, security_protocol=each.protocol)
+        for each in endpoints
+    ]

@@ -200,7 +200,7 @@ class Markers:
         except OSError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
         if info.rolled:
-            node.flush_later(partition.log)
+            node.flushes.later(partition.log)
         return partition, info.last_offset + 1
 
     async def _confirmed(

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.log import handles
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
-from ottla.log.log import Log
 from ottla.log.manager import LogManager
 from ottla.metadata.control import Result
 from ottla.metadata.controller import Controller
@@ -36,8 +34,10 @@ from ottla.node.controller_link import ControllerLink
 from ottla.node.coordinators import Coordinators
 from ottla.node.directory_moves import DirectoryMoves
 from ottla.node.dispatch import Dispatcher
+from ottla.node.doors import Doors
 from ottla.node.fetch_session import FetchSessionCache
-from ottla.node.listeners import Endpoint, SecurityProtocol
+from ottla.node.flushes import Flushes
+from ottla.node.listeners import Endpoint
 from ottla.node.producer_ids import ProducerIds
 from ottla.node.quorum import QuorumMember
 from ottla.node.registration import BrokerRegistration
@@ -48,7 +48,6 @@ from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, op
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
-from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
@@ -75,7 +74,6 @@ class Node:
         self.config = config
         self.cluster_id = ""
         self.authorizer: Authorizer | None = None
-        self.endpoints: dict[str, Endpoint] = {}
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
         self.quorum: Final = QuorumMember(self, self._dispatcher)
@@ -91,11 +89,12 @@ class Node:
         self.moves: Final = DirectoryMoves(self)
         self.replication: Final = Replication(self)
         self.server: Final = Server(runtime.network, config, self._dispatcher)
+        self.doors: Final = Doors(self)
+        self.flushes: Final = Flushes(self)
         self._following = False  # whether the replicas follow the image
         self._incarnation_id: Final = runtime.random.uuid()
         self._upkeep: Final = Upkeep(self)
         self._plain_topic = (config, log_config(config, {}))
-        self._flushes: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[str]
         # What to undo, in the order in which it was done.
@@ -160,20 +159,9 @@ class Node:
             return own
         return min((broker.id for broker in brokers.values() if not broker.fenced), default=-1)
 
-    def advertises_nothing(self, listener: str) -> bool:
-        """Whether the listener is bound to every interface and nobody said how it is reached."""
-        endpoint = self.endpoints.get(listener)
-        return self.config["advertised.listeners"] is None and endpoint is not None and endpoint.wildcard
-
     def client_endpoints(self) -> list[Endpoint]:
         """Where clients connect, with the ports that are really open."""
-        return [self.endpoints[endpoint.name] for endpoint in self.config.advertised_listeners]
-
-    def served_endpoints(self) -> list[Endpoint]:
-        """Where this node is reached: by clients, or, if it is a controller alone, by the others."""
-        if self.config.is_broker:
-            return self.client_endpoints()
-        return [self.endpoints[endpoint.name] for endpoint in self.config.listeners_of_controller]
+        return self.doors.for_clients()
 
     def topic_config(self, topic: str) -> LogConfig:
         overrides = self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
@@ -184,31 +172,6 @@ class Node:
             self._plain_topic = (self.config, log_config(self.config, {}))
         return self._plain_topic[1]
 
-    def flush_later(self, closed: Log) -> None:
-        """Make what lies in closed segments durable, in the background."""
-        task = self._loop.create_task(self.logs.flush(closed, closed.active_segment.base_offset))
-        self._flushes.add(task)
-        task.add_done_callback(self._flushed)
-
-    def flush_now(self, partition: Partition) -> Awaitable[None]:
-        """Make the partition's log durable, and let it commit what had to wait for that. It happens even if
-        whoever asked is gone before it is done, as others may wait for the same records.
-        """
-        task = self._loop.create_task(self._flush(partition))
-        self._flushes.add(task)
-        task.add_done_callback(self._flushed)
-        return asyncio.shield(task)
-
-    async def _flush(self, partition: Partition) -> None:
-        await self.logs.flush(partition.log)
-        partition.flushed(self.now_ms())
-
-    def _flushed(self, task: asyncio.Task[None]) -> None:
-        self._flushes.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("a log could not be flushed: %s", error)
-
     # Starting
 
     async def start(self) -> None:
@@ -216,7 +179,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         try:
-            await self._check_servable()
+            await self.doors.check()
             storage = await self._open_storage()
             await self._start_quorum(storage)
             if self.config.is_broker:
@@ -229,23 +192,6 @@ class Node:
             raise NodeFailed(str(error)) from error
         except OSError as error:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
-
-    async def _check_servable(self) -> None:
-        """Find what would stop the node from serving before it touches a disk: an empty directory stays one,
-        and nobody waits for a long recovery to hear of a port in use. Nor does anybody get in before the node
-        is there: many take a port that answers for a node that serves.
-        """
-        for endpoint in self.config.listeners:
-            if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
-                raise NodeFailed(
-                    f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
-                )
-        with _told_of_ports():
-            await self.server.check(self.config.listeners)
-
-    async def _listen(self, server: Server, endpoints: Iterable[Endpoint]) -> None:
-        with _told_of_ports():
-            self.endpoints |= await server.listen(endpoints)
 
     async def _open_storage(self) -> NodeStorage:
         storage = await self.runtime.pool.run(open_storage, self.runtime, self.config)
@@ -264,9 +210,9 @@ class Node:
         config, quorum = self.config, self.quorum
         endpoints: list[Endpoint] = []
         if config.is_controller:
-            await self._listen(quorum.server, config.listeners_of_controller)
-            self._undo(quorum.stop_server)
-            endpoints = self._reachable(config.advertised_of_controller)
+            await self.doors.open(quorum.server, config.listeners_of_controller)
+            self._undo(quorum.server.stop)
+            endpoints = self.doors.reachable(config.advertised_of_controller)
         await quorum.open(storage, endpoints, self._follow)
         self._undo(quorum.close)
         self._upkeep.start_quorum()
@@ -279,26 +225,20 @@ class Node:
     async def _join(self, storage: NodeStorage) -> None:
         """Register this broker, fenced, and read the metadata log as far as that."""
         config = self.config
-        # Addresses must be known before they are registered; where they are, clients need not come yet.
-        await self._listen(self.server, [each for each in self._of_broker() if not each.port])
-        self._undo(self._stop_server)
-        for endpoint in self._of_broker():
-            self.endpoints.setdefault(endpoint.name, endpoint)
+        # Addresses must be known before they are registered.
+        await self.doors.open_unknown(self.server)
+        self._undo(self.server.stop)
         usable = [path for path in config.log_dirs if path not in storage.failed]
         self.registration = BrokerRegistration(
             self,
             incarnation_id=self._incarnation_id,
             directories={path: storage.directories[path] for path in usable},
-            endpoints=self._reachable(config.advertised_listeners),
+            endpoints=self.doors.reachable(config.advertised_listeners),
             previous_epoch=await self.runtime.pool.run(clean_shutdown_epoch, self.runtime.disk, usable),
         )
         self._undo(self.registration.close)
         await self.registration.register()
         await self.registration.caught_up()
-
-    def _of_broker(self) -> list[Endpoint]:
-        of_controller = self.config.controller_listener_names
-        return [each for each in self.config.listeners if each.name not in of_controller]
 
     async def _start_logs(self, storage: NodeStorage) -> None:
         config = self.config
@@ -338,35 +278,12 @@ class Node:
         self._undo(self._stop_following)
 
     async def _serve(self) -> None:
-        await self._listen(self.server, [each for each in self._of_broker() if each.port])
+        await self.doors.open_known(self.server)
         self._undo(self._leave)
-        self._warn_of_open_listeners()
+        self.doors.warn_of_open_ones()
         await self.registration.serve()
         self._upkeep.start()
         self._undo(self._upkeep.stop)
-
-    def _warn_of_open_listeners(self) -> None:
-        for endpoint in self.client_endpoints():
-            bound = self.endpoints[endpoint.name]
-            if bound.wildcard and not bound.protocol.sasl and self.authorizer is None:
-                log.warning(
-                    "%s is open to every network of this machine, and whoever reaches it may read, write and "
-                    "delete; bind it to one address, as 127.0.0.1, or guard it with a firewall",
-                    bound,
-                )
-
-    def _reachable(self, advertised: Iterable[Endpoint]) -> list[Endpoint]:
-        """The addresses to register: as advertised, with the ports that are really open."""
-        host_name = self.runtime.network.host_name()
-        return [
-            Endpoint(
-                endpoint.name,
-                endpoint.protocol,
-                host_name if endpoint.wildcard else endpoint.host,
-                endpoint.port or self.endpoints[endpoint.name].port,
-            )
-            for endpoint in advertised
-        ]
 
     def _dispatcher(self, endpoint: Endpoint) -> Dispatcher:
         of_controller = endpoint.name in self.config.controller_listener_names
@@ -447,40 +364,24 @@ class Node:
         alone = self.metadata.voters.ids == (self.config.node_id,)
         if alone and not self._has_peers():
             # Nobody can take over. Clients would only hear that no broker is left, and some give up on that.
-            await self._stop_server()
+            await self.server.stop()
         hand_over = self.config.flag("controlled.shutdown.enable")
         seconds = _LEAVE_ALONE_SECONDS if alone else _LEAVE_SECONDS
         if not (hand_over and await self.registration.leave(seconds)):
             log.info("leaving without having handed over all leaderships")
-        await self._stop_server()
+        await self.server.stop()
 
     def _has_peers(self) -> bool:
         brokers = self.image.cluster.brokers.values()
         return any(broker.is_active for broker in brokers if broker.id != self.config.node_id)
-
-    async def _stop_server(self) -> None:
-        await self.server.stop_listening()
-        self.server.close_connections()
 
     async def _stop_following(self) -> None:
         """From here on the replicas stay as they are, whatever becomes of the metadata."""
         self._following = False
 
     async def _close_logs(self) -> None:
-        if self._flushes:
-            await asyncio.gather(*self._flushes, return_exceptions=True)
+        await self.flushes.ended()
         await self.logs.shutdown(self.broker_epoch)
-
-
-@contextlib.contextmanager
-def _told_of_ports() -> Iterator[None]:
-    """What the system says of a port, as one line for whoever starts the node."""
-    try:
-        yield
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        hint = "; is another node running there? --listen chooses another port" if taken else ""
-        raise NodeFailed(f"{error.strerror or error}{hint}") from None
 
 
 def _is_leaving(image: MetadataImage, broker: int) -> bool:

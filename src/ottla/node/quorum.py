@@ -150,7 +150,3 @@ class QuorumMember:
         self.forwards.close()
         await self.metadata.resign(_RESIGN_MS)
         await self.metadata.close()
-
-    async def stop_server(self) -> None:
-        await self.server.stop_listening()
-        self.server.close_connections()

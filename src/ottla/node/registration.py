@@ -14,9 +14,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.features import SUPPORTED_FEATURES
+from ottla.metadata.features import supported
 from ottla.node.controller_link import ControllerLink
-from ottla.node.listeners import Endpoint
+from ottla.node.listeners import Endpoint, registered
 from ottla.node.storage import NodeFailed
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -74,19 +74,8 @@ class BrokerRegistration:
             broker_id=node.config.node_id,
             cluster_id=node.cluster_id,
             incarnation_id=incarnation_id,
-            listeners=[
-                Listener(
-                    name=endpoint.name,
-                    host=endpoint.host,
-                    port=endpoint.port,
-                    security_protocol=endpoint.protocol,
-                )
-                for endpoint in endpoints
-            ],
-            features=[
-                Feature(name=name, min_supported_version=levels.min, max_supported_version=levels.max)
-                for name, levels in SUPPORTED_FEATURES.items()
-            ],
+            listeners=registered(endpoints, Listener),
+            features=supported(Feature),
             rack=node.config.rack,
             log_dirs=list(directories.values()),
             previous_broker_epoch=previous_epoch,
@@ -120,7 +109,8 @@ class BrokerRegistration:
     async def _register(self) -> None:
         told = False
         while True:
-            response = await self._ask_to_register()
+            response = await self._link.ask_until_answered(self._request, _REGISTRATION_VERSION)
+            assert isinstance(response, BrokerRegistrationResponse)
             code = ErrorCode.of(response.error_code)
             if code is ErrorCode.NONE:
                 self.epoch = response.broker_epoch
@@ -131,16 +121,6 @@ class BrokerRegistration:
                 _log.info("the controller cannot register this broker yet: %s", code.name)
                 told = True
             await asyncio.sleep(_WAITING_SECONDS)
-
-    async def _ask_to_register(self) -> BrokerRegistrationResponse:
-        while True:
-            try:
-                response = await self._link.ask(self._request, _REGISTRATION_VERSION)
-            except OSError as error:
-                _log.info("%s", error)
-                continue
-            assert isinstance(response, BrokerRegistrationResponse)
-            return response
 
     async def caught_up(self) -> None:
         """Return once this broker has read the metadata log as far as its registration."""

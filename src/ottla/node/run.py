@@ -54,7 +54,7 @@ async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
             return
         # What has been made so far stays: the collector need not look at it again and again.
         gc.freeze()
-        ready(", ".join(str(Address(at.host or "*", at.port)) for at in node.served_endpoints()))
+        ready(", ".join(str(Address(at.host or "*", at.port)) for at in node.doors.for_anybody()))
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)

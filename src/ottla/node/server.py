@@ -181,6 +181,12 @@ class Server:
         delay = min(max(self._idle_seconds / _SWEEPS_PER_IDLE_TIME, _MIN_SWEEP_SECONDS), _MAX_SWEEP_SECONDS)
         self._sweeper = loop.call_later(delay, self._sweep)
 
+    async def stop(self) -> None:
+        """Let nobody in any more, and close every connection; responses that are ready still go out."""
+        await self.stop_listening()
+        for connection in list(self._connections):
+            connection.close()
+
     async def stop_listening(self) -> None:
         for listener in self._listeners.values():
             await listener.close()
@@ -188,11 +194,6 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-
-    def close_connections(self) -> None:
-        """Close every connection; responses that are ready still go out."""
-        for connection in list(self._connections):
-            connection.close()
 
     def abort_connections(self) -> None:
         for connection in list(self._connections):

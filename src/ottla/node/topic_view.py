@@ -31,7 +31,9 @@ def broker_address(context: RequestContext, broker: BrokerRegistration) -> Broke
     if endpoint is None:
         return None
     host, port = endpoint.host, endpoint.port
-    if broker.id == context.node.config.node_id and context.node.advertises_nothing(context.endpoint.name):
+    if broker.id == context.node.config.node_id and context.node.doors.advertises_nothing(
+        context.endpoint.name
+    ):
         host = context.came_by[0] or host
     return BrokerAddress(broker.id, host, port, broker.rack, broker.fenced)
 

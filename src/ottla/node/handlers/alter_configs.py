@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from ottla.metadata.control_configs import OpType
 from ottla.metadata.entities import ConfigResource
-from ottla.node.config_admin import Change, alter
+from ottla.node.config_admin import Change, all_failed, alter
 from ottla.node.context import RequestContext
-from ottla.node.forwarding import forward_request
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.node.forwarding import at_controller
 from ottla.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
@@ -44,28 +43,12 @@ async def handle(context: RequestContext, request: AlterConfigsRequest) -> Alter
 
 
 async def _decide(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    """What the active controller says, here or elsewhere."""
-    try:
-        return await context.node.control(
-            lambda controller: controller.alter_configs(request, context.control())
-        )
-    except KafkaError as error:
-        if error.code is not ErrorCode.NOT_CONTROLLER or context.forwarded_for is not None:
-            raise
-    response = await forward_request(context, request)
-    assert isinstance(response, AlterConfigsResponse)
-    return response
+    return await at_controller(
+        context, request, lambda controller: controller.alter_configs(request, context.control())
+    )
 
 
 def failed(request: AlterConfigsRequest, code: int, message: str | None) -> AlterConfigsResponse:
     return AlterConfigsResponse(
-        responses=[
-            AlterConfigsResourceResponse(
-                error_code=int(code),
-                error_message=message,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
-            )
-            for asked in request.resources
-        ]
+        responses=all_failed(request.resources, code, message, AlterConfigsResourceResponse)
     )

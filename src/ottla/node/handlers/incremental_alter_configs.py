@@ -7,10 +7,9 @@ changed in this broker only. Version 1 is flexible.
 from __future__ import annotations
 
 from ottla.metadata.entities import ConfigResource
-from ottla.node.config_admin import Change, alter
+from ottla.node.config_admin import Change, all_failed, alter
 from ottla.node.context import RequestContext
-from ottla.node.forwarding import forward_request
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.node.forwarding import at_controller
 from ottla.protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     AlterConfigsResourceResponse,
@@ -47,30 +46,14 @@ async def handle(
 async def _decide(
     context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    """What the active controller says, here or elsewhere."""
-    try:
-        return await context.node.control(
-            lambda controller: controller.incremental_alter_configs(request, context.control())
-        )
-    except KafkaError as error:
-        if error.code is not ErrorCode.NOT_CONTROLLER or context.forwarded_for is not None:
-            raise
-    response = await forward_request(context, request)
-    assert isinstance(response, IncrementalAlterConfigsResponse)
-    return response
+    return await at_controller(
+        context, request, lambda controller: controller.incremental_alter_configs(request, context.control())
+    )
 
 
 def failed(
     request: IncrementalAlterConfigsRequest, code: int, message: str | None
 ) -> IncrementalAlterConfigsResponse:
     return IncrementalAlterConfigsResponse(
-        responses=[
-            AlterConfigsResourceResponse(
-                error_code=int(code),
-                error_message=message,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
-            )
-            for asked in request.resources
-        ]
+        responses=all_failed(request.resources, code, message, AlterConfigsResourceResponse)
     )

@@ -136,7 +136,7 @@ def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
     monkeypatch.setattr(LogManager, "flush", slow)
     with WireClient(node.bootstrap_servers) as leaver:
         leaver.send(request(1, 0), 9)
-        assert begun.wait(30)
+        assert begun.wait(60)
     assert high_watermarks(wire) == [0, 0]
     gone.set()
     wait_until(lambda: high_watermarks(wire)[0] == 1, "the record was not shown")

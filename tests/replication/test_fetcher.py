@@ -153,7 +153,7 @@ class Lab:
         self.fetcher.add(Following(self.partition))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110  of two replicas, neither of which tells
                 await asyncio.sleep(0.001)
 

@@ -54,7 +54,7 @@ def lives(leader: Leader, controller: Controller) -> None:
         changes = IsrChanges(0, lambda: 7, controller.ask, leader.clock)
         changes.propose(leader.partition, leader.proposals[-1])
         assert changes._task is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await changes._task
 
     asyncio.run(live())

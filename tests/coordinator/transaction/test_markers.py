@@ -49,7 +49,7 @@ class Desk:
         self.driver = MarkerDriver(writer, lambda: CONFIG, lambda *done: self.written.append(done))
 
     async def drain(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.driver):  # noqa: ASYNC110  its end has no event of its own
                 await asyncio.sleep(0.001)
 

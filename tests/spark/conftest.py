@@ -1,9 +1,9 @@
 """One session of Spark for all tests here, and nodes for it to read from.
 
-The session is made for speed on a small machine: no UI, two task slots with retries, checkpoints by rename
-and not by Hadoop's file contexts, and workers that are talked to over Unix sockets and import pyspark from
-site-packages, where it is compiled, rather than from Spark's zip. Spark's own Kafka connector is on the
-classpath where Maven can bring it.
+The session is made for speed on a small machine: no UI, no optimizing compiler, two task slots with retries,
+checkpoints by rename and not by Hadoop's file contexts, and workers that are talked to over Unix sockets and
+import pyspark from site-packages, where it is compiled, rather than from Spark's zip. Spark's own Kafka
+connector is on the classpath where Maven can bring it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ottla.spark.session import socket_settings
 from tests.spark.source_lab import Lab
 from tests.support import kafka_libs
 from tests.support.node_process import NodeProcess
+from tests.support.spark_standalone import SHORT_LIVED, StandaloneCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,7 @@ SPARK_CONFS = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
 }
 
 
@@ -90,6 +92,13 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A master and two workers; applications come one after another, as they take all cores."""
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as cluster:
+        yield cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,36 +20,39 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 120
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), cores=1) as cluster:
-        yield cluster
+def executors(cluster: StandaloneCluster, host: str) -> int:
+    """How many the worker of this host has started so far."""
+    return len(list(cluster.work_of(host).glob("app-*/*/stderr")))
 
 
 def test_the_same_pipeline_runs_on_a_cluster(
-    cluster: StandaloneCluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
+    standalone: StandaloneCluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
 ) -> None:
     Pipeline(tmp_path, node.bootstrap_servers).ok("init", "clustered")
     pipeline = Pipeline(tmp_path / "clustered", node.bootstrap_servers)
     admin.topics.create("clustered.orders", partitions=2)
     for number in range(100):
         producer.send("clustered.orders", order(number, 100 * number), partition=number % 2)
-    settings = ("spark.driver.host=127.0.0.1", "spark.executor.memory=512m")
+    before = {host: executors(standalone, host) for host in HOSTS}
+    settings = (
+        "spark.driver.host=127.0.0.1",
+        "spark.executor.memory=512m",
+    )
     confs = [part for setting in settings for part in ("--conf", setting)]
-    said = pipeline.ok("run", "-b", pipeline.bootstrap, "--master", cluster.url, *confs)
-    assert f"on {cluster.url} is ready" in said
+    said = pipeline.ok("run", "-b", pipeline.bootstrap, "--master", standalone.url, *confs)
+    assert f"on {standalone.url} is ready" in said
     assert "orders: completed, 100 rows" in said
     assert len(pipeline.table("orders")) == 99  # an order of nothing is none
     large = values(pipeline.bootstrap, "clustered.large-orders", 50)
     assert sorted(record["number"] for record in large) == list(range(50, 100))
     # Tasks ran in executors of both workers, and not in the driver.
     for host in HOSTS:
-        assert any(cluster.work_of(host).glob("app-*/*/stderr"))
+        assert executors(standalone, host) > before[host]
 
 
 @pytest.mark.skipif(not THOROUGH, reason="a minute more; OTTLA_THOROUGH=1 runs it")
 def test_a_plain_program_takes_its_package_along(
-    cluster: StandaloneCluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
+    standalone: StandaloneCluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
 ) -> None:
     """As docs/spark/deploy.md says: PYTHONPATH for the driver, and another for the executors."""
     import ottla
@@ -63,7 +65,7 @@ def test_a_plain_program_takes_its_package_along(
     program.write_text(PROGRAM)
     environment = dict(os.environ) | {"PYTHONPATH": source, "SPARK_LOCAL_IP": "127.0.0.1"}
     prepare_environment(environment)
-    submit = [str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"), "--master", cluster.url]
+    submit = [str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"), "--master", standalone.url]
     for setting in (
         "spark.driver.host=127.0.0.1",
         "spark.executor.memory=512m",

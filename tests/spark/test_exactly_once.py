@@ -84,7 +84,9 @@ def test_a_handful_of_kills_at_chosen_places_lose_and_double_nothing(tmp_path: P
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
-def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(
+    tmp_path: Path, standalone: StandaloneCluster
+) -> None:
     speculation = {
         "spark.speculation": "true",
         "spark.speculation.interval": "50ms",
@@ -92,9 +94,9 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(t
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.minTaskRuntime": "200ms",
     }
-    with StandaloneCluster(tmp_path) as cluster, Killing(tmp_path / "life", FAST) as killing:
+    with Killing(tmp_path / "life", FAST) as killing:
         conf = {**speculation, **ON_A_CLUSTER}
-        spec = prepare(killing.node.bootstrap, tmp_path, conf=conf, master=cluster.url)
+        spec = prepare(killing.node.bootstrap, tmp_path, conf=conf, master=standalone.url)
         rows = feed(killing.node.bootstrap, 0, 4)
         # A task that has flushed hangs: only another attempt of it brings the batch to its end.
         hanging = killing.hang(Place.FLUSHED, spec)

@@ -33,8 +33,15 @@ class QuerySpec:
 
 def main(spec: QuerySpec) -> None:
     from ottla.spark.session import session
+    from tests.support.spark_standalone import SHORT_LIVED
 
-    spark = session(spec.master, name="kill me", conf={"spark.log.level": "ERROR", **spec.conf})
+    conf = {
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
+        **spec.conf,
+    }
+    spark = session(spec.master, name="kill me", conf=conf)
     rows = (
         spark.readStream.format("ottla")
         .option("kafka.bootstrap.servers", spec.bootstrap)

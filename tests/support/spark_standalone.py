@@ -16,18 +16,21 @@ from typing import Self
 from ottla.spark.session import prepare_environment
 from ottla.testing.cluster_plan import free_ports
 
-__all__ = ["HOSTS", "StandaloneCluster"]
+__all__ = ["HOSTS", "SHORT_LIVED", "StandaloneCluster"]
+
+# For JVMs of Spark that live for a test: what its optimizing compiler does would never be paid back.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 START_SECONDS = 120
+CORES = 2
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 class StandaloneCluster:
     """`url` is the master's, while the `with` block lasts."""
 
-    def __init__(self, directory: Path, *, cores: int = 2) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._cores = cores
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = ""
 
@@ -40,7 +43,7 @@ class StandaloneCluster:
             self._daemon("master.Master", HOSTS[0], *where)
             self._await("master.Master", "I have been elected leader", 1)
             for host in HOSTS:
-                limits = ("--cores", str(self._cores), "--memory", "1g", "--webui-port", "0")
+                limits = ("--cores", str(CORES), "--memory", "1g", "--webui-port", "0")
                 place = ("--host", host, "--work-dir", str(self.work_of(host)))
                 self._daemon("worker.Worker", host, *place, *limits, self.url)
             self._await("worker.Worker", "Successfully registered with master", len(HOSTS))
@@ -74,7 +77,7 @@ class StandaloneCluster:
                 process.wait()
 
     def _daemon(self, name: str, host: str, *arguments: str) -> None:
-        environment = {**os.environ, "SPARK_LOCAL_IP": host}
+        environment = {**os.environ, "SPARK_LOCAL_IP": host, "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED}
         prepare_environment(environment)
         program = Path(environment["SPARK_HOME"]) / "bin" / "spark-class"
         with self._log(name).open("ab") as log:

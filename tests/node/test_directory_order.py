@@ -49,14 +49,16 @@ class World:
         self.nodes.boot()
         await self.nodes.ready()
         await self.nodes.create("moved", 2, replicas=1)
+        await self.produce(records, size)
+        await self.in_place(A)
 
-        async def produce(runtime: Runtime) -> None:
+    async def produce(self, records: int, size: int = 10) -> None:
+        async def work(runtime: Runtime) -> None:
             async with Producer("node2:9092", runtime=runtime) as producer:
                 for number in range(records):
                     await producer.send("moved", b"%d" % number * size)
 
-        await self.nodes.as_client(produce)
-        await self.in_place(A)
+        await self.nodes.as_client(work)
 
     async def in_place(self, path: str) -> None:
         """Have the replica in this directory, and the controller know."""
@@ -154,6 +156,29 @@ def test_a_move_goes_on_after_a_crash_while_both_directories_are_there(
         await asyncio.sleep(5)
         assert world.known() == world.directory_id(B)
         assert world.partition.log.log_end_offset == 100
+
+    nodes.run(life())
+
+
+def test_a_node_that_stops_finishes_a_move_that_the_controller_knows_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy that lacked records would be taken for in sync: the shutdown was clean."""
+    world = World()
+    nodes = world.nodes
+
+    async def life() -> None:
+        await world.begin()
+        hold_back_the_promotion(world.broker, monkeypatch)
+        world.broker.moves.begin(world.partition, B)
+        await nodes.until(lambda: world.known() == world.directory_id(B))
+        await world.produce(10)
+        await nodes.stop(2)
+        nodes.machines[2].disk.fail(errno.EIO, prefix=f"{A}/moved-0", times=None)
+        nodes.boot(2)
+        await nodes.ready(2)
+        assert world.partition.log.directory.path == B
+        assert world.partition.log.log_end_offset == 110
 
     nodes.run(life())
 

@@ -104,10 +104,7 @@ class DirectoryMoves:
         flushed = announced = False
         while True:
             current = partition.log
-            if future.log_end_offset < current.log_start_offset:
-                future.truncate_fully_and_start_at(current.log_start_offset)
-            _cut_what_differs(future, current)
-            if future.log_end_offset == current.log_end_offset:
+            if _is_complete(future, current):
                 if not flushed:
                     # Off the event loop; for what comes meanwhile the promotion does it.
                     await logs.flush(future)
@@ -124,10 +121,13 @@ class DirectoryMoves:
             else:
                 self._copy_step(current, future)
                 await asyncio.sleep(0)
+        self._promote(partition, future)
+
+    def _promote(self, partition: Partition, future: Log) -> None:
         future.increment_log_start_offset(
-            min(current.log_start_offset, future.high_watermark), "the log that is moved begins there"
+            min(partition.log.log_start_offset, future.high_watermark), "the log that is moved begins there"
         )
-        partition.log = logs.promote_future_log(partition.topic_partition)
+        partition.log = self._node.logs.promote_future_log(partition.topic_partition)
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
 
     def _copy_step(self, current: Log, future: Log) -> None:
@@ -145,10 +145,35 @@ class DirectoryMoves:
                 self._copy_in_background(partition, future)
 
     async def stop(self) -> None:
-        tasks = [task for _, task in self._moves.values()]
-        for task in tasks:
+        """Leave the moves for the next start, but for those that the controller may know of: should the other
+        directory be gone by then, it would take what the copy has for everything.
+        """
+        moves = list(self._moves.values())
+        for _, task in moves:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in moves), return_exceptions=True)
+        for partition, _ in moves:
+            if self._node.replication.reports.is_announced(partition):
+                try:
+                    self._finish(partition)
+                except KafkaError as error:
+                    log.error("%s could not be moved: %s", partition.topic_partition, error.message)
+
+    def _finish(self, partition: Partition) -> None:
+        """Copy the rest in one go: it is what came after the copy had everything."""
+        future = self._node.logs.get_log(partition.topic_partition, future=True)
+        if future is not None:
+            while not _is_complete(future, partition.log):
+                self._copy_step(partition.log, future)
+            self._promote(partition, future)
+
+
+def _is_complete(future: Log, current: Log) -> bool:
+    """Whether the copy has all that the log has, after it was cut where it has something else."""
+    if future.log_end_offset < current.log_start_offset:
+        future.truncate_fully_and_start_at(current.log_start_offset)
+    _cut_what_differs(future, current)
+    return future.log_end_offset == current.log_end_offset
 
 
 def _cut_what_differs(future: Log, current: Log) -> None:

@@ -74,6 +74,10 @@ class DirectoryReports:
             if self._announced.get(key) is done:
                 del self._announced[key]
 
+    def is_announced(self, partition: Partition) -> bool:
+        """Whether the controller may know of a place where the replica is not yet."""
+        return _key(partition) in self._moving
+
     def settle(self, partition: Partition) -> None:
         """The replica lies where its log is, and nowhere else soon: it has moved, or will not."""
         key = _key(partition)

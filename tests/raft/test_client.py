@@ -53,15 +53,16 @@ async def test_writes_survive_the_leader(replicas: list[Replica]) -> None:
     for replica in rest:
         values = replica.values()
         assert values.index(b"first") < values.index(b"second")
-    assert rest[0].values() == rest[1].values()
+    await until(lambda: rest[0].values() == rest[1].values())
     assert all(replica.failure is None for replica in replicas)
 
 
 async def test_a_leader_that_resigns_hands_over(replicas: list[Replica]) -> None:
     leader = await write(replicas, b"first")
     await leader.client.resign(5_000)
-    await until(lambda: any(replica.leads for replica in replicas if replica is not leader))
-    description = next(replica for replica in replicas if replica.leads).client.describe()
+    others = [replica for replica in replicas if replica is not leader]
+    await until(lambda: any(replica.leads for replica in others))
+    description = next(replica for replica in others if replica.leads).client.describe()
     assert description is not None
     assert [info.key.id for info in description.voters] == [1, 2, 3]
     assert description.epoch > 1

@@ -77,7 +77,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[Any]:
     found: list[Any] = []
     with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
         consumer.assign([(topic, partition) for partition in range(2)])
-        while records := consumer.poll(timeout_ms=10_000 if len(found) < count else 500):
+        while records := consumer.poll(timeout_ms=60_000 if len(found) < count else 500):
             found += [json.loads(record.value or b"null") for record in records]
     return found
 
@@ -144,7 +144,7 @@ def test_a_run_that_is_told_to_stop_takes_its_node_along(new_pipeline: Callable[
         match = re.match(r"node: 127\.0\.0\.1:(\d+),", line)
         assert match, line
         process.terminate()
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(match[1]))) != 0
 

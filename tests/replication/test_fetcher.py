@@ -236,6 +236,21 @@ def test_what_passes_is_tried_again(trouble: OSError | ErrorCode) -> None:
     assert not lab.failed
 
 
+def test_a_follower_of_small_segments_takes_them_in_turn_and_a_batch_that_is_larger() -> None:
+    lab = Lab(log_config=replace(LogConfig(), segment_bytes=2_000))
+
+    async def part() -> None:
+        now_ms = lab.leader.now_ms
+        for size in (900, 900, 900, 5_000, 900):
+            lab.leader.partition.append(batch(1, now_ms, bytes(size)), now_ms=now_ms, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == 5)
+
+    lab.live(part)
+    assert [segment.base_offset for segment in lab.partition.log.segments] == [0, 2, 3, 4]
+    assert not lab.failed
+
+
 def test_a_follower_without_room_goes_on_when_there_is_some_again() -> None:
     lab = Lab()
     disk = lab.follower.log.directory.disk

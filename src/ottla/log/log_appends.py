@@ -75,7 +75,8 @@ def _append(
     first_offset, last_offset = batches[0].base_offset, batches[-1].last_offset
     size = data.nbytes
     local = core.local
-    if size > local.config.segment_bytes:
+    # What a leader has taken its followers take: segment.bytes may have been lowered since.
+    if size > local.config.segment_bytes and origin is not AppendOrigin.REPLICATION:
         raise KafkaError(
             ErrorCode.RECORD_LIST_TOO_LARGE,
             f"{core.partition}: {size} bytes in one append, but segment.bytes is {core.config.segment_bytes}",

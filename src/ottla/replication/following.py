@@ -106,7 +106,8 @@ class Following:
             fetch_offset=log.log_end_offset,
             last_fetched_epoch=NO_EPOCH if epoch is None else epoch,
             log_start_offset=log.log_start_offset,
-            partition_max_bytes=max_bytes,
+            # What comes is written to one segment.
+            partition_max_bytes=min(max_bytes, log.config.segment_bytes),
         )
 
     def take(self, asked_offset: int, answer: PartitionData, now_ms: int) -> Next:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import signal
 import subprocess
@@ -9,15 +10,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock, create_autospec
 
 import pytest
 from rich.console import Console
 from rich.live import Live
 
+from ottla.cli import cluster_status
 from ottla.cli.cluster_status import ClusterStatus, NodeStatus, PartitionStatus, QuorumStatus, topics_table
 from ottla.cli.cluster_view import _Lines, _Tables
+from ottla.client.admin import Admin
 from ottla.testing.cluster_plan import ClusterPlan, free_ports
-from ottla.testing.cluster_process import State
+from ottla.testing.cluster_process import NodeProcess, State
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
@@ -60,8 +64,8 @@ def test_a_cluster_is_brought_up_looked_at_and_taken_down(offline: CommandLine, 
 def test_a_node_is_killed_started_paused_and_resumed_from_anywhere(offline: CommandLine, home: str) -> None:
     brought_up(offline, home)
     ended = offline("cluster", "up", "-d", home, "--detach")
-    assert (ended.status, "node 1 running already" in ended.err) == (1, True)
-    assert "node 1 running already" in offline("cluster", "start", "1", "-d", home).err
+    assert (ended.status, "node 1 is running already" in ended.err) == (1, True)
+    assert "node 1 is running already" in offline("cluster", "start", "1", "-d", home).err
     assert offline.ok("cluster", "kill", "1", "-d", home).out == "node 1 killed\n"
     ended = offline("cluster", "status", "-d", home, "--json")
     assert (ended.status, ended.json["nodes"][0]["state"], ended.json["partitions"]) == (1, "down", None)
@@ -90,6 +94,7 @@ def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(
         assert any(line.startswith("node 1: paused") for line in lines)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
+        assert list(lines)[-1] == "node 1 stopped\n"
         assert process.stderr.read() == ""
     wait_until(
         lambda: offline("cluster", "down", "-d", home).out == "nothing was running\n", "a node is left"
@@ -130,6 +135,20 @@ def test_a_port_in_use_or_a_wrong_setting_is_told(offline: CommandLine, home: st
     ended = offline("cluster", "up", "-d", str(tmp_path / "third"), "-n", "1", "--detach", *wrong)
     assert "node 1 did not start: " in ended.err
     assert "num.partitions" in ended.err
+
+
+async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_status, "_QUORUM_SECONDS", 0.01)
+    plan = ClusterPlan.make(tmp_path / "cluster", brokers=1)
+    process = NodeProcess(plan.node(1))
+    monkeypatch.setattr(NodeProcess, "state", lambda self: State.RUNNING)
+    admin = create_autospec(Admin, instance=True)
+    admin.topics = Mock(list=AsyncMock(return_value=[]))
+    admin.cluster = Mock(quorum=asyncio.Event().wait)  # nobody answers
+    status = await cluster_status.look(plan, [process], admin)
+    assert (status.quorum, status.partitions, status.well) == (None, (), False)
 
 
 def node(number: int, state: State = State.RUNNING) -> NodeStatus:

@@ -72,7 +72,7 @@ def up(
     running = [process for process in processes if process.state() is not State.DOWN]
     if running:
         raise CliError(
-            f"{_told(running, 'running already')}; `ottla cluster status` shows how it fares, "
+            f"{_are(running)} running already; `ottla cluster status` shows how it fares, "
             "`ottla cluster start NODE` starts the others"
         )
     try:
@@ -83,7 +83,9 @@ def up(
         _stop(processes)
         raise
     if not detach:
-        _stop(processes)
+        stopped = _stop(processes)
+        if stopped and not as_json:
+            _tell(stopped, "stopped", as_json)
     elif as_json:
         print_json(
             {
@@ -231,7 +233,7 @@ def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> N
 
     starting = [process for process in processes if process.state() is State.DOWN]
     if not starting:
-        raise CliError(_told(processes, "running already"))
+        raise CliError(f"{_are(processes)} running already")
     ports = [
         port for each in starting for port in (each.plan.port, each.plan.controller_port) if port is not None
     ]
@@ -291,6 +293,10 @@ def _tell(processes: Sequence[NodeProcess], done: str, as_json: bool) -> None:
 def _told(processes: Sequence[NodeProcess], what: str) -> str:
     numbers = ", ".join(str(process.plan.id) for process in processes)
     return f"node{'s' if len(processes) > 1 else ''} {numbers} {what}"
+
+
+def _are(processes: Sequence[NodeProcess]) -> str:
+    return _told(processes, "are" if len(processes) > 1 else "is")
 
 
 async def _watch(plan: ClusterPlan, processes: Sequence[NodeProcess], as_json: bool) -> None:

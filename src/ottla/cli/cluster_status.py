@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ottla.testing.cluster_process import NodeProcess
 
 ASK_SECONDS: Final = 3.0
+# A broker answers for the quorum once there is a leader; what else it knows is worth showing without one.
+_QUORUM_SECONDS: Final = 1.5
 # Beyond this many, how far each replica has come is not asked for: the rest is told in one answer.
 _MAX_PARTITIONS_WITH_LAG: Final = 5000
 
@@ -140,8 +142,9 @@ async def look(plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin
 async def _ask(admin: Admin, running: Sequence[int]) -> _Told:
     topics = await admin.topics.list(include_internal=True)
     quorum = None
-    with contextlib.suppress(KafkaError):
-        quorum = await admin.cluster.quorum()
+    with contextlib.suppress(KafkaError, TimeoutError):
+        async with asyncio.timeout(_QUORUM_SECONDS):
+            quorum = await admin.cluster.quorum()
     held: dict[int, list[TopicPartition]] = {broker: [] for broker in running}
     for topic in topics:
         for partition in topic.partitions:
@@ -206,7 +209,10 @@ def _node(
     lags = (
         []
         if told is None
-        else [_lag(told, TopicPartition(p.topic, p.partition), p.leader or -1, node.id) for p in held]
+        else [
+            _lag(told, TopicPartition(p.topic, p.partition), -1 if p.leader is None else p.leader, node.id)
+            for p in held
+        ]
     )
     known = [lag for lag in lags if lag is not None]
     role, behind = _in_quorum(node.id, None if told is None else told.quorum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Final
 
 from ottla.cli import cluster_local
@@ -18,12 +19,15 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import print_json, print_pairs, print_table
 from ottla.cli.session import with_admin
+from ottla.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import ClusterInfo, Feature
 
 HELP: Final = "Run a cluster on this machine; describe any cluster's brokers, features and APIs."
+# How long is waited for word of a quorum that may have no leader.
+_CONTROLLER_SECONDS: Final = 3.0
 app = group("cluster", HELP)
 for each in cluster_local.COMMANDS:
     app.add_command(each)
@@ -37,15 +41,16 @@ def describe(
 ) -> None:
     """Show the cluster's id, its controller and its brokers."""
 
-    async def work(admin: Admin) -> ClusterInfo:
-        return await admin.cluster.describe()
+    async def work(admin: Admin) -> tuple[ClusterInfo, int | None]:
+        info = await admin.cluster.describe()
+        return info, await _controller(admin, info)
 
-    info = with_admin(bootstrap, timeout, work)
+    info, controller = with_admin(bootstrap, timeout, work)
     if as_json:
         print_json(
             {
                 "cluster_id": info.cluster_id,
-                "controller": info.controller_id,
+                "controller": controller,
                 "brokers": [
                     {"id": b.node_id, "host": b.host, "port": b.port, "rack": b.rack} for b in info.brokers
                 ],
@@ -54,12 +59,24 @@ def describe(
         return
     from ottla.runtime.network import Address
 
-    print_pairs([("cluster", info.cluster_id), ("controller", info.controller_id)])
+    print_pairs([("cluster", info.cluster_id), ("controller", controller)])
     print()
     print_table(
         ["broker", "address", "rack"],
         [(b.node_id, str(Address(b.host, b.port)), b.rack) for b in info.brokers],
     )
+
+
+async def _controller(admin: Admin, info: ClusterInfo) -> int | None:
+    """Who leads the quorum; None if nobody does. Where controllers are a quorum, brokers name any broker."""
+    try:
+        async with asyncio.timeout(_CONTROLLER_SECONDS):
+            leader = (await admin.cluster.quorum()).leader_id
+    except TimeoutError:
+        return None
+    except KafkaError as error:  # a Kafka from before quorums, or one that does not tell everybody
+        return None if error.retriable else info.controller_id
+    return leader if leader >= 0 else None
 
 
 @command(app, "features")

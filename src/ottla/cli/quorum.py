@@ -49,7 +49,7 @@ def app(
         found = await admin.cluster.quorum()
         if new is not None:
             id, address = new
-            directory = _directory(id, found.observers, "no observer of the quorum; is it running?")
+            directory = _observer_directory(id, found)
             await admin.cluster.add_voter(id, directory, {listener: address})
         elif remove is not None:
             directory = _directory(remove, found.voters, "no voter of the quorum")
@@ -104,6 +104,14 @@ def _parse_voter(text: str) -> tuple[int, Address]:
     if not (at and colon and host and id.isdecimal() and port.isdecimal()):
         raise WrongUsage(f"--add {text}: expected ID@HOST:PORT, as 4@kafka-4:9093")
     return int(id), Address(host.strip("[]"), int(port))
+
+
+def _observer_directory(id: int, quorum: Quorum) -> bytes:
+    """A node whose directory was replaced is an observer beside the voter that it was."""
+    observes = any(each.replica_id == id for each in quorum.observers)
+    if not observes and any(each.replica_id == id for each in quorum.voters):
+        raise CliError(f"node {id} is a voter already")
+    return _directory(id, quorum.observers, "no observer of the quorum; is it running?")
 
 
 def _directory(id: int, replicas: Sequence[ReplicaState], problem: str) -> bytes:

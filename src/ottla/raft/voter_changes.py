@@ -43,7 +43,7 @@ def _obstacle(core: Core, state: Leader) -> VoterChangeReply | None:
         return VoterChangeReply(
             ErrorCode.UNSUPPORTED_VERSION,
             f"the voters are configured statically: kraft.version is {core.membership.kraft_version}, and "
-            "1 is needed to change them",
+            "1 is needed to change them; `ottla cluster features --set kraft.version=1` raises it",
         )
     entry = core.membership.entry
     if entry is None or entry.offset >= state.high_watermark:
@@ -70,7 +70,8 @@ def handle_add(core: Core, token: object, request: AddVoter) -> None:
     address = request.endpoints.get(core.listener)
     if reply is None and request.voter.id in voters.voters:
         reply = VoterChangeReply(
-            ErrorCode.DUPLICATE_VOTER, f"{request.voter.id} is a voter already ({voters.ids})"
+            ErrorCode.DUPLICATE_VOTER,
+            f"{request.voter.id} is a voter already; if it has lost its directory, remove it first",
         )
     if reply is None and address is None:
         reply = VoterChangeReply(

@@ -99,3 +99,9 @@ def test_static_voters_exclude_dynamic_ones(tmp_path: Path, offline: CommandLine
     ended = offline("storage", "format", "-c", str(file), "--standalone")
     assert ended.status == 2
     assert "controller.quorum.voters" in ended.err
+
+
+def test_a_file_that_is_not_there_is_named_once(tmp_path: Path, offline: CommandLine) -> None:
+    file = str(tmp_path / "no.properties")
+    ended = offline("storage", "format", "-c", file)
+    assert (ended.status, ended.err) == (1, f"ottla: cannot read {file}: No such file or directory\n")

@@ -84,7 +84,9 @@ def _config(file: str) -> NodeConfig:
 
     try:
         return NodeConfig(settings_of(Options(file=file)))
-    except (UsageError, ConfigError) as error:
+    except UsageError as error:
+        raise CliError(str(error)) from None
+    except ConfigError as error:
         raise CliError(f"{file}: {error}") from None
 
 

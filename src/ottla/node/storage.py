@@ -143,7 +143,8 @@ def _new_cluster_id(runtime: Runtime, config: NodeConfig, path: str) -> str:
         return uuid_text(runtime.random.uuid())
     raise StorageError(
         f"the data directory {path} is not formatted, and this node is one of several: format it with `ottla "
-        "storage format --cluster-id ID`, with the same id for all of them, or start with --set cluster.id=ID"
+        "storage format --config FILE --cluster-id ID`, with the same id for all of them, or start with "
+        "--set cluster.id=ID"
     )
 
 

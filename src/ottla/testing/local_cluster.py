@@ -344,7 +344,11 @@ class LocalCluster:
             ]
             return bool(seen) and seen[0].leader_id >= 0
 
-        self._wait(led, START_SECONDS, f"{topic}-{partition} has no leader")
+        self._wait(
+            led,
+            START_SECONDS,
+            lambda: f"{topic}-{partition} {'had no leader' if seen else 'was not created by anybody'}",
+        )
         return seen[0]
 
     def leader(self, topic: str, partition: int = 0) -> int:
@@ -401,7 +405,9 @@ class LocalCluster:
             if process.plan.is_broker and process.state() is State.RUNNING
         ]
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    def _wait(
+        self, condition: Callable[[], bool], timeout_s: float, otherwise: str | Callable[[], str]
+    ) -> None:
         _wait_for(condition, timeout_s, otherwise, lambda: f"\n{self.logs()}")
 
     def logs(self, size: int = 4000) -> str:
@@ -452,11 +458,12 @@ def _metadata(port: int, topics: list[str] | None) -> MetadataResponse | None:
 def _wait_for(
     condition: Callable[[], bool],
     timeout_s: float,
-    otherwise: str,
+    otherwise: str | Callable[[], str],
     details: Callable[[], str] = str,
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{otherwise} within {timeout_s:.0f} s{details()}")
+            told = otherwise if isinstance(otherwise, str) else otherwise()
+            raise ClusterError(f"{told} within {timeout_s:.0f} s{details()}")
         time.sleep(_POLL_SECONDS)

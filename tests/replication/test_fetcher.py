@@ -27,12 +27,16 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from ottla.protocol.schema import Request, Response
+from ottla.raft.channel import Channel
 from ottla.replication.fetcher import Fetcher, FetcherConfig, Follower
+from ottla.replication.fetchers import Fetchers
 from ottla.replication.following import Following
 from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.throttle import UNLIMITED, ReplicationQuota
 from ottla.replication.types import FetchFrom, Isolation
 from ottla.runtime.clock import SystemClock
+from ottla.runtime.runtime import Runtime
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
 from tests.replication.world import TOPIC_ID, TP, Leader, batch, registration
@@ -60,18 +64,15 @@ class Lab:
         self.news = asyncio.Event()
         self.waiting: asyncio.Future[None] | None = None
         self.quota = ReplicationQuota(SystemClock(), UNLIMITED)
-        self.fetcher = Fetcher(
-            0,
-            self,
-            Follower(
-                FOLLOWER,
-                lambda: 7,
-                SystemClock(),
-                config,
-                self.quota,
-                lambda tp, error: self.failed.append((tp, error)),
-            ),
+        self.follows = Follower(
+            FOLLOWER,
+            lambda: 7,
+            SystemClock(),
+            config,
+            self.quota,
+            lambda tp, error: self.failed.append((tp, error)),
         )
+        self.fetcher = Fetcher(0, self, self.follows)
 
     # The wire
 
@@ -369,3 +370,20 @@ def test_a_throttled_follower_rests_while_it_is_behind_and_above_its_rate() -> N
         await lab.until(lambda: lab.end == 100)
 
     lab.live(part)
+
+
+def test_what_was_followed_may_be_given_up_after_the_end() -> None:
+    # A directory fails while the node stops.
+    lab = Lab()
+
+    async def part() -> None:
+        runtime = Runtime.real()
+        fetchers = Fetchers(lab.follows, lambda: Channel(runtime.network), lambda _: None)
+        fetchers.follow(ReplicaChanges(followers=[lab.partition]))
+        assert len(fetchers) == 1
+        await fetchers.close()
+        fetchers.resigned([TP])
+        assert len(fetchers) == 0
+        runtime.close()
+
+    asyncio.run(part())

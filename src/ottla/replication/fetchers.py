@@ -104,6 +104,7 @@ class Fetchers:
 
     async def close(self) -> None:
         tasks = [self._end(place) for place in list(self._fetchers)]
+        self._places.clear()  # a directory may still fail, and its partitions be given up
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from tests.raft.real import DEADLINE_S, Replica, until
 
@@ -66,3 +67,39 @@ async def test_a_leader_that_resigns_hands_over(replicas: list[Replica]) -> None
     assert description is not None
     assert [info.key.id for info in description.voters] == [1, 2, 3]
     assert description.epoch > 1
+
+
+def cannot_write(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+
+    monkeypatch.setattr(replica.client.log, "append_as_leader", refuse)
+
+
+async def test_a_leader_that_cannot_write_goes_and_another_leads(
+    replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = await write(replicas, b"first")
+    cannot_write(leader, monkeypatch)
+    with pytest.raises(KafkaError, match="no room"):
+        leader.append(b"lost")
+    assert leader.failure is not None
+    await write([replica for replica in replicas if replica is not leader], b"second")
+
+
+async def test_one_that_is_alone_waits_until_it_can(tmp_path: Path) -> None:
+    replica = Replica(1, tmp_path)
+    await replica.listen()
+    address = Address("127.0.0.1", replica.port)
+    await replica.boot(VoterSet.of(Voter(ReplicaKey(1), {"CONTROLLER": address})))
+    try:
+        await write([replica], b"first")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            cannot_write(replica, monkeypatch)
+            with pytest.raises(KafkaError, match="no room"):
+                replica.append(b"lost")
+        assert replica.failure is None
+        await write([replica], b"second")
+    finally:
+        await replica.stop()
+        replica.runtime.close()

@@ -164,7 +164,7 @@ class BrokerWatch:
                 _log.warning("broker %d is fenced: %s", broker, reason)
         except KafkaError as error:
             if error.code is not ErrorCode.NOT_CONTROLLER:
-                raise
+                _log.error("broker %d could not be fenced: %s", broker, error.message)
 
     async def close(self) -> None:
         tasks = list(self._examining.values())

@@ -74,6 +74,7 @@ class ControllerLink:
                 return await self.ask(request, newest_version)
             except OSError as error:
                 _log.info("%s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)  # where the metadata log has failed it is told at once
 
     async def _ask_once(self, request: Request, newest_version: int) -> Response | None:
         """None if the active controller could not be asked."""

@@ -14,7 +14,7 @@ import posixpath
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVarTuple
+from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.fitting import leave_out_what_is_newer
@@ -51,6 +51,7 @@ from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _NS_PER_MS: Final = 1_000_000
 
@@ -170,7 +171,7 @@ class RaftClient:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._answers[answer] = None
         answer.add_done_callback(lambda done: self._answers.pop(done, None))
-        self.raft.receive(answer, request, self._now())
+        self._give(self.raft.receive, answer, request, self._now())
         self._go_on()
         response = wire_replies.encode_reply(message, await answer)
         if version is not None and version < wire.VERSIONS[message.API_KEY]:
@@ -182,7 +183,7 @@ class RaftClient:
         NOT_CONTROLLER if this node does not lead.
         """
         self.check_usable()
-        end = self.raft.append(batch, self._now())
+        end = self._give(self.raft.append, batch, self._now())
         self._go_on()
         return end
 
@@ -191,7 +192,8 @@ class RaftClient:
         INVALID_UPDATE_VERSION says why not.
         """
         self.check_usable()
-        refusal = self.raft.upgrade(kraft_version, self._now(), validate_only=validate_only)
+        now = self._now()
+        refusal = self._give(lambda: self.raft.upgrade(kraft_version, now, validate_only=validate_only))
         self._go_on()
         if refusal is not None:
             raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, refusal)
@@ -199,7 +201,7 @@ class RaftClient:
     def describe(self) -> QuorumDescription | None:
         """What DescribeQuorum tells; None if this node does not lead."""
         now = self._now()
-        self.raft.tick(now)
+        self._give(self.raft.tick, now)
         self._go_on()
         info = self.raft.describe()
         if info is None:
@@ -217,8 +219,27 @@ class RaftClient:
 
     def _tick(self) -> None:
         self._timer = None
-        self.raft.tick(self._now())
+        try:
+            self._give(self.raft.tick, self._now())
+        except KafkaError as error:
+            self.fail(error)
         self._go_on()
+
+    def _give(self, take: Callable[[*_Ts], _T], *inputs: *_Ts) -> _T:
+        """Give the machine an input. If the log cannot be written then, somebody else has to lead, or to
+        follow; only who is alone waits until there is room again.
+        """
+        try:
+            return take(*inputs)
+        except KafkaError as error:
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not (self.log.is_online and self._is_alone):
+                self.fail(error)
+            raise
+
+    @property
+    def _is_alone(self) -> bool:
+        voters = self.raft.core.membership.voters
+        return voters is not None and len(voters.voters) == 1
 
     def check_usable(self) -> None:
         """KafkaError NOT_CONTROLLER if this replica has failed."""

@@ -155,6 +155,11 @@ class DiskLog:
     # RaftLog
 
     @property
+    def is_online(self) -> bool:
+        """False once the disk has failed; a lack of room is no failure."""
+        return self._log.directory.is_online
+
+    @property
     def start_offset(self) -> int:
         return self._log.log_start_offset
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Node:
         self.config = CONFIG
         self.manager: LogManager
 
-    async def start(self) -> LogManager:
+    async def start(self, belongs: Callable[[Log], bool] = lambda _: True) -> LogManager:
         self.manager = LogManager(
             self.dirs,
             disk=self.disk,
@@ -50,7 +51,7 @@ class Node:
             pool=self.pool,
             on_directory_failure=self.failures.append,
         )
-        await self.manager.start(lambda topic: self.config)
+        await self.manager.start(lambda topic: self.config, belongs)
         return self.manager
 
     @property
@@ -382,6 +383,27 @@ async def test_one_partition_in_two_directories_is_told() -> None:
         node.disk.make_dirs(f"{path}/orders-0")
     with pytest.raises(KafkaError, match="orders-0 is in both"):
         await node.start()
+
+
+async def test_unless_only_one_of_them_belongs_there() -> None:
+    # A topic was deleted and made anew while one of the disks had failed, which is well again.
+    node = Node(A, B)
+    await node.start()
+    node.fill(node.log(), 2)
+    await node.manager.shutdown()
+    old = node.manager.directories[0 if node.disk.exists(f"{A}/orders-0") else 1].path
+    new = B if old == A else A
+    node.disk.make_dirs(f"{new}/orders-0")
+    manager = await node.start(lambda log: log.directory.path == new)
+    kept = manager.get_log(TopicPartition("orders", 0))
+    assert kept is not None
+    assert (kept.directory.path, kept.log_end_offset) == (new, 0)
+    (stray,) = manager.strays
+    assert stray.startswith(f"{old}/orders-0.")
+    assert not node.disk.exists(f"{old}/orders-0")
+    await manager.shutdown()
+    await node.start()
+    assert len(node.manager.strays) == 1
 
 
 # From time to time

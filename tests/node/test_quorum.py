@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from functools import partial
 
 import pytest
@@ -471,3 +472,19 @@ def test_controllers_join_a_quorum_by_themselves_if_they_are_told_to() -> None:
         await nodes.create("orders", 1, replicas=1)
 
     nodes.run(life())
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_node_whose_metadata_log_fails_while_it_starts_does_not_wait_for_ever(writes: int) -> None:
+    nodes = SimNodes()
+    written = "/data/__cluster_metadata-0/00000000000000000000.log"
+    nodes.machines[1].disk.fail(errno.EIO, prefix=written, ops=["write"], skip=writes, times=None)
+
+    async def life() -> None:
+        nodes.boot(2, 3)
+        await nodes.ready(2, 3)
+        nodes.boot(1)
+        await nodes.until(lambda: bool(nodes.world.violations))
+
+    nodes.world.run(life())
+    assert "NodeFailed: the metadata log failed" in nodes.world.violations[0]

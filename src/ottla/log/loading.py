@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -141,3 +141,16 @@ def load_part(
             result = error
         loaded.append(Loaded(dir, result))
     return loaded
+
+
+def of_two(one: Log, other: Log, belongs: Callable[[Log], bool]) -> tuple[Log, Log]:
+    """Of two logs of a partition, the one that is meant, and the other: left behind on a disk that had failed
+    while the topic was deleted, or the replica removed, and made anew elsewhere.
+    """
+    if belongs(one) and belongs(other):
+        both = f"{one.topic_partition} is in both {other.dir} and {one.dir}"
+        hint = "remove the one that is out of date: most likely the one on the disk that failed last"
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{both}; {hint}")
+    kept, stray = (one, other) if belongs(one) else (other, one)
+    _log.warning("%s is in %s, too; that one is kept as a stray", kept.topic_partition, stray.directory.path)
+    return kept, stray

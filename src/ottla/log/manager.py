@@ -30,7 +30,7 @@ from ottla.log.files import (
     moved_dir_name,
 )
 from ottla.log.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
-from ottla.log.loading import Loaded, list_directory, load_part, open_directory
+from ottla.log.loading import Loaded, list_directory, load_part, of_two, open_directory
 from ottla.log.log import Log
 from ottla.log.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
 from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log
@@ -105,6 +105,8 @@ class LogManager:
         self._unsettled: deque[Log] = deque()
         self._settling: asyncio.Task[None] | None = None
         self._strays: list[str] = []
+        # Loaded beside another log of the same partition, in the map where that one is.
+        self._doubles: list[tuple[dict[TopicPartition, Log], Log]] = []
         self._clean_epochs: dict[str, int] = {}
 
     # What there is
@@ -159,11 +161,12 @@ class LogManager:
 
     # Starting
 
-    async def start(self, config_of: ConfigOf) -> None:
+    async def start(self, config_of: ConfigOf, belongs: Callable[[Log], bool] = lambda _: True) -> None:
         """Lock the directories and load their logs; `config_of` gives the settings of a topic by its name.
+        `belongs` is asked where a partition is in two directories: whether the metadata mean this log.
 
         A directory whose disk fails is offline afterwards. KAFKA_STORAGE_ERROR if that is true of all, or if
-        another process uses one of them.
+        another process uses one of them, or if both logs of a partition seem to belong here.
         """
         try:
             for directory in self.live_directories:
@@ -172,6 +175,7 @@ class LogManager:
                     self._locks[directory.path] = lock
             self._check_some_online()
             await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
+            await self._pool.run(self._settle_doubles, belongs)
             await self._pool.run(self._complete_moves)
             self._check_some_online()
         except BaseException:
@@ -216,16 +220,20 @@ class LogManager:
             self._failed[partition] = (directory, result)
         else:
             logs = self._future_logs if kind is DirKind.FUTURE else self._logs
-            other = logs.get(partition)
-            if other is not None:
-                raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"{partition} is in both {other.dir} and {result.dir}; remove the one that is out of "
-                    "date: most likely the one on the disk that failed last",
-                )
             if partition in high_watermarks:
                 result.update_high_watermark(high_watermarks[partition])
-            logs[partition] = result
+            if logs.setdefault(partition, result) is not result:
+                self._doubles.append((logs, result))
+
+    def _settle_doubles(self, belongs: Callable[[Log], bool]) -> None:
+        while self._doubles:
+            logs, one = self._doubles.pop()
+            partition = one.topic_partition
+            logs[partition], stray = of_two(one, logs[partition], belongs)
+            gone, errors = self._take_out([partition], {partition: stray}, DirKind.STRAY)
+            self._strays.extend(log.dir for log in gone)
+            if errors and stray.directory.is_online:
+                raise errors[partition]
 
     def _complete_moves(self) -> None:
         """Let a future log take the place of a current one that has gone: the node stopped between the two

@@ -14,16 +14,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ottla.log import handles
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
+from ottla.log.log import Log
 from ottla.log.manager import LogManager
 from ottla.metadata.control import Result
 from ottla.metadata.controller import Controller
 from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType
+from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, is_reserved_directory
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog
 from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
@@ -178,20 +179,34 @@ class Node:
         """Open everything and serve. NodeFailed says in one line why that cannot be."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
+        starting = self._loop.create_task(self._start(), name="start of the node")
+        either: list[asyncio.Future[Any]] = [starting, self._failure]
         try:
-            await self.doors.check()
-            storage = await self._open_storage()
-            await self._start_quorum(storage)
-            if self.config.is_broker:
-                await self._join(storage)
-                await self._start_logs(storage)
-                await self._serve()
-            await self.quorum.registered()
-            self.ready.set()
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await _cancelled(starting)
+            raise
+        if not starting.done():
+            # It would wait for a controller that it has no way to any more.
+            await _cancelled(starting)
+            raise NodeFailed(self._failure.result())
+        try:
+            starting.result()
         except (StorageError, KafkaError) as error:
             raise NodeFailed(str(error)) from error
         except OSError as error:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
+
+    async def _start(self) -> None:
+        await self.doors.check()
+        storage = await self._open_storage()
+        await self._start_quorum(storage)
+        if self.config.is_broker:
+            await self._join(storage)
+            await self._start_logs(storage)
+            await self._serve()
+        await self.quorum.registered()
+        self.ready.set()
 
     async def _open_storage(self) -> NodeStorage:
         storage = await self.runtime.pool.run(open_storage, self.runtime, self.config)
@@ -256,7 +271,7 @@ class Node:
             lock=False,
             failed=storage.failed,
         )
-        await logs.start(self.topic_config)
+        await logs.start(self.topic_config, self._means)
         self.logs = logs
         self._undo(self._close_logs)
         self.replicas = ReplicaManager(
@@ -276,6 +291,18 @@ class Node:
         self.moves.resume()
         self._undo(self.moves.stop)
         self._undo(self._stop_following)
+
+    def _means(self, found: Log) -> bool:
+        """Whether the metadata mean this log, of two of the same partition."""
+        tp = found.topic_partition
+        topic = self.image.topics.by_name.get(tp.topic)
+        registration = None if topic is None else topic.partitions.get(tp.partition)
+        if topic is None or registration is None or found.topic_id not in (None, topic.id):
+            return False
+        if self.config.node_id not in registration.replicas:
+            return False
+        directory = registration.directory(self.config.node_id)
+        return is_reserved_directory(directory) or directory == found.directory.directory_id
 
     async def _serve(self) -> None:
         await self.doors.open_known(self.server)
@@ -382,6 +409,11 @@ class Node:
     async def _close_logs(self) -> None:
         await self.flushes.ended()
         await self.logs.shutdown(self.broker_epoch)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _is_leaving(image: MetadataImage, broker: int) -> bool:

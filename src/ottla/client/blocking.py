@@ -197,8 +197,9 @@ class Transaction:
         group: producers.GroupMember | str | None = None,
     ) -> None:
         if isinstance(source, Consumer):
-            offsets, member = source.positions(), source.group_member()
-            self._producer._call(self._transaction.send_offsets(offsets, group or member))
+            offsets = source.positions()
+            member = group or (source.group_member() if offsets else "")
+            self._producer._call(self._transaction.send_offsets(offsets, member))
         else:
             self._producer._call(self._transaction.send_offsets(source, group))
 

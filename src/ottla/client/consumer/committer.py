@@ -56,19 +56,25 @@ class Committer:
     def member(self) -> Member:
         return self.membership.member if self.membership is not None else Member()
 
+    def checked_member(self) -> Member:
+        """Who commits. KafkaError UNKNOWN_MEMBER_ID after this consumer fell out of its group: as nobody the
+        broker might let it pass, over what the partitions' new owner committed.
+        """
+        member = self.member
+        if self.membership is not None and member.epoch <= 0:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"group {self._config.group_id!r}: cannot commit while this consumer is not a member",
+            )
+        return member
+
     async def fetch(self, partitions: list[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
         return await self._offsets.fetch(partitions)
 
     async def commit(self, offsets: Offsets) -> None:
         """Commits all of them or raises why not."""
         for attempt in range(STALE_RETRIES):
-            if self.membership is not None and self.member.epoch <= 0:
-                # As nobody the broker might let it pass, over what the partitions' new owner committed.
-                raise KafkaError(
-                    ErrorCode.UNKNOWN_MEMBER_ID,
-                    f"group {self._config.group_id!r}: cannot commit while this consumer is not a member",
-                )
-            results = await self._offsets.commit(offsets, member=self.member)
+            results = await self._offsets.commit(offsets, member=self.checked_member())
             error = next((error for error in results.values() if error is not None), None)
             if error is None:
                 return

@@ -464,10 +464,12 @@ class Consumer(Generic[K, V]):
         return self._commits().in_turn(partial(self._commit, wanted))
 
     def group_member(self) -> GroupMember:
-        """In whose name a transaction commits this consumer's offsets."""
+        """In whose name a transaction commits this consumer's offsets. KafkaError UNKNOWN_MEMBER_ID if it is
+        out of its group, and its partitions may be another's.
+        """
         if self.config.group_id is None:
             raise ValueError("committed offsets belong to a group; set group.id")
-        return GroupMember(self.config.group_id, self._commits().member)
+        return GroupMember(self.config.group_id, self._commits().checked_member())
 
     def _commits(self) -> Committer:
         if self._committer is None:

@@ -154,4 +154,6 @@ class Transaction:
             await self._transactions.send_offsets(source, group)
             return
         self._consumers.append(source)
-        await self._transactions.send_offsets(source.positions(), group or source.group_member())
+        positions = source.positions()
+        member = group or (source.group_member() if positions else "")
+        await self._transactions.send_offsets(positions, member)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from ottla.client.consumer import Consumer, ConsumerRecord, TopicPartition
 from ottla.client.consumer.fetcher import CHUNKS_AHEAD
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.api_versions import ApiVersionsRequest
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
+from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -25,6 +28,7 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
+from ottla.protocol.schema import Response
 from tests.support.fake_brokers import (
     TOPIC,
     FakeCluster,
@@ -418,3 +422,43 @@ async def test_a_fault_of_the_client_itself_is_told_to_whoever_polls(
         c.assign([PART])
         with pytest.raises(KafkaError, match=r"t-0: the fetcher has broken down: ZeroDivisionError"):
             await c.poll(timeout_ms=60_000)
+
+
+class TestACoordinatorThatSaysNothing:
+    """One that lost its power resets no connection, and joining may take minutes where all is well."""
+
+    @pytest.fixture(autouse=True)
+    def joins(self, cluster: FakeCluster) -> None:
+        def join(node_id: int, request: JoinGroupRequest) -> Response | Awaitable[Response]:
+            if not request.member_id:
+                code = ErrorCode.MEMBER_ID_REQUIRED
+                return JoinGroupResponse(error_code=code, member_id=f"member of {node_id}")
+            return asyncio.get_running_loop().create_future()
+
+        cluster.on(JoinGroupRequest, join)
+
+    async def joined(self, cluster: FakeCluster, node_id: int, turn: Callable[[], Awaitable[Any]]) -> None:
+        async with asyncio.timeout(10):
+            while not any(n == node_id and each.member_id for n, each in cluster.asked(JoinGroupRequest)):
+                await turn()
+
+    async def test_is_left_once_another_one_has_taken_over(self, cluster: FakeCluster) -> None:
+        settings = {**QUICK, "session_timeout_ms": 150, "heartbeat_interval_ms": 50}
+        async with Consumer(cluster.servers, group_id="g", group_protocol="classic", **settings) as consumer:
+            consumer.subscribe([TOPIC])
+            cluster.coordinator = 2
+            await self.joined(cluster, 2, lambda: consumer.poll(timeout_ms=20))
+            cluster.coordinator = 1
+            await self.joined(cluster, 1, lambda: consumer.poll(timeout_ms=20))
+
+    async def test_is_sent_something_meanwhile_that_it_may_refuse(self, cluster: FakeCluster) -> None:
+        settings = {**QUICK, "session_timeout_ms": 150, "heartbeat_interval_ms": 50}
+        cluster.coordinator = 2
+        async with Consumer(cluster.servers, group_id="g", group_protocol="classic", **settings) as consumer:
+            consumer.subscribe([TOPIC])
+            await self.joined(cluster, 2, lambda: consumer.poll(timeout_ms=20))
+            before = len(cluster.asked(ApiVersionsRequest))
+            async with asyncio.timeout(10):
+                while len(cluster.asked(ApiVersionsRequest)) == before:
+                    await consumer.poll(timeout_ms=20)
+            assert cluster.asked(ApiVersionsRequest)[-1][0] == 2

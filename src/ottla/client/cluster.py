@@ -377,6 +377,11 @@ class Cluster:
             self.forget_coordinator(kind, key)
             raise
 
+    async def coordinator_address(self, kind: CoordinatorType, key: str) -> Address:
+        """Where the coordinator is by what a broker says now, whatever was known before."""
+        broker = await self._find_coordinator(kind, key)
+        return Address(broker.host, broker.port)
+
     def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
         self._coordinators.pop((kind, key), None)
 

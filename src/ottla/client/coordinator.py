@@ -10,6 +10,7 @@ from typing import TypeVar
 from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.connection import Connection
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.schema import Request, Response
 
 __all__ = ["Coordinator"]
@@ -73,6 +74,49 @@ class Coordinator:
             if error.retriable:
                 self.forget()
             raise
+
+    async def once_waiting(
+        self, request: Request, response_type: type[R], *, timeout_ms: int, look_every_ms: int
+    ) -> R:
+        """One attempt with a request that waits at the coordinator for others to come. A machine that lost
+        its power does not even say good-bye, so it is watched meanwhile: NOT_COORDINATOR once another one has
+        taken over, ConnectionLost if it has come back without knowing of the request.
+        """
+        try:
+            connection = await self.connection()
+            attempt = asyncio.ensure_future(connection.request(request, response_type, timeout_ms=timeout_ms))
+            watch = asyncio.ensure_future(self._watch(connection, look_every_ms / 1000, timeout_ms))
+            try:
+                await asyncio.wait([attempt, watch], return_when=asyncio.FIRST_COMPLETED)
+                if not attempt.done():
+                    watch.result()
+                return attempt.result()
+            finally:
+                attempt.cancel()
+                watch.cancel()
+        except KafkaError as error:
+            if error.retriable:
+                self.forget()
+            raise
+
+    async def _watch(self, asked: Connection, every_s: float, timeout_ms: int) -> None:
+        """Look up the coordinator, and send the one that was asked a few bytes: a machine that does not know
+        the connection any more resets it.
+        """
+        while asked.is_open:
+            await asyncio.sleep(every_s)
+            try:
+                address = await self._cluster.coordinator_address(self._kind, self._key)
+                if address == asked.address:
+                    asked.send(ApiVersionsRequest(), ApiVersionsResponse, timeout_ms=timeout_ms)
+            except KafkaError as error:
+                log.debug("%s %r: where is its coordinator? %s", self._kind.name.lower(), self._key, error)
+                continue
+            if address != asked.address:
+                raise KafkaError(
+                    ErrorCode.NOT_COORDINATOR,
+                    f"{self._kind.name.lower()} {self._key!r}: its coordinator is {address} now",
+                )
 
     async def call(
         self,

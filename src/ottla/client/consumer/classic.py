@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
@@ -35,6 +35,7 @@ from ottla.protocol.messages.sync_group import (
     SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
+from ottla.protocol.schema import Request, Response
 from ottla.protocol.subscription import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
@@ -49,6 +50,7 @@ __all__ = ["ClassicMembership", "assignors_of"]
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R", bound=Response)
 PROTOCOL_TYPE = "consumer"
 JOIN_SLACK_MS = 5_000
 LEAVE_TIMEOUT_MS = 3_000
@@ -274,7 +276,7 @@ class ClassicMembership:
             basis = self._partitions(topics)
             if not answer.skip_assignment:
                 plan = assignor.assign(members, basis)
-        sync = await self._coordinator.once(
+        sync = await self._ask(
             SyncGroupRequest(
                 group_id=self._group_id,
                 generation_id=member.epoch,
@@ -288,7 +290,6 @@ class ClassicMembership:
                 ],
             ),
             SyncGroupResponse,
-            timeout_ms=self._config.max_poll_interval_ms + JOIN_SLACK_MS,
         )
         self._check(sync.error_code, "sync with")
         assigned = _read_assignment(sync.assignment)
@@ -306,7 +307,7 @@ class ClassicMembership:
     async def _send_join(self) -> JoinGroupResponse:
         owned = self._hands.owned()
         topics = self._topics()
-        return await self._coordinator.once(
+        return await self._ask(
             JoinGroupRequest(
                 group_id=self._group_id,
                 session_timeout_ms=self._config.session_timeout_ms,
@@ -323,7 +324,15 @@ class ClassicMembership:
                 reason=self._reason,
             ),
             JoinGroupResponse,
+        )
+
+    async def _ask(self, request: Request, response_type: type[R]) -> R:
+        """What is answered when all members have come to that point."""
+        return await self._coordinator.once_waiting(
+            request,
+            response_type,
             timeout_ms=self._config.max_poll_interval_ms + JOIN_SLACK_MS,
+            look_every_ms=max(self._config.session_timeout_ms // 3, 1),
         )
 
     def _wire_subscription(self, assignor: Assignor, topics: list[str], owned: list[TopicPartition]) -> bytes:

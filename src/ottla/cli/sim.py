@@ -57,7 +57,7 @@ def app(
             lives.append(outcome)
             coverage.update(outcome.coverage)
             if not as_json:
-                print(outcome)
+                print(outcome, flush=True)  # in a pipe, too, each life is told when it has been lived
             if outcome.violations:
                 break
     if as_json:

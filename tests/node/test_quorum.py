@@ -98,6 +98,23 @@ def test_changes_that_are_asked_for_while_the_controller_dies_are_made(seed: int
     nodes.run(life())
 
 
+def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        first = nodes.active
+        assert first is not None
+        through = next(id for id in nodes.roles if id != first)
+        nodes.machines[first].disk.fail(errno.ENOSPC, prefix="/data/__cluster_metadata-0", times=None)
+        await nodes.create("orders", through)
+        assert nodes.nodes[first].metadata.failure is not None
+        assert nodes.nodes[through].metadata.leader_id not in (None, first)
+
+    nodes.run(life())
+
+
 def test_a_broker_whose_process_ended_is_fenced_at_once() -> None:
     nodes = SimNodes()
 

@@ -234,6 +234,7 @@ class RaftClient:
         except KafkaError as error:
             if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not (self.log.is_online and self._is_alone):
                 self.fail(error)
+                self.check_usable()  # whoever asked may ask the next leader
             raise
 
     @property

@@ -20,6 +20,8 @@ from ottla.cli import cluster_status
 from ottla.cli.cluster_status import ClusterStatus, NodeStatus, PartitionStatus, QuorumStatus, topics_table
 from ottla.cli.cluster_view import _Lines, _Tables
 from ottla.client.admin import Admin
+from ottla.client.view import PartitionInfo, TopicInfo, TopicPartition
+from ottla.protocol.errors import ErrorCode
 from ottla.testing.cluster_plan import ClusterPlan, free_ports
 from ottla.testing.cluster_process import NodeProcess, State
 from tests.support.command_line import CommandLine
@@ -144,11 +146,25 @@ async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
     plan = ClusterPlan.make(tmp_path / "cluster", brokers=1)
     process = NodeProcess(plan.node(1))
     monkeypatch.setattr(NodeProcess, "state", lambda self: State.RUNNING)
+    asked_for_quorum = asyncio.Event()
+
+    async def quorum() -> None:
+        asked_for_quorum.set()
+        await asyncio.Event().wait()
+
+    async def ends(broker: int, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        assert not asked_for_quorum.is_set()  # or it would wait for its turn on the same connection
+        return dict.fromkeys(partitions, 5)
+
+    partition = PartitionInfo(0, 1, 0, (1,), (1,), (), ErrorCode.NONE)
     admin = create_autospec(Admin, instance=True)
-    admin.topics = Mock(list=AsyncMock(return_value=[]))
-    admin.cluster = Mock(quorum=asyncio.Event().wait)  # nobody answers
+    admin.topics = Mock(list=AsyncMock(return_value=[TopicInfo("orders", None, False, (partition,))]))
+    admin.offsets = Mock(of_replica=ends)
+    admin.cluster = Mock(quorum=quorum)
     status = await cluster_status.look(plan, [process], admin)
-    assert (status.quorum, status.partitions, status.well) == (None, (), False)
+    assert asked_for_quorum.is_set()
+    assert (status.quorum, status.well) == (None, False)
+    assert status.partitions == (PartitionStatus("orders", 0, 1, 0, (1,), (1,), 0),)
 
 
 def node(number: int, state: State = State.RUNNING) -> NodeStatus:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ottla.testing.cluster_process import NodeProcess
 
 ASK_SECONDS: Final = 3.0
-# A broker answers for the quorum once there is a leader; what else it knows is worth showing without one.
+# A broker answers for the quorum once there is a leader, and what is asked after it on the same connection
+# waits as well. So it is asked last: what else is known is worth showing without.
 _QUORUM_SECONDS: Final = 1.5
 # Beyond this many, how far each replica has come is not asked for: the rest is told in one answer.
 _MAX_PARTITIONS_WITH_LAG: Final = 5000
@@ -141,10 +142,18 @@ async def look(plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin
 
 async def _ask(admin: Admin, running: Sequence[int]) -> _Told:
     topics = await admin.topics.list(include_internal=True)
+    ends = await _ends(admin, topics, running)
     quorum = None
     with contextlib.suppress(KafkaError, TimeoutError):
         async with asyncio.timeout(_QUORUM_SECONDS):
             quorum = await admin.cluster.quorum()
+    return _Told(topics, quorum, ends)
+
+
+async def _ends(
+    admin: Admin, topics: Sequence[TopicInfo], running: Sequence[int]
+) -> Mapping[int, Mapping[TopicPartition, int]]:
+    """How far the replicas of each running broker have come."""
     held: dict[int, list[TopicPartition]] = {broker: [] for broker in running}
     for topic in topics:
         for partition in topic.partitions:
@@ -152,18 +161,14 @@ async def _ask(admin: Admin, running: Sequence[int]) -> _Told:
                 if broker in held:
                     held[broker].append(TopicPartition(topic.name, partition.partition))
     if sum(map(len, held.values())) > _MAX_PARTITIONS_WITH_LAG:
-        return _Told(topics, quorum, {})
+        return {}
     asked = {broker: admin.offsets.of_replica(broker, owned) for broker, owned in held.items() if owned}
     answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-    return _Told(
-        topics,
-        quorum,
-        {
-            broker: {p: end for p, end in answer.items() if isinstance(end, int)}
-            for broker, answer in zip(asked, answers)
-            if not isinstance(answer, BaseException)
-        },
-    )
+    return {
+        broker: {p: end for p, end in answer.items() if isinstance(end, int)}
+        for broker, answer in zip(asked, answers)
+        if not isinstance(answer, BaseException)
+    }
 
 
 def _partitions(told: _Told) -> tuple[PartitionStatus, ...]:

@@ -193,6 +193,12 @@ class Connection(asyncio.BufferedProtocol):
         await self._writable.wait()
         return await self.send(request, response_type, timeout_ms=timeout_ms, version=version)
 
+    def ping(self, *, timeout_ms: int) -> None:
+        """Sends something harmless that nobody waits for: a machine that has forgotten the connection resets
+        it then. The answer comes after those to earlier requests, so give it as much time as they have.
+        """
+        self.send(_hello(), ApiVersionsResponse, timeout_ms=timeout_ms)
+
     def _timed_out(self, api: Api, timeout_ms: int) -> None:
         self._end(RequestTimedOut(f"{self.address}: no answer to {api.name} within {timeout_ms} ms"))
 
@@ -345,9 +351,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     async def _negotiate(self, timeout_ms: int) -> None:
-        from ottla import __version__
-
-        hello = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
+        hello = _hello()
         version = _API_VERSIONS_FIRST_TRY
         for _ in range(2):
             try:
@@ -366,6 +370,12 @@ class Connection(asyncio.BufferedProtocol):
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         self.versions = announced
+
+
+def _hello() -> ApiVersionsRequest:
+    from ottla import __version__
+
+    return ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
 
 
 def _explain(error: OSError) -> str:

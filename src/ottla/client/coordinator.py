@@ -10,7 +10,6 @@ from typing import TypeVar
 from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.connection import Connection
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.schema import Request, Response
 
 __all__ = ["Coordinator"]
@@ -90,7 +89,7 @@ class Coordinator:
                 await asyncio.wait([attempt, watch], return_when=asyncio.FIRST_COMPLETED)
                 if not attempt.done():
                     watch.result()
-                return attempt.result()
+                return await attempt
             finally:
                 attempt.cancel()
                 watch.cancel()
@@ -108,7 +107,7 @@ class Coordinator:
             try:
                 address = await self._cluster.coordinator_address(self._kind, self._key)
                 if address == asked.address:
-                    asked.send(ApiVersionsRequest(), ApiVersionsResponse, timeout_ms=timeout_ms)
+                    asked.ping(timeout_ms=timeout_ms)
             except KafkaError as error:
                 log.debug("%s %r: where is its coordinator? %s", self._kind.name.lower(), self._key, error)
                 continue

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.sim_nodes import SimNodes
+from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
 from ottla.log.files import TopicPartition
+from ottla.metadata.storage import format_directory
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
+from ottla.runtime.disk import remove_tree
+from ottla.runtime.random import SeededRandom
 
 ORDERS = TopicPartition("orders", 0)
 ROLES = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
@@ -112,6 +115,29 @@ def test_the_controller_learns_in_which_directory_each_replica_lies_and_where_it
         target = "/more" if moved.log.directory.path == "/data" else "/data"
         node.moves.begin(moved, target)
         await nodes.until(lambda: moved.log.directory.path == target and known(1))
+
+    nodes.run(life())
+
+
+def test_a_broker_whose_disk_was_replaced_copies_what_it_is_to_have_and_leads_again() -> None:
+    nodes = cluster(1)
+
+    async def life() -> None:
+        first = await made(nodes)
+        end = append(nodes, first)
+        await nodes.until(lambda: agree(nodes))
+        nodes.kill(first)
+        await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
+        disk = nodes.machines[first].disk
+        remove_tree(disk, "/data")
+        format_directory(disk, SeededRandom(7), disk.clock, "/data", cluster_id=CLUSTER_ID, node_id=first)
+        nodes.boot(first)
+        await nodes.ready(first)
+        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+        assert replica(nodes, first).log.log_end_offset == end
+        for other in {1, 2, 3} - {first}:
+            nodes.kill(other)
+        await nodes.until(lambda: nodes.partition("orders", by=4).leader == first)
 
     nodes.run(life())
 

@@ -1,9 +1,10 @@
 """Tells the controller in which of the data directories each replica lies (AssignReplicasToDirs).
 
-The controller needs it to know what is lost when a directory fails. A broker with one directory need not
-tell; one with several chooses where a new replica goes, and may move it later. A replica that moves is told
-of before it does: where it is known to be, it is or is about to be, and never has been only. Invariant: what
-the metadata says differently is told again until the controller has written it down, or the replica is gone.
+The controller needs it to know what is lost when a directory fails. A broker with several directories chooses
+where a new replica goes, and may move it later; one whose only disk was replaced has all of them elsewhere. A
+replica that moves is told of before it does: where it is known to be, it is or is about to be, and never has
+been only. Invariant: what the metadata says differently is told again until the controller has written it
+down, or the replica is gone.
 """
 
 from __future__ import annotations

@@ -135,9 +135,10 @@ class Replication:
     # Directories
 
     def report(self, partitions: Iterable[Partition]) -> None:
-        """Tell the controller where replicas lie, if that is not what it knows."""
-        if len(self._node.logs.directories) > 1:  # otherwise the controller knows without being told
-            self.reports.check(partitions)
+        """Tell the controller where replicas lie, if that is not what it knows: a broker with one directory
+        may have got another one, and leads nothing that is thought to be in the former.
+        """
+        self.reports.check(partitions)
 
     @property
     def reports(self) -> DirectoryReports:

@@ -8,10 +8,12 @@ from types import ModuleType
 import pytest
 
 from ottla.cli import errors, formats, options, output, places
-from ottla.cli.errors import WrongUsage
+from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import NotOfFormat, bytes_of_json, encoder, json_bytes, shower
 from ottla.cli.options import parse_ids, parse_partition
 from ottla.cli.places import Kind, Place, parse_place
+from ottla.cli.session import run
+from ottla.client.errors import RequestTimedOut
 
 
 @pytest.mark.parametrize("module", [errors, formats, options, output, places], ids=lambda m: m.__name__)
@@ -93,3 +95,11 @@ def test_bytes_that_are_not_of_their_kind_are_not_shown_as_such(kind: str, data:
 def test_what_does_not_fit_its_kind_is_refused(kind: str, text: str) -> None:
     with pytest.raises(WrongUsage):
         encoder(kind)(text)
+
+
+def test_an_answer_that_does_not_come_is_told_with_what_may_be_wrong() -> None:
+    async def ask() -> None:
+        raise RequestTimedOut("b:1: no answer to CreateTopics within 5000 ms")
+
+    with pytest.raises(CliError, match="CreateTopics within 5000 ms; .* most of its controllers are down"):
+        run(ask())

@@ -73,13 +73,18 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
 
 
 def _translated(error: KafkaError) -> CliError:
-    from ottla.client.errors import BootstrapFailed, ConnectionFailed, NotKafka
+    from ottla.client.errors import BootstrapFailed, ConnectionFailed, NotKafka, RequestTimedOut
 
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
         return CliError(
             f"{error.message}\n--bootstrap-server or OTTLA_BOOTSTRAP_SERVERS says where to look; "
             "`ottla start` starts a broker.",
             status=UNREACHABLE,
+        )
+    if isinstance(error, RequestTimedOut):
+        return CliError(
+            f"{error.message}; what concerns the whole cluster waits while most of its controllers are down, "
+            "and --timeout gives it more time"
         )
     return CliError(str(error))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRe
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.schema import Request
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
 # As Kafka's DefaultKafkaPrincipalBuilder writes User:ANONYMOUS: version 0, two compact strings, no token.
@@ -26,9 +26,7 @@ LOOPBACK = bytes([127, 0, 0, 1])
 @pytest.fixture(scope="module")
 def door() -> Iterator[WireClient]:
     """The controller's listener of a node."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     settings = {
         "controller.quorum.voters": f"1@127.0.0.1:{port}",
         "listeners": f"PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:{port}",

@@ -101,5 +101,5 @@ def test_an_answer_that_does_not_come_is_told_with_what_may_be_wrong() -> None:
     async def ask() -> None:
         raise RequestTimedOut("b:1: no answer to CreateTopics within 5000 ms")
 
-    with pytest.raises(CliError, match="CreateTopics within 5000 ms; .* most of its controllers are down"):
+    with pytest.raises(CliError, match=r"CreateTopics within 5000 ms; .* most of its controllers are down"):
         run(ask())

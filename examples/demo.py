@@ -240,7 +240,7 @@ async def kill_things(node: NodeProcess, spark: SparkProcess, watch: Watch) -> N
         if time.perf_counter() > deadline:
             raise SystemExit("no task noticed that its process was killed")
         await asyncio.sleep(0.05)
-    say(f"kill -9 of {killed} Python workers: Spark lost {spark.lost_tasks() - lost} tasks, and repeats them")
+    say(f"kill -9 of {killed} Python workers; tasks that Spark repeats for it: {spark.lost_tasks() - lost}")
     await asyncio.sleep(2)
     watch.marks.append((watch.now(), "node killed"))
     node.kill()

@@ -18,6 +18,7 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
 from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
+from ottla.protocol.messages.elect_leaders import ElectLeadersRequest
 from tests.metadata.world import SECOND_NS, World, directory_of, registration
 
 
@@ -235,6 +236,59 @@ class TestDirectories:
         assert world.image.cluster.brokers[0].directories == (directory_of(100),)
         partition = world.partition("orders")
         assert (partition.leader, partition.isr) == (1, (1,))
+
+    def test_a_replica_on_a_new_disk_does_not_lead_those_who_may_have_more(self) -> None:
+        world = World(brokers=2)
+        world.create("orders", assignments=[[0, 1]])
+        leave_one_after_the_other(world, 1, 0)
+        assert world.partition("orders").last_known_elr == (0,)
+        on_a_new_disk(world, 0)
+        register(world, registration(1, incarnation=2), supersede=True)
+        for broker in (0, 1):
+            world.heartbeat(broker)
+        tell_of_directory(world, 0, directory_of(100))
+        for broker in (0, 1):
+            world.heartbeat(broker)
+        assert world.partition("orders").leader == NO_LEADER
+        asked = ElectLeadersRequest(election_type=1, topic_partitions=None)
+        world.do(world.controller.elect_leaders(asked))
+        assert world.partition("orders").leader == 1
+        tell_of_directory(world, 0, directory_of(100))
+        assert world.partition("orders").directory(0) == directory_of(100)
+
+    def test_a_replica_on_a_new_disk_leads_where_nobody_has_anything(self) -> None:
+        world = World()
+        world.create("orders", assignments=[[0]])
+        on_a_new_disk(world, 0)
+        world.heartbeat(0)
+        assert world.partition("orders").leader == NO_LEADER
+        tell_of_directory(world, 0, directory_of(100))
+        assert world.partition("orders").leader == 0
+
+
+def leave_one_after_the_other(world: World, *brokers: int) -> None:
+    for broker in brokers:
+        world.do(world.controller.fence_gone_broker(broker, world.image.cluster.brokers[broker].epoch))
+
+
+def on_a_new_disk(world: World, broker: int) -> None:
+    request = registration(broker, incarnation=2)
+    request.log_dirs = [directory_of(broker + 100)]
+    register(world, request, supersede=True)
+
+
+def tell_of_directory(world: World, broker: int, directory: bytes) -> None:
+    """Tell that the replica of orders-0 lies there."""
+    topic = AssignReplicasToDirsRequestTopicData(
+        topic_id=world.image.topics.by_name["orders"].id,
+        partitions=[AssignReplicasToDirsRequestPartitionData(partition_index=0)],
+    )
+    request = AssignReplicasToDirsRequest(
+        broker_id=broker,
+        broker_epoch=world.image.cluster.brokers[broker].epoch,
+        directories=[AssignReplicasToDirsRequestDirectoryData(id=directory, topics=[topic])],
+    )
+    world.do(world.controller.assign_replicas_to_dirs(request))
 
 
 def test_producer_ids_are_given_out_in_blocks() -> None:

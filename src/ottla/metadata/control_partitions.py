@@ -271,7 +271,8 @@ def assign_replicas_to_dirs(
     state: ControlState, request: AssignReplicasToDirsRequest
 ) -> Result[AssignReplicasToDirsResponse]:
     """A broker tells on which of its directories replicas lie; on a directory that is offline they cannot
-    lead.
+    lead. A replica that was made anew, as its directory is lost, is not written down while nobody leads and
+    another one may have the records: it must not be elected and have the others cut what it lacks.
     """
     if not state.version.directory_assignment:
         raise KafkaError(
@@ -282,6 +283,7 @@ def assign_replicas_to_dirs(
     registration = state.image.cluster.brokers[broker]
     records: list[MetadataRecord] = []
     offline: list[PartitionRef] = []
+    leaderless: list[PartitionRef] = []
     directories: list[AssignReplicasToDirsResponseDirectoryData] = []
     for asked_dir in request.directories:
         directory = bytes(asked_dir.id)
@@ -299,6 +301,8 @@ def assign_replicas_to_dirs(
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 elif broker not in partition.replicas:
                     error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                elif _lacks_what_others_may_have(state, partition, broker):
+                    error = ErrorCode.NONE
                 else:
                     error = ErrorCode.NONE
                     change = state.change(topic, index, partition)
@@ -306,9 +310,11 @@ def assign_replicas_to_dirs(
                     record = change.build()
                     if record is not None:
                         records.append(record)
+                    after = partition if record is None else partition.merge(record)
                     if not online:
-                        after = partition if record is None else partition.merge(record)
                         offline.append(PartitionRef(topic, index, after))
+                    elif after.leader == NO_LEADER:
+                        leaderless.append(PartitionRef(topic, index, after))
                 answers.append(
                     AssignReplicasToDirsResponsePartitionData(partition_index=index, error_code=int(error))
                 )
@@ -317,4 +323,18 @@ def assign_replicas_to_dirs(
             )
         directories.append(AssignReplicasToDirsResponseDirectoryData(id=asked_dir.id, topics=topics))
     records += leader_and_isr_updates(state, offline, broker_to_remove=broker)
+    records += leader_and_isr_updates(state, leaderless)
     return Result(records, AssignReplicasToDirsResponse(directories=directories))
+
+
+def _lacks_what_others_may_have(state: ControlState, partition: PartitionRegistration, broker: int) -> bool:
+    """Whether nobody leads, and of the replicas only this one is known to have lost its directory."""
+    if partition.leader != NO_LEADER:
+        return False
+    brokers = state.image.cluster.brokers
+
+    def has_directory(replica: int) -> bool:
+        registration = brokers.get(replica)
+        return registration is not None and registration.has_online_directory(partition.directory(replica))
+
+    return not has_directory(broker) and any(map(has_directory, partition.replicas))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.raft.channel import Channel
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from tests.raft.real import DEADLINE_S, Replica, until
 
@@ -100,6 +101,32 @@ async def test_one_that_is_alone_waits_until_it_can(tmp_path: Path) -> None:
                 replica.append(b"lost")
         assert replica.failure is None
         await write([replica], b"second")
+    finally:
+        await replica.stop()
+        replica.runtime.close()
+
+
+async def test_a_replica_of_another_cluster_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Address] = []
+
+    async def ask(channel: Channel, address: Address, *_: object, **__: object) -> None:
+        asked.append(address)
+        raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID)
+
+    monkeypatch.setattr(Channel, "ask", ask)
+    replica = Replica(1, tmp_path, cluster_id="ours")
+    await replica.listen()
+    addresses = {1: Address("127.0.0.1", replica.port), 2: Address("theirs", 9093)}
+    await replica.boot(
+        VoterSet.of(*(Voter(ReplicaKey(id), {"CONTROLLER": at}) for id, at in addresses.items()))
+    )
+    try:
+        await until(lambda: len(asked) >= 3)
+        told = "the controller at theirs:9093 is of another cluster: this node was formatted for ours"
+        assert caplog.text.count(told) == 1
+        assert not replica.leads
     finally:
         await replica.stop()
         replica.runtime.close()

@@ -150,6 +150,7 @@ class RaftClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[asyncio.Future[Reply], None] = {}  # requests that are not answered yet
         self._stopped: asyncio.Future[None] | None = None
+        self._strangers: set[Address] = set()
         self.failure: BaseException | None = None
         self._closed = False
 
@@ -352,6 +353,8 @@ class RaftClient:
                 response = await self._channel.ask(effect.address, message, newest, timeout_ms=timeout_ms)
                 reply = wire_replies.decode_reply(response)
         except KafkaError as error:
+            if error.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
+                self._tell_of_stranger(effect.address)
             reply = wire.error_reply(effect.request, error.code, self.raft.core.epoch)
         except TimeoutError:
             self._channel.drop(effect.address)
@@ -362,6 +365,17 @@ class RaftClient:
         else:
             self.raft.answered(effect.exchange, reply, self._now())
         self._go_on()
+
+    def _tell_of_stranger(self, address: Address) -> None:
+        """Once for each: whoever formatted this node with another id would look for anything else."""
+        if address not in self._strangers:
+            self._strangers.add(address)
+            _log.warning(
+                "the controller at %s:%d is of another cluster: this node was formatted for %s; format an "
+                "empty directory with the id of the others, or correct the address",
+                *address,
+                self._cluster_id,
+            )
 
     def _set_timer(self) -> None:
         if self._timer is not None:

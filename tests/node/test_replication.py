@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
@@ -12,6 +14,7 @@ from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import remove_tree
 from ottla.runtime.random import SeededRandom
+from ottla.sim.disk_faults import Op
 
 ORDERS = TopicPartition("orders", 0)
 ROLES = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
@@ -178,5 +181,56 @@ def test_a_replica_that_had_no_room_is_made_and_catches_up_when_there_is_some(
         await nodes.until(lambda: not nodes.nodes[2].replicas.offline)
         append(nodes, leader(nodes))
         await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+
+    nodes.run(life())
+
+
+def test_a_leader_without_room_lets_others_lead_and_is_in_sync_again_when_there_is_some() -> None:
+    nodes = cluster(1)
+
+    def try_to_append(broker: int) -> ErrorCode:
+        try:
+            append(nodes, broker)
+        except KafkaError as error:
+            return error.code
+        return ErrorCode.NONE
+
+    async def life() -> None:
+        first = await made(nodes)
+        append(nodes, first)
+        await nodes.until(lambda: agree(nodes))
+        full = nodes.machines[first].disk.fail(
+            errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None
+        )
+        assert try_to_append(first) is ErrorCode.KAFKA_STORAGE_ERROR
+        took = await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
+        assert 4 < took < 10
+        await nodes.until(lambda: first not in isr(nodes) and not nodes.fenced(first, 4))
+        second = nodes.partition("orders", by=4).leader
+        await nodes.until(lambda: replica(nodes, second).is_leader)
+        end = append(nodes, second)
+        await nodes.until(lambda: replica(nodes, second).log.high_watermark == end)
+        assert replica(nodes, first).log.log_end_offset < end
+        nodes.machines[first].disk.heal(full)
+        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+
+    nodes.run(life())
+
+
+def test_a_leader_without_room_stays_where_nobody_else_is_in_sync() -> None:
+    nodes = cluster(1, min_insync_replicas="1")
+
+    async def life() -> None:
+        first = await made(nodes)
+        for other in {1, 2, 3} - {first}:
+            nodes.kill(other)
+        await nodes.until(lambda: isr(nodes) == {first} and replica(nodes, first).isr == {first})
+        nodes.machines[first].disk.fail(errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None)
+        with pytest.raises(KafkaError, match="no room"):
+            append(nodes, first)
+        began = nodes.world.loop.time()
+        await nodes.until(lambda: nodes.world.loop.time() > began + 15)
+        assert nodes.partition("orders", by=4).leader == first
+        assert not nodes.fenced(first, 4)
 
     nodes.run(life())

@@ -45,6 +45,7 @@ class LogDirectory:
         "directory_id",
         "disk",
         "handles",
+        "lacked_ms",
         "log_starts",
         "path",
         "random",
@@ -68,6 +69,7 @@ class LogDirectory:
         self._failure: str | None = None
         self._on_failure = on_failure
         self._lack_told_ms = -_LACK_TOLD_EVERY_MS
+        self.lacked_ms: int | None = None  # when it last had no room, or no file handles
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
         self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
         # (due time, number, path): what to unlink, and when.
@@ -121,7 +123,7 @@ class LogDirectory:
 
     def _lack(self, message: str) -> KafkaError:
         """Something ran out that may come back. Clients try again at once, so not every time gets a line."""
-        now_ms = self.clock.wall_ms()
+        now_ms = self.lacked_ms = self.clock.wall_ms()
         if not self._lack_told_ms <= now_ms < self._lack_told_ms + _LACK_TOLD_EVERY_MS:
             self._lack_told_ms = now_ms
             _log.error("%s", message)

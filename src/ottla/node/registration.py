@@ -81,9 +81,11 @@ class BrokerRegistration:
             previous_broker_epoch=previous_epoch,
         )
         self.epoch = -1
+        self._refused: ErrorCode | None = None
         self._directories: Final = dict(directories)
         self._offline: set[bytes] = set()
         self._wants_to_serve = False
+        self._steps_aside = False
         self._leaving = False
         self._may_go = False
         self._unfenced = asyncio.Event()
@@ -100,14 +102,15 @@ class BrokerRegistration:
             async with asyncio.timeout(limit_ms / 1000):
                 await self._register()
         except TimeoutError:
+            refused = self._refused
+            why = "" if refused is None else f"; node.id {self._node.config.node_id}: {refused.text}"
             raise NodeFailed(
                 f"no active controller registered this broker within {limit_ms} ms "
-                "(initial.broker.registration.timeout.ms)"
+                f"(initial.broker.registration.timeout.ms){why}"
             ) from None
         self._task = asyncio.create_task(self._beat(), name="broker heartbeats")
 
     async def _register(self) -> None:
-        told = False
         while True:
             response = await self._link.ask_until_answered(self._request, _REGISTRATION_VERSION)
             assert isinstance(response, BrokerRegistrationResponse)
@@ -117,9 +120,9 @@ class BrokerRegistration:
                 return
             if code in _FATAL:
                 raise NodeFailed(f"the controller does not register this broker: {code.name}, {code.text}")
-            if not told:
+            if code is not self._refused:
                 _log.info("the controller cannot register this broker yet: %s", code.name)
-                told = True
+                self._refused = code
             await asyncio.sleep(_WAITING_SECONDS)
 
     async def caught_up(self) -> None:
@@ -143,6 +146,13 @@ class BrokerRegistration:
         if path in self._directories:
             self._offline.add(self._directories[path])
             self.hurry()
+
+    def step_aside(self) -> None:
+        """Give all leaderships and places in in-sync sets to others, by being fenced for a moment. What this
+        broker can follow it is soon in sync with again.
+        """
+        self._steps_aside = True
+        self.hurry()
 
     # Living
 
@@ -177,7 +187,7 @@ class BrokerRegistration:
                 broker_id=self._node.config.node_id,
                 broker_epoch=self.epoch,
                 current_metadata_offset=self._node.image.provenance.last_contained_offset,
-                want_fence=not self._wants_to_serve,
+                want_fence=not self._wants_to_serve or self._steps_aside,
                 want_shut_down=self._leaving,
                 offline_log_dirs=sorted(self._offline),
             ),
@@ -206,6 +216,7 @@ class BrokerRegistration:
             self._caught_up.set()
         if response.is_fenced:
             self._unfenced.clear()
+            self._steps_aside = False
         else:
             self._unfenced.set()
         if response.should_shut_down:
@@ -219,6 +230,7 @@ class BrokerRegistration:
         """
         await self._stop_beating()
         self._leaving = True
+        self._steps_aside = False
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not self._may_go:

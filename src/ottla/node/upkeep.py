@@ -6,6 +6,7 @@ once the node serves, so that none of it delays a start.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,10 +20,17 @@ if TYPE_CHECKING:
     from ottla.log.cleaner import LogCleaner
     from ottla.node.node import Node
 
+_log = logging.getLogger(__name__)
+
 _CONTROLLER_TICK_MS: Final = 1_000
 _WATCH_TICK_MS: Final = 250
 _DELETION_TICK_MS: Final = 15_000
 _OFFLINE_TICK_MS: Final = 10_000
+_LACK_TICK_MS: Final = 1_000
+# How long a leader may refuse records for lack of room before others are to lead, and how long they have to
+# find out whether they can: where all disks are full, leaderships should not go round.
+_LACK_PATIENCE_MS: Final = 5_000
+_STEP_ASIDE_EVERY_MS: Final = 60_000
 
 
 class Upkeep:
@@ -31,6 +39,7 @@ class Upkeep:
         self._chores: Final = Chores()
         self._quorum_chores: Final = Chores()
         self._cleaner: LogCleaner | None = None
+        self._stepped_aside_ms = -_STEP_ASIDE_EVERY_MS
 
     def start_quorum(self) -> None:
         """Begin with what concerns the metadata log and its controller."""
@@ -85,6 +94,7 @@ class Upkeep:
         every(lambda: _DELETION_TICK_MS, self._remove_deleted, "removal of deleted files")
         every(self._setting("replica.lag.time.max.ms", 0.5), self._shrink_isrs, "shrinking of in-sync sets")
         every(lambda: _OFFLINE_TICK_MS, self._retry_offline, "retry of partitions without a log")
+        every(lambda: _LACK_TICK_MS, self._step_aside, "handing over for lack of room")
         if node.config.flag("log.cleaner.enable") and node.config.number("log.cleaner.threads") > 0:
             self._chores.run(self._clean, "log cleaner")
 
@@ -149,6 +159,22 @@ class Upkeep:
             changes = node.replicas.retry_offline(node.now_ms())
             node.replication.follow(changes)
             node.coordinators.follow(node.image, changes)
+
+    async def _step_aside(self) -> None:
+        """A leader whose disk is full refuses what other replicas could take. Let one of them lead."""
+        node, now_ms = self._node, self._node.now_ms()
+        lacked = max((each.lacked_ms or 0 for each in node.logs.live_directories), default=0)
+        monotonic_ms = node.runtime.clock.monotonic_ns() // 1_000_000
+        if now_ms - lacked > _STEP_ASIDE_EVERY_MS:
+            return
+        if monotonic_ms - self._stepped_aside_ms < _STEP_ASIDE_EVERY_MS:
+            return
+        if node.replicas.refuses_what_others_could_take(now_ms - _LACK_PATIENCE_MS):
+            _log.warning(
+                "a log that is led here has had no room for %d ms: others are to lead", _LACK_PATIENCE_MS
+            )
+            self._stepped_aside_ms = monotonic_ms
+            node.registration.step_aside()
 
     async def _clean(self) -> None:
         from ottla.log.cleaner import LogCleaner

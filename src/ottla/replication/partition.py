@@ -54,6 +54,7 @@ class Partition:
         "leader_id",
         "log",
         "partition_epoch",
+        "refuses_since_ms",
         "replica_lag_max_ms",
         "replicas",
         "topic_id",
@@ -82,6 +83,8 @@ class Partition:
         # Where the leader's epoch began; a follower below it may not join the in-sync set. None on a
         # follower.
         self.leader_epoch_start_offset: int | None = None
+        # Since when the log of this leader has taken nothing, as for lack of room; None if it takes records.
+        self.refuses_since_ms: int | None = None
         self._listener: Final = listener
         self._followers: dict[int, FollowerState] = {}
         self._in_sync: Final = InSyncSet()
@@ -136,6 +139,7 @@ class Partition:
                 )
             self.leader_epoch = registration.leader_epoch
             self.leader_epoch_start_offset = end
+            self.refuses_since_ms = None
         self.partition_epoch = registration.partition_epoch
         self.leader_id = self.broker_id
         if self._advance_high_watermark(now_ms) or new_epoch:
@@ -150,6 +154,7 @@ class Partition:
         self.leader_id = registration.leader if registration.leader >= 0 else None
         self.leader_epoch = registration.leader_epoch
         self.leader_epoch_start_offset = None
+        self.refuses_since_ms = None
         self.partition_epoch = registration.partition_epoch
         self._assign(registration.replicas, (), leader=False)
         self._listener.partition_progressed(self)
@@ -234,15 +239,21 @@ class Partition:
                 f"{self.topic_partition} has {len(self.isr)} replica(s) in sync, on brokers "
                 f"{sorted(self.isr)}; min.insync.replicas is {self.min_isr}",
             )
-        info = self.log.append_as_leader(
-            data,
-            self.leader_epoch,
-            now_ms=now_ms,
-            origin=origin,
-            guard=guard,
-            transaction_version=transaction_version,
-            inline_flush=inline_flush,
-        )
+        try:
+            info = self.log.append_as_leader(
+                data,
+                self.leader_epoch,
+                now_ms=now_ms,
+                origin=origin,
+                guard=guard,
+                transaction_version=transaction_version,
+                inline_flush=inline_flush,
+            )
+        except KafkaError as error:
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.refuses_since_ms is None:
+                self.refuses_since_ms = now_ms
+            raise
+        self.refuses_since_ms = None
         self._advance_high_watermark(now_ms)
         self._listener.partition_progressed(self)
         return info

@@ -266,6 +266,15 @@ class ReplicaManager:
         for partition in self._partitions.values():
             partition.shrink_isr(now_ms)
 
+    def refuses_what_others_could_take(self, since_ms: int) -> bool:
+        """Whether a log that is led here has taken nothing since then, though other replicas are in sync."""
+        return any(
+            partition.refuses_since_ms is not None
+            and partition.refuses_since_ms <= since_ms
+            and len(partition.isr) > 1
+            for partition in self._partitions.values()
+        )
+
     # What partitions tell
 
     def on_progress(self, listener: Callable[[Partition], None]) -> None:

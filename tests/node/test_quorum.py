@@ -292,12 +292,12 @@ def test_settings_are_changed_through_any_broker() -> None:
 
         def are_told(id: int) -> bool:
             told = {"retention.ms": str(id * 1000)}
-            return all(node.image.config(topic) == told for node in nodes.nodes.values())
+            heard = all(node.image.config(topic) == told for node in nodes.nodes.values())
+            return heard and nodes.nodes[id].config.number("log.cleaner.threads") == 2
 
         for id in nodes.roles:
             await nodes.as_client(partial(alter, id))
             await nodes.until(partial(are_told, id))
-            assert nodes.nodes[id].config.number("log.cleaner.threads") == 2
 
     nodes.run(life())
 

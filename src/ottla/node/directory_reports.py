@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ottla.metadata.entities import TopicImage
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequest,
@@ -50,8 +51,11 @@ class DirectoryReports:
 
     def check(self, partitions: Iterable[Partition]) -> None:
         """Tell of those that the metadata does not know where they are."""
+        topics = self._node.image.topics.by_id
+        settled = not self._moving and not self._changed
         for partition in partitions:
-            if self._is_news(partition):
+            # Nearly all are where they are known to be, and a start comes by here with every one of them.
+            if not (settled and _is_known(topics, partition)) and self._is_news(partition):
                 self._waiting[_key(partition)] = partition
         if self._waiting and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._tell_all(), name="directory reports")
@@ -188,6 +192,14 @@ def _not_here(partition: Partition) -> KafkaError:
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         f"broker {partition.broker_id} has no replica of {partition.topic_partition} any more",
     )
+
+
+def _is_known(topics: Mapping[bytes, TopicImage], partition: Partition) -> bool:
+    topic = topics.get(partition.topic_id)
+    registration = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
+    if registration is None or partition.broker_id not in registration.replicas:
+        return False
+    return registration.directory(partition.broker_id) == partition.log.directory.directory_id
 
 
 def _key(partition: Partition) -> _Key:

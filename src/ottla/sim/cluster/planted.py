@@ -212,7 +212,10 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
 _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
 
 
-def _plan(*clients: str, synced: bool = False, longest_s: float = 2.0, **weights: int) -> ClusterPlan:
+def _plan(
+    *clients: str, synced: bool = False, longest_s: float = 2.0, ambush: float = 0.0, **weights: int
+) -> ClusterPlan:
+    """``ambush`` is how likely a node is to be struck right after it has committed something."""
     chosen = {name.replace("_", " "): weight for name, weight in weights.items()}
     return ClusterPlan(
         nodes=3,
@@ -222,15 +225,14 @@ def _plan(*clients: str, synced: bool = False, longest_s: float = 2.0, **weights
         min_insync=2,
         haste=0.1,
         clients=clients,
-        nemesis=NemesisConfig(interval_s=0.3, longest_s=longest_s, weights=chosen or _KILLS),
+        nemesis=NemesisConfig(
+            interval_s=0.3, longest_s=longest_s, ambush={"commits": ambush}, weights=chosen or _KILLS
+        ),
     )
 
 
 _WRITERS = _plan("acks-all", "idempotent", "follower")
 _TRANSACTIONS = _plan("transactional", "rivals", "committed-follower")
-_GROUPS = _plan(
-    "idempotent", "classic-group", "consumer-group", kill_a_process=2, pause_a_client=3, isolate_a_machine=2
-)
 _COPIES = _plan(
     "idempotent", "copy-classic", "copy-consumer", pause_a_client=4, kill_a_client=2, kill_a_process=1
 )
@@ -241,13 +243,15 @@ FOCUS: Mapping[str, ClusterPlan] = {
     "followers-forget-producers": _TRANSACTIONS,
     "open-transactions-shown": _TRANSACTIONS,
     "aborted-records-shown": _TRANSACTIONS,
-    "marker-dropped": _plan(
-        "transactional", "rivals", kill_a_process=4, stop_and_start=2, split_the_network=2
-    ),
+    # Markers are long under way, and their connections break.
+    "marker-dropped": _plan("transactional", "rivals", longest_s=4.0, slow_link=3, sever_connections=5),
     "unclean-stop-taken-for-clean": replace(
         _plan("idempotent", "acks-all", longest_s=1.0, power_loss=4, kill_a_process=4), nodes=2, separate=True
     ),
-    "markers-not-driven-again": _TRANSACTIONS,
+    # Whoever has just committed that a transaction is to end dies before everybody knows.
+    "markers-not-driven-again": _plan(
+        "transactional", "rivals", ambush=0.03, kill_a_process=1, isolate_a_machine=1
+    ),
     "coordinator-answers-too-soon": _plan(
         "idempotent", "classic-group", "consumer-group", longest_s=4.0, split_the_network=3
     ),

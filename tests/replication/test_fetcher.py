@@ -270,6 +270,30 @@ def test_a_follower_without_room_goes_on_when_there_is_some_again() -> None:
     assert not lab.failed
 
 
+def test_a_follower_without_room_that_is_not_in_sync_waits_for_some() -> None:
+    lab = Lab()
+    disk = lab.follower.log.directory.disk
+    assert isinstance(disk, SimDisk)
+    out_of_sync = registration(replicas=(0, FOLLOWER), isr=(0,), partition_epoch=1)
+    lab.partition.become_follower(out_of_sync)
+
+    async def part() -> None:
+        disk.fail(errno.ENOSPC, ops=[Op.WRITE])
+        lab.leader.produce(2, acks=1)
+        following = Following(lab.partition)
+        lab.fetcher.add(following)
+        await lab.until(lambda: lab.follower.log.directory.lacks_room)
+        # A pause that is longer than one after a failure.
+        await lab.until(
+            lambda: following.paused_until_ms > SystemClock().monotonic_ns() // 1_000_000 + CONFIG.backoff_ms
+        )
+        assert len(lab.asked) == 1
+        lab.follower.clock.advance_ms(11_000)
+        await lab.until(lambda: lab.end == 2)
+
+    lab.live(part)
+
+
 def test_a_follower_whose_directory_fails_is_given_up() -> None:
     lab = Lab()
     disk = lab.follower.log.directory.disk

@@ -30,6 +30,7 @@ from ottla.runtime.random import Random
 _log = logging.getLogger(__name__)
 
 _LACK_TOLD_EVERY_MS = 10_000
+_LACK_LASTS_MS = 10_000
 
 
 class LogDirectory:
@@ -40,12 +41,12 @@ class LogDirectory:
         "_deletions_made",
         "_failure",
         "_lack_told_ms",
+        "_lacked_room_ms",
         "_on_failure",
         "clock",
         "directory_id",
         "disk",
         "handles",
-        "lacked_ms",
         "log_starts",
         "path",
         "random",
@@ -69,7 +70,7 @@ class LogDirectory:
         self._failure: str | None = None
         self._on_failure = on_failure
         self._lack_told_ms = -_LACK_TOLD_EVERY_MS
-        self.lacked_ms: int | None = None  # when it last had no room, or no file handles
+        self._lacked_room_ms: int | None = None
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
         self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
         # (due time, number, path): what to unlink, and when.
@@ -106,11 +107,18 @@ class LogDirectory:
             if self._on_failure is not None:
                 self._on_failure(self)
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether something that was to be written lately found no room."""
+        lacked_ms = self._lacked_room_ms
+        return lacked_ms is not None and 0 <= self.clock.wall_ms() - lacked_ms < _LACK_LASTS_MS
+
     def io_error(self, action: str, error: OSError) -> KafkaError:
         """What to raise for an I/O error. Unless it is a lack of room, or of file handles, the directory goes
         offline.
         """
         if is_lack_of_room(error) and self._failure is None:
+            self._lacked_room_ms = self.clock.wall_ms()
             return self._lack(
                 f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "
                 "on"
@@ -123,7 +131,7 @@ class LogDirectory:
 
     def _lack(self, message: str) -> KafkaError:
         """Something ran out that may come back. Clients try again at once, so not every time gets a line."""
-        now_ms = self.lacked_ms = self.clock.wall_ms()
+        now_ms = self.clock.wall_ms()
         if not self._lack_told_ms <= now_ms < self._lack_told_ms + _LACK_TOLD_EVERY_MS:
             self._lack_told_ms = now_ms
             _log.error("%s", message)

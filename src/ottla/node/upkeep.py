@@ -162,14 +162,13 @@ class Upkeep:
 
     async def _step_aside(self) -> None:
         """A leader whose disk is full refuses what other replicas could take. Let one of them lead."""
-        node, now_ms = self._node, self._node.now_ms()
-        lacked = max((each.lacked_ms or 0 for each in node.logs.live_directories), default=0)
-        monotonic_ms = node.runtime.clock.monotonic_ns() // 1_000_000
-        if now_ms - lacked > _STEP_ASIDE_EVERY_MS:
+        node = self._node
+        if not any(directory.lacks_room for directory in node.logs.live_directories):
             return
+        monotonic_ms = node.runtime.clock.monotonic_ns() // 1_000_000
         if monotonic_ms - self._stepped_aside_ms < _STEP_ASIDE_EVERY_MS:
             return
-        if node.replicas.refuses_what_others_could_take(now_ms - _LACK_PATIENCE_MS):
+        if node.replicas.refuses_what_others_could_take(node.now_ms() - _LACK_PATIENCE_MS):
             _log.warning(
                 "a log that is led here has had no room for %d ms: others are to lead", _LACK_PATIENCE_MS
             )

@@ -47,6 +47,7 @@ _EARLIEST_LOCAL: Final = -4
 # A fetch under way is not given up more often than this, so that large answers get through in the end.
 _HANG_UP_EVERY_MS: Final = 1_000
 _THROTTLED_MS: Final = 200
+_NO_ROOM_MS: Final = 1_000
 _SESSION_LOST: Final = frozenset(
     (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
 )
@@ -167,6 +168,9 @@ class Fetcher:
                 continue
             elif held_back and not following.has_caught_up and follower.is_throttled(following.partition):
                 following.paused_until_ms = now_ms + _THROTTLED_MS
+            elif not following.partition.follows_in_sync and following.partition.log.directory.lacks_room:
+                # It would be taken into the in-sync set where it has all, and hold up the next record.
+                following.paused_until_ms = now_ms + _NO_ROOM_MS
             else:
                 found[key] = (following, following.request(follower.config.max_bytes))
         return found

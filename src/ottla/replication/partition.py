@@ -49,6 +49,7 @@ class Partition:
         "_in_sync",
         "_listener",
         "broker_id",
+        "follows_in_sync",
         "leader_epoch",
         "leader_epoch_start_offset",
         "leader_id",
@@ -85,6 +86,7 @@ class Partition:
         self.leader_epoch_start_offset: int | None = None
         # Since when the log of this leader has taken nothing, as for lack of room; None if it takes records.
         self.refuses_since_ms: int | None = None
+        self.follows_in_sync = False
         self._listener: Final = listener
         self._followers: dict[int, FollowerState] = {}
         self._in_sync: Final = InSyncSet()
@@ -155,6 +157,7 @@ class Partition:
         self.leader_epoch = registration.leader_epoch
         self.leader_epoch_start_offset = None
         self.refuses_since_ms = None
+        self.follows_in_sync = self.broker_id in registration.isr
         self.partition_epoch = registration.partition_epoch
         self._assign(registration.replicas, (), leader=False)
         self._listener.partition_progressed(self)

@@ -13,6 +13,7 @@ import pytest
 from ottla.client.blocking import Admin, Consumer
 from ottla.records.partitioning import partition_for
 from tests.support.spark_sink_lab import await_markers, committed_values
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,8 +61,14 @@ def records_of(node: LocalNode, topic: str, partitions: int = 1) -> list[Any]:
     return sorted(found, key=lambda record: (record.partition, record.offset))
 
 
-def open_transactions(admin: Admin) -> list[str]:
-    return [each.transactional_id for each in admin.transactions.list(states=["Ongoing"])]
+def await_none_open(admin: Admin, part: str = "ottla-spark-") -> None:
+    """Waits until no transaction with this in its name is open, long before one would end by itself."""
+
+    def still_open() -> list[str]:
+        listed = admin.transactions.list(states=["Ongoing"])
+        return [each.transactional_id for each in listed if part in each.transactional_id]
+
+    wait_until(lambda: not still_open(), f"transactions of {part} are left open")
 
 
 # Batch writes.
@@ -112,11 +119,12 @@ def test_rows_without_keys_use_all_partitions_and_keep_nothing_open(
 ) -> None:
     topic = new_topic(partitions=3)
     df = spark.range(0, 60_000, 1, 3).selectExpr("repeat(string(id), 20) AS value", "id AS ignored")
-    write(df, topic=topic, kafka__batch_size="10000", kafka__compression_type="lz4")
+    # Small enough that dozens of times a partition is drawn for the next of them.
+    write(df, topic=topic, kafka__max_request_size="100000", kafka__compression_type="lz4")
     records = records_of(node, topic, 3)
     assert len(records) == len({record.value for record in records}) == 60_000
     assert {record.partition for record in records} == {0, 1, 2}
-    assert not [each for each in open_transactions(admin) if "ottla-spark-" in each]
+    await_none_open(admin)
 
 
 def test_rows_choose_their_topics_unless_the_option_does(
@@ -170,7 +178,7 @@ def test_a_task_that_fails_takes_the_whole_write_with_it(
     with pytest.raises(Exception, match="broken on purpose"):
         write(df.mapInArrow(break_in_the_last, "value string"), topic=topic)
     assert records_of(node, topic, 2) == []
-    assert [each for each in open_transactions(admin) if "ottla-spark-" in each] == []
+    await_none_open(admin)
 
 
 def test_a_task_that_is_tried_again_writes_its_rows_once(
@@ -195,7 +203,7 @@ def test_a_task_that_is_tried_again_writes_its_rows_once(
     write(df.mapInArrow(break_at_first, "value string"), topic=topic)
     found = committed_values(node.bootstrap_servers, topic, 2)
     assert found == {str(n).encode(): 1 for n in range(2_000)}
-    assert [each for each in open_transactions(admin) if "ottla-spark-" in each] == []
+    await_none_open(admin)
 
 
 def test_a_null_topic_is_refused_and_nothing_is_written(
@@ -291,7 +299,7 @@ def run_stream(df: DataFrame, servers: str, checkpoint: Path, *, mode: str = "ap
     given = {"kafka.bootstrap.servers": servers, **dotted(options)}
     writer = df.writeStream.format("ottla").outputMode(mode).options(**given)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination(120)
+    assert query.awaitTermination(240), query.status
     return query
 
 
@@ -321,7 +329,7 @@ def stream_with_a_restart(servers: str, files: Callable[[int, int], DataFrame], 
             (checkpoint / "commits" / name).unlink(missing_ok=True)
         run_stream(files(0, 0), servers, checkpoint, topic=topic)
         assert committed_values(servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
-        assert [each for each in open_transactions(admin) if query.id in each] == []
+        await_none_open(admin, query.id)
 
 
 def test_an_aggregate_is_written_whole_in_complete_mode(

@@ -18,7 +18,7 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import note, print_json, print_table
 from ottla.cli.session import topic_or_fail, with_admin
-from ottla.cli.settings import check_removed
+from ottla.cli.settings import check_removed, names_explained
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -198,9 +198,16 @@ def alter(
     async def work(admin: Admin) -> None:
         await _check(admin, kind, name)
         await check_removed(admin, kind, name, deletes)
-        await admin.configs.alter(
-            kind, name, set=sets, delete=deletes, append=appends, subtract=subtracts, validate_only=dry_run
-        )
+        async with names_explained(admin, kind, name, [*sets, *appends, *subtracts]):
+            await admin.configs.alter(
+                kind,
+                name,
+                set=sets,
+                delete=deletes,
+                append=appends,
+                subtract=subtracts,
+                validate_only=dry_run,
+            )
 
     with_admin(bootstrap, timeout, work)
     subject = f"{kind.name.lower().replace('_', ' ')} {name or 'default'}"

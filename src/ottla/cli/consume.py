@@ -74,6 +74,14 @@ def app(
     partitions: Annotated[
         str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these partitions.")
     ] = None,
+    group: Annotated[
+        str | None,
+        Option(
+            "--group",
+            metavar="NAME",
+            help="Read as a member of a group, from where it is; what was shown is committed.",
+        ),
+    ] = None,
     format: Annotated[
         str | None,
         Option(
@@ -109,6 +117,11 @@ def app(
         raise WrongUsage("--until and --exit contradict each other")
     if as_json and format is not None:
         raise WrongUsage("--json and --format contradict each other")
+    if group is not None:
+        from ottla.cli.consume_group import check_usage, consume_in_group
+
+        start = "beginning" if from_beginning else start
+        check_usage(start, until=exit_at_end or until is not None, partitions=partitions is not None)
     from ottla.runtime.clock import SystemClock
 
     now_ms = SystemClock().wall_ms()
@@ -132,21 +145,33 @@ def app(
             misfits.tolerated("value", value_format),
         )
         show = _text_printer(text)
-    try:
-        run(
-            _consume(
-                topics,
-                parse_ids("--partitions", partitions),
-                begin,
-                limits,
-                show,
-                _filter(grep),
-                bootstrap,
-                timeout,
-                read_committed=committed,
-            ),
-            fast_loop=True,
+    if group is not None:
+        work = consume_in_group(
+            group,
+            topics,
+            start,
+            show,
+            _filter(grep),
+            bootstrap,
+            timeout,
+            count=count,
+            idle_s=idle,
+            read_committed=committed,
         )
+    else:
+        work = _consume(
+            topics,
+            parse_ids("--partitions", partitions),
+            begin,
+            limits,
+            show,
+            _filter(grep),
+            bootstrap,
+            timeout,
+            read_committed=committed,
+        )
+    try:
+        run(work, fast_loop=True)
     finally:
         misfits.report()
 

@@ -73,6 +73,10 @@ def app(
         str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
     ] = "none",
     create: Annotated[bool, Option("--create", help="Create the topic if it does not exist.")] = False,
+    create_partitions: Annotated[
+        int | None,
+        Option("--partitions", metavar="N", min=1, help="With --create: so many, not the cluster's default."),
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -90,6 +94,8 @@ def app(
         raise WrongUsage(
             "--json-input says itself where keys are; it goes with neither --key-separator nor --whole"
         )
+    if create_partitions is not None and not create:
+        raise WrongUsage("--partitions says how a topic is created; it needs --create")
     make_key, make_value = encoder(key_format), encoder(value_format)
     defaults = Outgoing(
         None,
@@ -120,7 +126,8 @@ def app(
         "request_timeout_ms": int(timeout * 1000),
         "delivery_timeout_ms": int(timeout * 1000) * 2 + 10,
     }
-    sent = run(_produce(topic, source, settings, timeout, create=create, as_json=as_json), fast_loop=True)
+    making = {"create": create, "partitions": create_partitions}
+    sent = run(_produce(topic, source, settings, timeout, making, as_json=as_json), fast_loop=True)
     if not as_json and sys.stderr.isatty():
         note(f"{sent} record{'' if sent == 1 else 's'} sent to {topic}")
 
@@ -235,14 +242,14 @@ async def _produce(
     source: AsyncIterator[Outgoing],
     settings: dict[str, Any],
     timeout_s: float,
+    making: dict[str, Any],
     *,
-    create: bool,
     as_json: bool,
 ) -> int:
     from ottla.client.producer import Producer
 
     async with open_admin(settings["bootstrap_servers"], timeout_s) as admin:
-        await ensure_topic(admin, topic, create=create)
+        await ensure_topic(admin, topic, **making)
     sent = 0
     waiting: list[Delivery] = []
     async with Producer(**settings) as producer:

@@ -22,6 +22,7 @@ from ottla.cli.errors import (
     WrongUsage,
     did_you_mean,
 )
+from ottla.cli.output import note
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -107,9 +108,10 @@ async def no_such_topic(admin: Admin, name: str) -> CliError:
     return CliError(f"topic {name} does not exist{hint}")
 
 
-async def ensure_topic(admin: Admin, name: str, *, create: bool) -> None:
+async def ensure_topic(admin: Admin, name: str, *, create: bool, partitions: int | None = None) -> None:
     """See that a topic is there to be written to. One that is missing is made only where `--create` says
-    so: a name that was mistyped must not become a topic by itself.
+    so: a name that was mistyped must not become a topic by itself. How it was made is told: a copy of another
+    topic may need more partitions than the cluster gives by default.
     """
     from ottla.protocol.errors import ErrorCode, KafkaError
 
@@ -122,7 +124,13 @@ async def ensure_topic(admin: Admin, name: str, *, create: bool) -> None:
     if not create:
         missing = str(await no_such_topic(admin, name))
         raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} --create makes it")
-    await admin.topics.create(name)
+    await admin.topics.create(name, partitions=partitions or -1)
+    try:
+        made = len((await admin.topics.describe(name)).partitions)
+    except KafkaError:  # a broker that does not know it yet
+        note(f"created topic {name}")
+    else:
+        note(f"created topic {name} with {made} partition{'' if made == 1 else 's'}")
 
 
 def confirm(question: str, *, yes: bool) -> None:

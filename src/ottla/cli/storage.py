@@ -36,6 +36,10 @@ def _print_info(facts: dict[str, Any]) -> None:
     shown = dict(facts)
     if "size_bytes" in shown:
         shown["size"] = size_text(shown.pop("size_bytes"))
+    user = shown.pop("in_use_by", None)
+    if user is not None:
+        # How it ends is not known yet.
+        shown["clean_shutdown"] = f"not shut down: process {user} uses it"
     print_pairs(
         (name.replace("_", " "), value)
         for name, value in shown.items()
@@ -46,7 +50,7 @@ def _print_info(facts: dict[str, Any]) -> None:
 def _info(path: str) -> dict[str, Any]:
     import os
 
-    from ottla.log.checkpoints import read_clean_shutdown
+    from ottla.log.checkpoints import LOCK, read_clean_shutdown
     from ottla.log.files import DirKind, parse_dir_name
     from ottla.metadata.storage import StorageError, read_meta_properties
     from ottla.protocol.errors import KafkaError
@@ -73,12 +77,14 @@ def _info(path: str) -> dict[str, Any]:
             except KafkaError:
                 continue
             size += sum(file.stat().st_size for file in os.scandir(entry.path) if file.is_file())
+    user = disk.locked_by(os.path.join(full, LOCK))
     return facts | {
         "formatted": True,
         "cluster_id": properties.cluster_id,
         "node_id": properties.node_id,
         "directory_id": uuid_text(properties.directory_id) if properties.directory_id is not None else None,
-        "clean_shutdown": read_clean_shutdown(disk, full) is not None,
+        "in_use_by": user,
+        "clean_shutdown": read_clean_shutdown(disk, full) is not None if user is None else None,
         "partitions": partitions,
         "size_bytes": size,
     }

@@ -22,6 +22,7 @@ import fcntl
 import os
 import posixpath
 import stat
+import struct
 import sys
 import threading
 from dataclasses import dataclass
@@ -348,6 +349,20 @@ def _identity(facts: os.stat_result) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
+# `struct flock`: type, whence, start, length and process, in an order of each system's own.
+_IS_LINUX = sys.platform == "linux"
+_FLOCK = struct.Struct("hhqqi4x" if _IS_LINUX else "qqihh")
+
+
+def _flock_fields(kind: int, whence: int, pid: int) -> tuple[int, ...]:
+    return (kind, whence, 0, 0, pid) if _IS_LINUX else (0, 0, pid, kind, whence)
+
+
+def _flock_values(fields: tuple[int, ...]) -> tuple[int, int, int]:
+    kind, whence, _, _, pid = fields if _IS_LINUX else (*fields[3:], *fields[:3])
+    return kind, whence, pid
+
+
 class _RealLock:
     __slots__ = ("_fd",)
 
@@ -436,6 +451,23 @@ class RealDisk:
                 raise OSError(error.errno, error.strerror, path) from None
             _held_locks.add(_identity(os.fstat(fd)))
             return _RealLock(fd)
+
+    def locked_by(self, path: str) -> int | None:
+        """The process that has the lock of `path`, if any has; looking does not disturb one that wants it."""
+        with _held_locks_guard:
+            try:
+                # Whoever closes a file lets go of all locks that its process has on it: not on our own.
+                if _identity(os.stat(path)) in _held_locks:
+                    return os.getpid()
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                wanted = _FLOCK.pack(*_flock_fields(fcntl.F_WRLCK, os.SEEK_SET, 0))
+                kind, _, pid = _flock_values(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, wanted)))
+            finally:
+                os.close(fd)
+            return None if kind == fcntl.F_UNLCK else pid
 
     def usage(self, path: str) -> DiskUsage:
         facts = os.statvfs(path)

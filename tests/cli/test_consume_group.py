@@ -1,0 +1,47 @@
+"""`ottla consume --group`: members share the partitions, and a group goes on where it was."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from tests.support.command_line import CommandLine
+
+
+@pytest.fixture
+def group() -> str:
+    return uuid4().hex[:16]
+
+
+def test_a_group_goes_on_behind_what_was_shown(ottla: CommandLine, topic: str, group: str) -> None:
+    ottla.ok("produce", topic, "-p", "0", "a", "b", "c", "d")
+    read = ("consume", topic, "--group", group, "--from-beginning", "--idle", "1")
+    assert ottla.ok(*read, "-n", "3").out.split() == ["a", "b", "c"]
+    assert ottla.ok(*read).out.split() == ["d"]
+    assert ottla.ok(*read).out.split() == []
+    # Where nothing has been read yet the group has a place, too.
+    ottla.ok("produce", topic, "-p", "1", "e")
+    assert ottla.ok("consume", topic, "--group", group, "--idle", "1").out.split() == ["e"]
+
+
+def test_what_did_not_match_has_been_read_all_the_same(ottla: CommandLine, topic: str, group: str) -> None:
+    ottla.ok("produce", topic, "-p", "0", "apple", "pear", "plum", "peach")
+    read = ("consume", topic, "--group", group, "--from-beginning", "--idle", "1")
+    assert ottla.ok(*read, "--grep", "^pe", "-n", "1").out.split() == ["pear"]
+    assert ottla.ok(*read).out.split() == ["plum", "peach"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--from", "-10"], "ottla groups reset-offsets"),
+        (["--exit"], "--count and --idle"),
+        (["--until", "end"], "--count and --idle"),
+        (["--partitions", "0"], "--count and --idle"),
+    ],
+)
+def test_a_group_decides_itself_what_is_read(offline: CommandLine, words: list[str], problem: str) -> None:
+    ended = offline("consume", "orders", "--group", "g", *words)
+    assert ended.status == 2
+    assert problem in ended.err

@@ -1,0 +1,40 @@
+"""What is told of names that nobody knows, and of what was made by the way."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from tests.support.command_line import CommandLine
+
+
+@pytest.mark.parametrize("option", ["--set", "--append"])
+def test_a_setting_that_does_not_exist_is_answered_with_what_may_have_been_meant(
+    ottla: CommandLine, topic: str, option: str
+) -> None:
+    ended = ottla("configs", "alter", "--topic", topic, option, "cleanup.polcy=compact")
+    assert ended.status == 1
+    assert "there is no setting cleanup.polcy; did you mean cleanup.policy" in ended.err
+
+
+def test_a_value_that_does_not_fit_is_told_as_the_broker_does(ottla: CommandLine, topic: str) -> None:
+    ended = ottla("configs", "alter", "--topic", topic, "--set", "retention.ms=soon")
+    assert ended.status == 1
+    assert "retention.ms" in ended.err
+    assert "did you mean" not in ended.err
+
+
+def test_a_topic_that_is_created_for_a_copy_has_as_many_partitions_as_asked_for(ottla: CommandLine) -> None:
+    name = uuid4().hex[:16]
+    lines = '{"value": "a", "partition": 2}\n{"value": "b", "partition": 0}\n'
+    made = ottla.ok("produce", name, "--create", "--partitions", "3", "--json-input", stdin=lines)
+    assert f"created topic {name} with 3 partitions" in made.err
+    read = ottla.ok("consume", name, "--from-beginning", "--exit", "--json").json_lines
+    assert sorted((record["partition"], record["value"]) for record in read) == [(0, "b"), (2, "a")]
+
+
+def test_the_number_of_partitions_is_for_topics_that_are_created(offline: CommandLine) -> None:
+    ended = offline("produce", "orders", "--partitions", "3", "a")
+    assert ended.status == 2
+    assert "--create" in ended.err

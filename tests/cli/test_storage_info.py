@@ -1,0 +1,47 @@
+"""`ottla storage info` of a node that runs: how it will end is not known yet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ottla.runtime.disk import RealDisk
+from ottla.testing.local_cluster import LocalCluster
+from ottla.testing.local_node import LocalNode
+from tests.support.command_line import CommandLine
+
+
+def test_a_directory_in_use_says_by_whom_and_not_that_it_was_not_shut_down(
+    offline: CommandLine, tmp_path: Path
+) -> None:
+    with LocalNode(data_dir=str(tmp_path)) as node:
+        facts = offline.ok("storage", "info", str(tmp_path), "--json").json[0]
+        assert facts["clean_shutdown"] is None
+        assert facts["in_use_by"] is not None
+        assert "uses it" in offline.ok("storage", "info", str(tmp_path)).out
+        # Looking at a lock must not let go of it.
+        other = subprocess.run(
+            [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert other.returncode != 0
+        assert "in use by another node" in other.stderr
+        assert node.port
+    facts = offline.ok("storage", "info", str(tmp_path), "--json").json[0]
+    assert facts["clean_shutdown"] is True
+    assert facts["in_use_by"] is None
+
+
+def test_the_process_that_uses_it_is_named(offline: CommandLine) -> None:
+    with LocalCluster(nodes=1) as cluster:
+        (node,) = cluster.nodes
+        data = next(Path(node.data_dir).rglob("meta.properties")).parent
+        assert RealDisk().locked_by(str(data / ".lock")) == node.pid
+        facts = offline.ok("storage", "info", str(data), "--json").json[0]
+        assert facts["in_use_by"] == node.pid
+        cluster.kill(node)
+        facts = offline.ok("storage", "info", str(data), "--json").json[0]
+        assert (facts["in_use_by"], facts["clean_shutdown"]) == (None, False)

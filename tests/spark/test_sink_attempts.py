@@ -13,6 +13,7 @@ from ottla.client.blocking import Admin
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.endings import Endings, transactional_id
+from ottla.spark.sink.ledger import LANES, LANES_OF_A_RUN
 from ottla.spark.sink.messages import Prepared
 from ottla.spark.sink.process import Client
 from ottla.spark.sink.task import GivenUp, _Task
@@ -20,6 +21,7 @@ from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_lab import Query, committed_values
 
 WITHOUT_SPARK = True
+RUNS_UNTIL_LANES_COME_AGAIN = LANES // LANES_OF_A_RUN
 
 
 @pytest.fixture(
@@ -127,6 +129,20 @@ def before_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[
     monkeypatch.setattr(Client, "transactional_producer", late)
 
 
+def after_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """The same when the next task has done so, and has written nothing."""
+    take_over = Client.transactional_producer
+
+    async def slow(client: Client, transactional_id: str) -> Producer:
+        monkeypatch.setattr(Client, "transactional_producer", take_over)
+        monkeypatch.setattr("ottla.spark.sink.task.LOOK_AGAIN_SECONDS", 60.0)
+        producer = await take_over(client, transactional_id)
+        await asyncio.to_thread(then)
+        return producer
+
+    monkeypatch.setattr(Client, "transactional_producer", slow)
+
+
 def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,9 +210,22 @@ def test_an_abort_ends_what_dead_tasks_have_left(query: Query) -> None:
     assert committed(query) == ["a", "b", "c", "first"]
 
 
-def test_an_abort_that_comes_late_spares_the_run_that_has_replaced_it(query: Query) -> None:
+def test_an_abort_shuts_out_a_task_that_has_not_written_yet(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = query.task("r1", 1, 0, ["a"])
-    next_run = query.task("r2", 1, 0, ["a"])
+    after_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort([told, None], 1))
+    with pytest.raises(KafkaError):
+        query.task("r1", 1, 1, ["b"])
+    assert query.open_transactions() == []
+    assert committed(query) == ["first"]
+
+
+@pytest.mark.parametrize("restarts", [1, RUNS_UNTIL_LANES_COME_AGAIN])
+def test_an_abort_that_comes_late_spares_the_run_that_has_replaced_it(query: Query, restarts: int) -> None:
+    told = query.task("r1", 1, 0, ["a"])
+    for index in range(restarts):
+        next_run = query.task(f"after-{index}", 1, 0, ["a"])
     query.abort([told], 1)
     query.commit([next_run], 1)
     assert committed(query) == ["a", "first"]
@@ -233,6 +262,17 @@ def test_an_attempt_that_comes_after_a_batch_write_finds_it_over(
         query.write_task("w", 0, ["a"], attempt=1)
     assert query.open_transactions("w") == []
     assert committed(query) == ["a"] * tasks + ["first"]
+
+
+def test_a_batch_write_shuts_out_an_attempt_that_has_not_written_yet(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = query.write_task("w", 0, ["a"], attempt=1)
+    after_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).commit_write([chosen]))
+    with pytest.raises(KafkaError):
+        query.write_task("w", 0, ["a"])
+    assert query.open_transactions("w") == []
+    assert committed(query) == ["a", "first"]
 
 
 def test_a_batch_write_whose_tasks_have_all_died_leaves_nothing_open(

@@ -205,13 +205,36 @@ def test_a_leader_without_room_lets_others_lead_and_is_in_sync_again_when_there_
         assert try_to_append(first) is ErrorCode.KAFKA_STORAGE_ERROR
         took = await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
         assert 4 < took < 10
-        await nodes.until(lambda: first not in isr(nodes) and not nodes.fenced(first, 4))
+        assert first not in isr(nodes)
         second = nodes.partition("orders", by=4).leader
         await nodes.until(lambda: replica(nodes, second).is_leader)
         end = append(nodes, second)
         await nodes.until(lambda: replica(nodes, second).log.high_watermark == end)
         assert replica(nodes, first).log.log_end_offset < end
+        assert nodes.fenced(first, 4)
         nodes.machines[first].disk.heal(full)
+        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+
+    nodes.run(life())
+
+
+def test_a_follower_without_room_holds_up_writes_for_a_moment_only() -> None:
+    nodes = cluster(1)
+
+    async def life() -> None:
+        first = await made(nodes)
+        append(nodes, first)
+        await nodes.until(lambda: agree(nodes))
+        other = next(id for id in (1, 2, 3) if id != first)
+        disk = nodes.machines[other].disk
+        full = disk.fail(errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None)
+        end = append(nodes, first)
+        took = await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
+        assert 4 < took < 10
+        end = append(nodes, first)
+        took = await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
+        assert took < 1
+        disk.heal(full)
         await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
 
     nodes.run(life())

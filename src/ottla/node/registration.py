@@ -148,11 +148,17 @@ class BrokerRegistration:
             self.hurry()
 
     def step_aside(self) -> None:
-        """Give all leaderships and places in in-sync sets to others, by being fenced for a moment. What this
-        broker can follow it is soon in sync with again.
-        """
+        """Leave all leaderships and places in in-sync sets to others, by being fenced until `step_back`."""
         self._steps_aside = True
         self.hurry()
+
+    def step_back(self) -> None:
+        self._steps_aside = False
+        self.hurry()
+
+    @property
+    def is_aside(self) -> bool:
+        return self._steps_aside
 
     # Living
 
@@ -173,7 +179,8 @@ class BrokerRegistration:
             self._hurry.clear()
 
     def _pause_seconds(self) -> float:
-        waits = not self._caught_up.is_set() or (self._wants_to_serve and not self._unfenced.is_set())
+        serves = self._wants_to_serve and not self._steps_aside
+        waits = not self._caught_up.is_set() or (serves and not self._unfenced.is_set())
         if waits:
             return _WAITING_SECONDS
         return self._node.config.number("broker.heartbeat.interval.ms") / 1000
@@ -216,7 +223,6 @@ class BrokerRegistration:
             self._caught_up.set()
         if response.is_fenced:
             self._unfenced.clear()
-            self._steps_aside = False
         else:
             self._unfenced.set()
         if response.should_shut_down:

@@ -27,8 +27,8 @@ _WATCH_TICK_MS: Final = 250
 _DELETION_TICK_MS: Final = 15_000
 _OFFLINE_TICK_MS: Final = 10_000
 _LACK_TICK_MS: Final = 1_000
-# How long a leader may refuse records for lack of room before others are to lead, and how long they have to
-# find out whether they can: where all disks are full, leaderships should not go round.
+# How long a log may refuse records for lack of room before others are to do without this broker, and how long
+# they have to find out whether they can: where all disks are full, leaderships should not go round.
 _LACK_PATIENCE_MS: Final = 5_000
 _STEP_ASIDE_EVERY_MS: Final = 60_000
 
@@ -161,16 +161,22 @@ class Upkeep:
             node.coordinators.follow(node.image, changes)
 
     async def _step_aside(self) -> None:
-        """A leader whose disk is full refuses what other replicas could take. Let one of them lead."""
+        """A broker whose disk is full holds others up: they are to do without it until there is room."""
         node = self._node
         if not any(directory.lacks_room for directory in node.logs.live_directories):
+            if node.registration.is_aside:
+                _log.warning("there is room again: this broker serves")
+                node.registration.step_back()
+            return
+        if node.registration.is_aside:
             return
         monotonic_ms = node.runtime.clock.monotonic_ns() // 1_000_000
         if monotonic_ms - self._stepped_aside_ms < _STEP_ASIDE_EVERY_MS:
             return
         if node.replicas.refuses_what_others_could_take(node.now_ms() - _LACK_PATIENCE_MS):
             _log.warning(
-                "a log that is led here has had no room for %d ms: others are to lead", _LACK_PATIENCE_MS
+                "a log has had no room for %d ms: this broker steps aside until there is some",
+                _LACK_PATIENCE_MS,
             )
             self._stepped_aside_ms = monotonic_ms
             node.registration.step_aside()

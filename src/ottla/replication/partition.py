@@ -84,7 +84,7 @@ class Partition:
         # Where the leader's epoch began; a follower below it may not join the in-sync set. None on a
         # follower.
         self.leader_epoch_start_offset: int | None = None
-        # Since when the log of this leader has taken nothing, as for lack of room; None if it takes records.
+        # Since when the log has taken nothing, as for lack of room; None if it takes records.
         self.refuses_since_ms: int | None = None
         self.follows_in_sync = False
         self._listener: Final = listener
@@ -253,8 +253,7 @@ class Partition:
                 inline_flush=inline_flush,
             )
         except KafkaError as error:
-            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.refuses_since_ms is None:
-                self.refuses_since_ms = now_ms
+            self._refused(error, now_ms)
             raise
         self.refuses_since_ms = None
         self._advance_high_watermark(now_ms)
@@ -283,6 +282,19 @@ class Partition:
         An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
         batch comes whole, so the files begin with it, and the log start stays where it is.
         """
+        try:
+            info = self._append_as_follower(data, leader_epoch, now_ms)
+        except KafkaError as error:
+            self._refused(error, now_ms)
+            raise
+        self.refuses_since_ms = None
+        return info
+
+    def _refused(self, error: KafkaError, now_ms: int) -> None:
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.refuses_since_ms is None:
+            self.refuses_since_ms = now_ms
+
+    def _append_as_follower(self, data: Buffer, leader_epoch: int, now_ms: int) -> AppendInfo:
         log = self.log
         try:
             return log.append_as_follower(data, leader_epoch, now_ms=now_ms)

@@ -267,11 +267,13 @@ class ReplicaManager:
             partition.shrink_isr(now_ms)
 
     def refuses_what_others_could_take(self, since_ms: int) -> bool:
-        """Whether a log that is led here has taken nothing since then, though other replicas are in sync."""
+        """Whether a log has taken nothing since then, though others are in sync: replicas that could lead
+        in its place, or a leader that waits for it.
+        """
         return any(
             partition.refuses_since_ms is not None
             and partition.refuses_since_ms <= since_ms
-            and len(partition.isr) > 1
+            and (len(partition.isr) > 1 if partition.is_leader else partition.follows_in_sync)
             for partition in self._partitions.values()
         )
 

@@ -132,7 +132,9 @@ class Lab:
 
     @contextmanager
     def transactional(self) -> Iterator[Producer]:
-        with Producer(self.servers, transactional_id=f"lab-{uuid.uuid4().hex[:8]}") as producer:
+        # What a test leaves open stays so, however long Spark takes to read.
+        settings = {"transactional_id": f"lab-{uuid.uuid4().hex[:8]}", "transaction_timeout_ms": 600_000}
+        with Producer(self.servers, **settings) as producer:
             yield producer
 
     def await_ends(self, topic: str) -> None:

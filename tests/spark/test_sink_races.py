@@ -168,13 +168,14 @@ def test_whoever_sleeps_or_dies_every_row_is_there_once(
     alive: list[threading.Thread] = []
     while not spark.is_done:
         alive = [thread for thread in alive if thread.is_alive()]
-        if not alive or (len(alive) < 3 and chaos.integer(0, 9) == 0):
+        # When it is over, nobody is disturbed by a successor either: then also a slow machine gets through.
+        if not alive or (not chaos.is_over and len(alive) < 3 and chaos.integer(0, 9) == 0):
             alive.append(spark.new_run())
         chaos.is_over = spark.runs > 60
         assert spark.runs < 90, spark.refusals[-3:]
         alive[0].join(0.15)
     for thread in alive:
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive()
     assert spark.failures == []
     chaos.is_over = True

@@ -20,6 +20,7 @@ from ottla.client.blocking import Admin, Producer
 from ottla.client.view import TopicPartition
 from ottla.spark.options import source_options
 from ottla.spark.planning import Planner
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.spark.source_lab import Lab, Rec, flat, recs_of, wait_for
 
@@ -159,10 +160,12 @@ def test_progress_shows_as_a_groups_offsets(our_lab: Lab) -> None:
     }
     our_lab.run(checkpoint, **options)
     # The last batch too, though Spark never tells the reader that it is done.
-    assert committed(our_lab, group) == {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}
+    expected = {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}
+    wait_for(lambda: committed(our_lab, group) == expected, f"the offsets {expected}")
     our_lab.send(topic, [b"5"])
     our_lab.run(checkpoint, **options)
-    assert committed(our_lab, group) == {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): 1}
+    expected = {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): 1}
+    wait_for(lambda: committed(our_lab, group) == expected, f"the offsets {expected}")
 
 
 def test_a_running_query_publishes_each_batch(our_lab: Lab) -> None:
@@ -245,14 +248,14 @@ def test_a_broker_that_is_away_is_named(our_lab: Lab) -> None:
     begin = time.monotonic()
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1: connection refused"):
         away.read(**options)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 50, "by default it takes a minute"
 
 
 def test_a_stream_outlives_its_broker(our_lab: Lab) -> None:
     batches: list[list[Rec]] = []
     data = str(our_lab.folder / "node")
-    with LocalNode(data_dir=data) as node, Admin(node.bootstrap_servers) as admin:
-        port = node.port
+    (port,) = free_ports(1)  # that nobody is given while the node is away
+    with LocalNode(data_dir=data, port=port) as node, Admin(node.bootstrap_servers) as admin:
         admin.topics.create("orders", partitions=1, configs={"retention.ms": "-1"})
     with LocalNode(data_dir=data, port=port) as node:
         lab = replace(our_lab, servers=node.bootstrap_servers)

@@ -331,7 +331,7 @@ def test_transactions_are_listed_described_and_aborted(both: Both, topic: str) -
     name = f"txn-{topic}"
     producers = []
     for address in both.addresses:
-        producer = both.driver.producer(address, transactional_id=name)
+        producer = both.driver.producer(address, transactional_id=name, transaction_timeout_ms="600000")
         producer.init_transactions()
         producer.begin()
         producer.send([Message(topic, b"open")])

@@ -143,18 +143,16 @@ def test_a_group_is_described_and_reset_wherever_its_coordinator_went(
     group = f"group-{topic}"
     with tools.driver.producer(cluster.bootstrap_servers) as producer:
         producer.send([Message(topic, b"%d" % n) for n in range(20)])
-    # By default the tool gives up after five seconds, which a new coordinator may take to be there.
-    patient = ("--timeout", "60000")
-    reset = ("--reset-offsets", "--group", group, "--topic", topic, *patient)
+    reset = ("--reset-offsets", "--group", group, "--topic", topic)
     tools(GROUPS, *reset, "--to-offset", "5", "--execute")
-    described = tools(GROUPS, "--describe", "--group", group, "--state", *patient)
+    described = tools(GROUPS, "--describe", "--group", group, "--state")
     found = re.search(rf"{group}\s+127\.0\.0\.1:\d+\s+\((\d+)\)", described)
     assert found is not None, described
     cluster.kill(int(found[1]))
-    described = tools(GROUPS, "--describe", "--group", group, *patient)
+    described = tools(GROUPS, "--describe", "--group", group)
     assert re.search(rf"{group}\s+{topic}\s+0\s+5\s+20\s+15", described), described
     tools(GROUPS, *reset, "--to-offset", "7", "--execute")
-    described = tools(GROUPS, "--describe", "--group", group, *patient)
+    described = tools(GROUPS, "--describe", "--group", group)
     assert re.search(rf"{group}\s+{topic}\s+0\s+7\s+20\s+13", described), described
 
 

@@ -23,6 +23,8 @@ from tests.support.kafka_libs import Bundle
 
 SOURCE = Path(__file__).parent / "java" / "Driver.java"
 CLIENT_TIMEOUT_MS = 60_000
+# Gives up after five seconds unless it is told otherwise; a coordinator may take longer to be there.
+IMPATIENT_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 END_TIMEOUT_S = 10.0
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -133,6 +135,8 @@ class JavaDriver:
 
     def tool(self, main: str, *args: str, check: bool = True) -> java.ToolResult:
         """Runs the `main` of a command-line tool inside the JVM."""
+        if main == IMPATIENT_TOOL:
+            args += ("--timeout", str(CLIENT_TIMEOUT_MS))
         answer = self.call("tool", main=main, args=list(args))
         result = java.ToolResult(answer["exit"], answer["out"], answer["err"])
         if check and result.exit_code != 0:

@@ -109,7 +109,9 @@ def test_a_replaced_producer_is_fenced(driver: JavaDriver, node: LocalNode, topi
 
 
 def test_the_tool_lists_describes_finds_and_aborts(driver: JavaDriver, node: LocalNode, topic: str) -> None:
-    producer = driver.producer(node.bootstrap_servers, transactional_id=topic)
+    producer = driver.producer(
+        node.bootstrap_servers, transactional_id=topic, transaction_timeout_ms="600000"
+    )
     producer.init_transactions()
     producer.begin()
     producer.send([Message(topic, b"hangs")])

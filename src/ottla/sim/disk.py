@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from ottla.runtime.clock import Clock
@@ -58,6 +59,10 @@ class SimDisk:
         self.trace = Trace(trace_limit)
         # Changes asked for so far, failed ones included, over all lives.
         self.operations = 0
+        # How often a fault or a lack of room struck, by the number of the error.
+        self.failures: Counter[int] = Counter()
+        # Whether a sync has failed: the page cache counts as clean then, and may have what the disk has not.
+        self.cache_lies = False
         # Which life this is; a handle belongs to one.
         self.life = 0
         self._sector_bytes = sector_bytes
@@ -89,6 +94,7 @@ class SimDisk:
         self._locked.clear()
         self._crash_at = None
         self._down = False
+        self.cache_lies = False
         self._volumes.recount(self._tree)
 
     def kill(self) -> None:
@@ -304,7 +310,9 @@ class SimDisk:
         fitting = inode.live.fitting(len(data), offset, self._volumes.free_bytes(inode.volume))
         if fitting < len(data):
             data = data[:fitting]
-            failure = failure or os_error(errno.ENOSPC, path)
+            if failure is None:
+                failure = os_error(errno.ENOSPC, path)
+                self.failures[errno.ENOSPC] += 1
         if data:
             before = inode.live.allocated_bytes
             inode.write(data, offset, self.clock.wall_ms())
@@ -326,6 +334,7 @@ class SimDisk:
             inode.sync()
             return
         if isinstance(failure, OSError):
+            self.cache_lies = True
             inode.fail_sync(self._random("sync"), self._sector_bytes)
         raise failure
 
@@ -363,6 +372,7 @@ class SimDisk:
             fault = next((fault for fault in self._faults if fault.strikes(operation)), None)
             if fault is not None:
                 failure = fault.make(path)
+                self.failures[fault.error] += 1
         if failure is not None:
             operation = operation._replace(outcome=_outcome(failure))
         self.trace.add(operation)

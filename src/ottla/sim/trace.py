@@ -49,6 +49,8 @@ class TraceHandler(logging.Handler):
         self._trace = trace
         # Who logged an exception, and what it was: code that says that it was surprised.
         self.surprises: list[tuple[str, str]] = []
+        # Whether somebody may be surprised by this, right now.
+        self.is_excused: Callable[[str, Exception], bool] = lambda _who, _error: False
 
     def emit(self, record: logging.LogRecord) -> None:
         process = current_process()
@@ -57,4 +59,5 @@ class TraceHandler(logging.Handler):
         if record.exc_info is not None and isinstance(record.exc_info[1], Exception):
             told = "".join(traceback.format_exception(record.exc_info[1]))
             self._trace.add(who, told)
-            self.surprises.append((who, f"{record.getMessage()}\n{told}"))
+            if not self.is_excused(who, record.exc_info[1]):
+                self.surprises.append((who, f"{record.getMessage()}\n{told}"))

@@ -97,8 +97,9 @@ class Machine:
         world = self._world
         world.trace.add(self.name, "loses power" if power_loss else "is killed")
         world.fabric.take_down(world.fabric.host(self.name), silently=power_loss)
-        # Before its coroutines are closed: what they do on their way out reaches no file.
-        if power_loss:
+        # Before its coroutines are closed: what they do on their way out reaches no file. A disk that has
+        # failed to sync is mounted anew when it is repaired, and with that its cache is gone.
+        if power_loss or self.disk.cache_lies:
             self.disk.crash()
         else:
             self.disk.kill()

@@ -1,21 +1,20 @@
-"""What can be done to a cluster beyond what any machine can suffer: restarts, disks that fill up or fail, and
-clients that die or fall asleep.
+"""What can be done to a cluster beyond what any machine can suffer: restarts, bad disks, and clients that die
+or fall asleep.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from ottla.sim.cluster.checker import ClusterChecker
+from ottla.sim.cluster.disks import BadDisks
 from ottla.sim.cluster.member import ClusterMember
 from ottla.sim.nemesis import Nemesis, NemesisConfig
 from ottla.sim.world import Machine, World
 
 __all__ = ["Harm"]
-
-_WHOLE_DISK_BYTES = 1 << 50
 
 
 class Harm:
@@ -27,13 +26,13 @@ class Harm:
         checker: ClusterChecker,
         *,
         synced: bool,
-        last_directory: str,
+        directories: Sequence[str],
     ) -> None:
         self._world = world
         self._members = {member.machine.name: member for member in members}
         self._checker = checker
         self._synced = synced
-        self._last_directory = last_directory
+        self._disks = BadDisks(world, self._members, directories, self._stop)
         self._rolling = False
         self.clients: list[Machine] = []
         deeds: Mapping[str, Callable[[Machine], None]] = {
@@ -41,8 +40,7 @@ class Harm:
             "rolling restart": lambda _: self._roll(),
             "kill a client": lambda _: self._kill_client(),
             "pause a client": lambda _: self._pause_client(),
-            "full disk": self._fill,
-            "failing directory": self._break_directory,
+            **self._disks.deeds,
         }
         self.nemesis = Nemesis(
             world,
@@ -51,16 +49,21 @@ class Harm:
             may_end=self._may_end,
             more=deeds,
         )
+        self._disks.nemesis = self.nemesis
+
+    async def run(self, seconds: float) -> None:
+        """Do harm for so long."""
+        self._spawn(self._disks.operate(), "operator")
+        await self.nemesis.run(seconds)
 
     def stop(self) -> None:
-        """Take everything back. A node whose directory failed it needs to be started again."""
-        for member in self._members.values():
-            member.machine.disk.heal()
-            member.machine.disk.limit(_WHOLE_DISK_BYTES)
+        """Take everything back."""
+        self._disks.heal()
         self.nemesis.stop()
-        for member in self._members.values():
-            if member.excused:
-                member.restart()
+
+    def _spawn(self, what: Coroutine[Any, Any, None], name: str) -> None:
+        loop = self._world.loop
+        loop.create_task(what, name=name, context=loop.world.context.copy())
 
     def _may_end(self, machine: Machine, power_loss: bool) -> bool:
         member = self._members[machine.name]
@@ -91,9 +94,7 @@ class Harm:
         if not self._rolling:
             self._rolling = True
             self.nemesis.did("rolling restart")
-            self._world.loop.create_task(
-                self._roll_all(), name="rolling restart", context=self._world.loop.world.context.copy()
-            )
+            self._spawn(self._roll_all(), "rolling restart")
 
     async def _roll_all(self) -> None:
         """One after the other, each once the one before is back, or has not come back for long."""
@@ -124,23 +125,3 @@ class Harm:
             self.nemesis.did("pause a client", machine.name)
             machine.pause()
             self.nemesis.later(machine.resume)
-
-    def _fill(self, machine: Machine) -> None:
-        disk = machine.disk
-        self._members[machine.name].excused = True
-        usage = disk.usage("/")
-        disk.limit(usage.total_bytes - usage.free_bytes + self._world.random.randrange(0, 40_000))
-        self.nemesis.did("full disk", machine.name)
-        self.nemesis.later(lambda: disk.limit(_WHOLE_DISK_BYTES))
-
-    def _break_directory(self, machine: Machine) -> None:
-        disk, member = machine.disk, self._members[machine.name]
-        member.excused = True
-        fault = disk.fail(errno.EIO, prefix=self._last_directory, times=None)
-        self.nemesis.did("failing directory", machine.name)
-
-        def undo() -> None:
-            disk.heal(fault)
-            member.restart()
-
-        self.nemesis.later(undo)

@@ -49,8 +49,9 @@ class ClusterMember:
         self._node: Node | None = None
         self.watch: Watch | None = None
         self._life = 0
-        # Its disk has failed it or was full: it may end, and say so.
-        self.excused = False
+        # What is wrong with its disk right now; and whether something was in this life of it.
+        self.troubles: list[object] = []
+        self._touched = False
 
     def format(self, directories: Mapping[str, bytes], voters: VoterSet | None) -> None:
         """Prepare its directories; with dynamic voters the first snapshot says who they are."""
@@ -78,6 +79,31 @@ class ClusterMember:
         return self.node is not None and self.node.ready.is_set()
 
     @property
+    def excused(self) -> bool:
+        """Its disk has failed it or was full, in this life: it may end, and say so."""
+        return self._touched or bool(self.troubles)
+
+    def trouble(self) -> Callable[[], None]:
+        """Something is wrong with its disk, until the returned function is called."""
+        token = object()
+        self.troubles.append(token)
+        self._touched = True
+
+        def ends() -> None:
+            if token in self.troubles:
+                self.troubles.remove(token)
+
+        return ends
+
+    @property
+    def needs_operator(self) -> bool:
+        """Whether a directory of it is offline on a disk that is well: it has to be started again."""
+        node = self.node
+        if node is None or self.troubles or not hasattr(node, "logs"):
+            return False
+        return any(not directory.is_online for directory in node.logs.directories)
+
+    @property
     def is_awake(self) -> bool:
         """Whether it can be asked to stop."""
         return self.node is not None and self._process is not None and not self._process.paused
@@ -90,6 +116,7 @@ class ClusterMember:
         process = self._process
         self.watch = None
         self._life = self.machine.lives
+        self._touched = bool(self.troubles)
         node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
         try:
             await node.start()

@@ -36,8 +36,9 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     "rolling restart": 1,
     "kill a client": 3,
     "pause a client": 2,
-    "full disk": 1,
-    "failing directory": 1,
+    "full disk": 4,
+    "failing directory": 3,
+    "disk error": 3,
 }
 
 
@@ -87,8 +88,8 @@ def _draw(random: Random, asked: int | None) -> ClusterPlan:
     if not synced:
         # Whether a disk may forget cannot be told ahead of the moment, nor when a node ends by itself.
         weights["power loss inside a write"] = 0
-    if random.random() < 0.5 or not synced:
-        weights["full disk"] = weights["failing directory"] = 0
+    if random.random() < 0.2 or not synced:
+        weights["full disk"] = weights["failing directory"] = weights["disk error"] = 0
     chosen = random.sample(CLIENTS, random.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, len(CLIENTS))))
     if not {"idempotent", "transactional", "acks-all"} & set(chosen):
         chosen.append("idempotent")

@@ -101,6 +101,16 @@ def test_static_voters_exclude_dynamic_ones(tmp_path: Path, offline: CommandLine
     assert "controller.quorum.voters" in ended.err
 
 
+def test_a_controller_of_a_dynamic_quorum_says_how_it_comes_into_it(
+    tmp_path: Path, offline: CommandLine
+) -> None:
+    file = server_properties(tmp_path, "controller.quorum.bootstrap.servers=127.0.0.1:19093")
+    ended = offline("storage", "format", "-c", str(file))
+    assert ended.status == 2
+    assert "--no-initial-controllers" in ended.err
+    assert not (tmp_path / "m").exists()
+
+
 def test_a_file_that_is_not_there_is_named_once(tmp_path: Path, offline: CommandLine) -> None:
     file = str(tmp_path / "no.properties")
     ended = offline("storage", "format", "-c", file)

@@ -59,6 +59,12 @@ def plan_format(
             paths = list(dict.fromkeys((*paths, metadata_path)))
         if config.names("controller.quorum.voters") and any(chosen):
             raise WrongUsage(f"{file} sets controller.quorum.voters: then the quorum is not a dynamic one")
+        dynamic = config.is_controller and not config.alone and not config.names("controller.quorum.voters")
+        if dynamic and not any(chosen):
+            raise WrongUsage(
+                f"{file} is of a controller and sets no controller.quorum.voters: say how it comes into the "
+                "quorum, with --standalone, --initial-controllers or --no-initial-controllers"
+            )
     if not paths:
         raise WrongUsage("no directory is given: name them, or give a file with --config")
     id = 1 if node_id is None else node_id

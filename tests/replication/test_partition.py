@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from ottla.log.config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_batches
+from ottla.records.builder import build_batch
 from ottla.replication.types import EpochEndOffset, Isolation
+from ottla.sim.disk import SimDisk
+from ottla.sim.disk_faults import Op
 from tests.replication.world import Leader, registration
 
 
@@ -307,3 +312,27 @@ def test_resigning_wakes_those_who_wait() -> None:
     with pytest.raises(KafkaError) as error:
         leader.produce()
     assert refused_with(ErrorCode.NOT_LEADER_OR_FOLLOWER, error)
+
+
+def test_what_follows_on_a_batch_that_found_no_room_is_refused_for_the_same_reason() -> None:
+    leader = Leader()
+    disk = leader.log.directory.disk
+    assert isinstance(disk, SimDisk)
+
+    def refusal(sequence: int) -> ErrorCode | None:
+        written = build_batch(
+            [(leader.now_ms, None, b"record")], producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        try:
+            leader.partition.append(written, now_ms=leader.now_ms)
+        except KafkaError as error:
+            return error.code
+        return None
+
+    assert refusal(0) is None
+    assert refusal(2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    full = disk.fail(errno.ENOSPC, ops=[Op.WRITE], times=None)
+    assert refusal(1) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert refusal(2) is ErrorCode.KAFKA_STORAGE_ERROR
+    disk.heal(full)
+    assert [refusal(sequence) for sequence in (1, 2)] == [None, None]

@@ -254,6 +254,12 @@ class Partition:
             )
         except KafkaError as error:
             self._refused(error, now_ms)
+            if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self.refuses_since_ms is not None:
+                # It follows on one that found no room. A producer that is told of a gap begins a new epoch,
+                # in which what is here already would be written again.
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"{self.topic_partition}: what comes before found no room"
+                ) from error
             raise
         self.refuses_since_ms = None
         self._advance_high_watermark(now_ms)

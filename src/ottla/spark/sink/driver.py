@@ -7,6 +7,7 @@ is aborted any more, by anybody: what is left to do is written down, and whoever
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 10.0
 COURTESY_SECONDS = 300.0
+GIVE_UP_SECONDS = 5.0
 ABANDONED_AFTER_SECONDS = 30.0
 NAMED_IN_A_MESSAGE = 20
 # A transaction with less than this share of its time left is not decided upon: it could end meanwhile.
@@ -98,9 +100,15 @@ async def abort(client: Client, messages: Iterable[object], batch: int) -> None:
 
 
 async def abort_write(client: Client, scope: str, run: str) -> None:
-    """Gives up a batch write that was never to be committed: no task has told anything."""
-    await client.decisions.forget(scope, [f"{scope}/{run}"])
-    await end_unfinished(client.endings, scope)
+    """Gives up a batch write that was never to be committed: no task has told anything. Perhaps because there
+    is no broker to be reached; then nothing is open, and nobody shall wait long for nothing.
+    """
+    try:
+        async with asyncio.timeout(GIVE_UP_SECONDS):
+            await client.decisions.forget(scope, [f"{scope}/{run}"])
+            await end_unfinished(client.endings, scope)
+    except (KafkaError, TimeoutError) as error:
+        log.warning("%s: could not clean up; what is left open ends by its timeout: %s", scope, error)
 
 
 async def _check_open(client: Client, prepared: Sequence[Prepared]) -> None:

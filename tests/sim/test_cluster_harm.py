@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import pytest
 
 from ottla.metadata.image import MetadataImage
-from ottla.protocol.metadata_records import PartitionRecord, TopicRecord
+from ottla.protocol.metadata_records import PartitionRecord, RegisterBrokerRecord, TopicRecord
 from ottla.sim.cluster.life import ClusterLife
 from ottla.sim.cluster.member import ClusterMember
 from ottla.sim.cluster.plan import ClusterPlan
@@ -22,20 +22,40 @@ class Scene:
 
     def __init__(self) -> None:
         life = ClusterLife(1, plan=ClusterPlan(nodes=3, separate=False, synced=False))
-        life.checker.newest = MetadataImage.EMPTY.apply(
+        self.members = {member.id: member for member in life.members}
+        self._harm = life._harm
+        self._checker = life.checker
+        self._epochs = {1: 1, 2: 1, 3: 1}
+        self.in_sync(1, 2, 3)
+
+    def in_sync(self, *ids: int, eligible: Sequence[int] = (), last: Sequence[int] = ()) -> None:
+        """What the metadata say of the partition; ``last`` were the last ones known to be eligible."""
+        self._checker.newest = MetadataImage.EMPTY.apply(
             [
+                *(RegisterBrokerRecord(broker_id=id, broker_epoch=at) for id, at in self._epochs.items()),
                 TopicRecord(name="orders", topic_id=TOPIC_ID),
                 PartitionRecord(
-                    topic_id=TOPIC_ID, replicas=[1, 2, 3], isr=[1, 2, 3], leader=1, directories=[TOPIC_ID] * 3
+                    topic_id=TOPIC_ID,
+                    replicas=[1, 2, 3],
+                    isr=list(ids),
+                    leader=ids[0] if ids else -1,
+                    eligible_leader_replicas=list(eligible),
+                    last_known_elr=list(last),
+                    directories=[TOPIC_ID] * 3,
                 ),
             ]
         )
-        self.members = {member.id: member for member in life.members}
-        self._harm = life._harm
 
     def loses_power(self, id: int) -> bool:
         """Whether it may."""
         return self._harm._may_end(self._machine(id), power_loss=True)
+
+    def is_killed(self, id: int) -> bool:
+        return self._harm._may_end(self._machine(id), power_loss=False)
+
+    def comes_back(self, id: int) -> None:
+        """It registers anew; the metadata tell with the next change."""
+        self._epochs[id] += 1
 
     def is_asked_to_stop(self, id: int) -> bool:
         return self._harm._stop(self.members[id])
@@ -66,3 +86,12 @@ def test_and_who_alone_has_everything_is_not_asked_to_stop(scene: Scene) -> None
     assert scene.loses_power(3)
     assert scene.loses_power(1)
     assert not scene.is_asked_to_stop(2)
+
+
+def test_who_has_forgotten_something_counts_so_until_it_is_in_sync_again(scene: Scene) -> None:
+    assert scene.loses_power(2)
+    scene.comes_back(2)
+    scene.in_sync(eligible=[3], last=[2])
+    assert not scene.is_killed(3), "it would not be eligible any more, and 2 would be"
+    scene.in_sync(2, 3)
+    assert scene.is_killed(3)

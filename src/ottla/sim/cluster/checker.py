@@ -166,7 +166,11 @@ class ClusterChecker:
             if broker not in eligible or topic.name in self.unclean:
                 continue
             staying = [id for id in registration.isr if id != broker and not self._is_out(self._ended, id)]
-            forgetful = power_loss or any(self._is_out(self._forgetful, id) for id in eligible)
+            # Whoever has forgotten something counts so until it is in sync again, also if it is back.
+            forgetful = power_loss or any(
+                self._is_out(self._forgetful, id) or (id in self._forgetful and id not in registration.isr)
+                for id in eligible
+            )
             if forgetful and not staying and (power_loss or registration.isr != (broker,)):
                 return False
         return True

@@ -46,6 +46,7 @@ class Lab:
     def __init__(self, config: TransactionConfig | None = None, *, version: int = 2) -> None:
         self.settings = Settings(config or TransactionConfig(), version)
         self.log: list[tuple[bytes, bytes | None]] = []
+        self.clock_error_ms = 0
         self.now = Now(WALL_MS, 0)
         self.epoch = 0
         self.markers: list[WriteMarkers] = []
@@ -140,7 +141,12 @@ class Lab:
             self._run(self.machine.on_timer(self.now))
 
     def _set(self, tick_ms: int) -> None:
-        self.now = Now(WALL_MS + tick_ms, tick_ms)
+        self.now = Now(WALL_MS + self.clock_error_ms + tick_ms, tick_ms)
+
+    def set_clock_back(self, ms: int) -> None:
+        """The wall clock, as that of a machine may be to which the coordinator moves."""
+        self.clock_error_ms -= ms
+        self._set(self.now.tick_ms)
 
     def configure(self, config: TransactionConfig | None = None, *, version: int | None = None) -> None:
         self.settings = Settings(

@@ -281,6 +281,38 @@ def test_a_timeout_is_found_after_a_restart() -> None:
     assert lab.state is TransactionState.PREPARE_ABORT
 
 
+def test_a_clock_that_is_behind_keeps_no_transaction_open() -> None:
+    lab = Lab()
+    me = lab.init(timeout_ms=25_000).producer
+    lab.add(me, A)
+    lab.set_clock_back(240_000)
+    lab.reload()
+    lab.advance(30_000)
+    assert lab.state is TransactionState.ONGOING  # seen after ten seconds, and has its time from then on
+    lab.advance(20_000)
+    assert lab.state is TransactionState.PREPARE_ABORT
+    assert not lab.markers[0].commit
+    # The next one that begins by the clock as it is now has its own time.
+    lab.confirm()
+    me = lab.init(timeout_ms=25_000).producer
+    lab.add(me, A)
+    lab.advance(25_000)
+    assert lab.state is TransactionState.ONGOING
+    lab.advance(11_000)
+    assert lab.state is TransactionState.PREPARE_ABORT
+
+
+def test_a_clock_that_is_a_little_behind_gives_a_little_more_time() -> None:
+    lab = Lab()
+    me = lab.init(timeout_ms=25_000).producer
+    lab.add(me, A)
+    lab.set_clock_back(12_000)
+    lab.advance(36_999)
+    assert lab.state is TransactionState.ONGOING
+    lab.advance(10_002)
+    assert lab.state is TransactionState.PREPARE_ABORT
+
+
 def test_a_timeout_that_cannot_be_written_is_tried_again() -> None:
     lab = Lab()
     me = lab.init(timeout_ms=1_000).producer

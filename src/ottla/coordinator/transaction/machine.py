@@ -19,6 +19,7 @@ from ottla.coordinator.engine_timers import Timers
 from ottla.coordinator.transaction.end_rules import check_client, check_not_prepared
 from ottla.coordinator.transaction.ending import Ending
 from ottla.coordinator.transaction.initialization import Initialization
+from ottla.coordinator.transaction.overdue import Overdue
 from ottla.coordinator.transaction.records import tombstone
 from ottla.coordinator.transaction.requests import (
     AbortTimedOut,
@@ -44,11 +45,12 @@ _RETRY_MS: Final = 100
 
 
 class TransactionMachine:
-    __slots__ = ("_ending", "_handlers", "_table", "_timers")
+    __slots__ = ("_ending", "_handlers", "_overdue", "_table", "_timers")
 
     def __init__(self, settings: Settings, coordinator_epoch: int) -> None:
         self._table: Final = TransactionTable(settings, coordinator_epoch)
         self._ending: Final = Ending(self._table)
+        self._overdue: Final = Overdue()
         self._timers: Timers[Callable[[Now], Effects]] = Timers()
         self._handlers: Final[dict[type, Callable[[Token, Any, Now], Effects]]] = {
             InitProducerId: Initialization(self._table, self._ending).init,
@@ -141,21 +143,20 @@ class TransactionMachine:
         interval_ms = self._table.config.abort_timed_out_interval_ms
         self._timers.schedule(_TIMEOUTS, now.tick_ms + interval_ms, self._abort_all_timed_out)
         effects = Effects(atomic=False)
-        for transactional_id in sorted(self._table.ongoing):
-            transaction = self._table.transactions[transactional_id]
-            if transaction.is_timed_out(now.wall_ms):
-                aborted = self._ending.abort(transaction, None, now)
-                if aborted is None:
-                    effects.sends.append(ProducerIdWanted(transactional_id, transaction.writer))
-                else:
-                    effects.extend(aborted)
+        ongoing = [self._table.transactions[each] for each in sorted(self._table.ongoing)]
+        for transaction in self._overdue.look(ongoing, now):
+            aborted = self._ending.abort(transaction, None, now)
+            if aborted is None:
+                effects.sends.append(ProducerIdWanted(transaction.transactional_id, transaction.writer))
+            else:
+                effects.extend(aborted)
         return effects
 
     def _abort_timed_out(self, _token: Token, event: AbortTimedOut, now: Now) -> Effects:
         transaction = self._table.transactions.get(event.transactional_id)
         if transaction is None or transaction.writer != event.writer:
             return Effects()
-        if not transaction.is_timed_out(now.wall_ms):
+        if not self._overdue.includes(transaction, now):
             return Effects()
         return self._ending.abort(transaction, event.fresh_id, now) or Effects()
 

@@ -52,6 +52,13 @@ class World:
         await self.produce(records, size)
         await self.in_place(A)
 
+    async def begin_half_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On the way from one directory to the other: the controller knows, the promotion is held back."""
+        await self.begin()
+        hold_back_the_promotion(self.broker, monkeypatch)
+        self.broker.moves.begin(self.partition, B)
+        await self.nodes.until(lambda: self.known() == self.directory_id(B))
+
     async def produce(self, records: int, size: int = 10) -> None:
         async def work(runtime: Runtime) -> None:
             async with Producer("node2:9092", runtime=runtime) as producer:
@@ -103,10 +110,7 @@ def test_after_a_move_that_was_called_off_the_controller_knows_that_the_replica_
     nodes = world.nodes
 
     async def life() -> None:
-        await world.begin()
-        hold_back_the_promotion(world.broker, monkeypatch)
-        world.broker.moves.begin(world.partition, B)
-        await nodes.until(lambda: world.known() == world.directory_id(B))
+        await world.begin_half_way(monkeypatch)
         world.broker.moves.begin(world.partition, A)
         await nodes.until(lambda: world.known() == world.directory_id(A))
         assert world.partition.log.directory.path == A
@@ -122,10 +126,7 @@ def test_a_copy_that_the_controller_counts_on_is_taken_when_the_other_directory_
     nodes = world.nodes
 
     async def life() -> None:
-        await world.begin()
-        hold_back_the_promotion(world.broker, monkeypatch)
-        world.broker.moves.begin(world.partition, B)
-        await nodes.until(lambda: world.known() == world.directory_id(B))
+        await world.begin_half_way(monkeypatch)
         nodes.kill(2)
         nodes.machines[2].disk.fail(errno.EIO, prefix=f"{A}/moved-0", times=None)
         nodes.boot(2)
@@ -144,10 +145,7 @@ def test_a_move_goes_on_after_a_crash_while_both_directories_are_there(
     nodes = world.nodes
 
     async def life() -> None:
-        await world.begin()
-        hold_back_the_promotion(world.broker, monkeypatch)
-        world.broker.moves.begin(world.partition, B)
-        await nodes.until(lambda: world.known() == world.directory_id(B))
+        await world.begin_half_way(monkeypatch)
         nodes.kill(2)
         nodes.boot(2)
         await nodes.ready(2)
@@ -168,10 +166,7 @@ def test_a_node_that_stops_finishes_a_move_that_the_controller_knows_of(
     nodes = world.nodes
 
     async def life() -> None:
-        await world.begin()
-        hold_back_the_promotion(world.broker, monkeypatch)
-        world.broker.moves.begin(world.partition, B)
-        await nodes.until(lambda: world.known() == world.directory_id(B))
+        await world.begin_half_way(monkeypatch)
         await world.produce(10)
         await nodes.stop(2)
         nodes.machines[2].disk.fail(errno.EIO, prefix=f"{A}/moved-0", times=None)

@@ -330,6 +330,19 @@ def test_a_write_that_fails_changes_nothing() -> None:
     assert durable(lab.machine) == before
 
 
+def test_members_whose_removal_could_not_be_written_are_removed_when_it_can() -> None:
+    lab = lab_with()
+    lab.beat("leaves", 0)
+    lab.beat("dies", 0)
+    lab.fail_writes = True
+    assert lab.beat("leaves", -1).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    lab.advance(60_000)
+    assert lab.consumers.members.keys() == {"leaves", "dies"}
+    lab.fail_writes = False
+    lab.advance(1_000)
+    assert lab.consumers.members == {}
+
+
 def test_after_a_restart_members_go_on_in_their_epochs() -> None:
     lab = lab_with()
     lab.beat("a", 0)

@@ -8,8 +8,10 @@ becomes the group when the records are replayed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from ottla.coordinator.engine_effects import CoordinatorRecord, Effects, Now, Token
 from ottla.coordinator.group import records
@@ -50,6 +52,8 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+
+_RETRY_MS: Final = 500
 
 
 class ConsumerCoordinator:
@@ -353,25 +357,20 @@ class ConsumerCoordinator:
         self.watch_session(group_id, member_id, self._state.settings.session_timeout_ms(group_id), now)
 
     def watch_session(self, group_id: str, member_id: str, timeout_ms: int, now: Now) -> None:
-        self._state.timers.schedule(
-            (group_id, "session", member_id),
-            now.tick_ms + timeout_ms,
-            partial(self._overdue, group_id, member_id, None),
-        )
+        key = (group_id, "session", member_id)
+        self._state.timers.schedule(key, now.tick_ms + timeout_ms, partial(self._overdue, key, None))
 
     def _watch_revocation(self, group_id: str, member: ConsumerMember, now: Now) -> None:
         key = (group_id, "revocation", member.member_id)
         if member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._state.timers.cancel(key)
         elif key not in self._state.timers:
-            self._state.timers.schedule(
-                key,
-                now.tick_ms + max(member.rebalance_timeout_ms, 0),
-                partial(self._overdue, group_id, member.member_id, member.epoch),
-            )
+            deadline_ms = now.tick_ms + max(member.rebalance_timeout_ms, 0)
+            self._state.timers.schedule(key, deadline_ms, partial(self._overdue, key, member.epoch))
 
-    def _overdue(self, group_id: str, member_id: str, epoch: int | None, now: Now) -> Effects:
+    def _overdue(self, key: tuple[str, str, str], epoch: int | None, now: Now) -> Effects:
         """A session is over, or a revocation was not confirmed in the epoch in which it was asked for."""
+        group_id, _, member_id = key
         group = self._state.groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             return Effects()
@@ -382,7 +381,25 @@ class ConsumerCoordinator:
             member.epoch != epoch or member.state is not MemberState.UNREVOKED_PARTITIONS
         ):
             return Effects()
-        return self.remove(group, [member], now)
+        return self.expel(group, member, key, partial(self._overdue, key, epoch), now)
+
+    def expel(
+        self,
+        group: ConsumerGroup,
+        member: ConsumerMember,
+        key: tuple[str, str, str],
+        again: Callable[[Now], Effects],
+        now: Now,
+    ) -> Effects:
+        """Remove a member whose time is up. If that cannot be written it is tried again: its deadline has
+        passed, and nobody else would do it.
+        """
+
+        def later(_error: KafkaError, then: Now) -> Effects:
+            self._state.timers.schedule(key, then.tick_ms + _RETRY_MS, again)
+            return Effects()
+
+        return self.remove(group, [member], now).extend(Effects(failed=later))
 
     def loaded(self, group: ConsumerGroup, now: Now) -> None:
         for member in group.members.values():
@@ -432,7 +449,9 @@ class ConsumerCoordinator:
                 del draft.regexes[member.regex]
                 effects.records.append(records.regular_expression_tombstone(group.group_id, member.regex))
         self._refresh(draft, True, effects.records)
-        for member_id in ids:
+        return effects.extend(Effects(applied=partial(self._watch_no_more, group.group_id, ids)))
+
+    def _watch_no_more(self, group_id: str, member_ids: frozenset[str], _now: Now) -> None:
+        for member_id in member_ids:
             for kind in ("session", "revocation", "join", "sync"):
-                self._state.timers.cancel((group.group_id, kind, member_id))
-        return effects
+                self._state.timers.cancel((group_id, kind, member_id))

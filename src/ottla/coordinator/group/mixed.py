@@ -131,18 +131,16 @@ class MixedCoordinator:
             self._deadline(group_id, "sync", member_id, timeout_ms, now)
 
     def _deadline(self, group_id: str, kind: str, member_id: str, timeout_ms: int, now: Now) -> None:
-        self._state.timers.schedule(
-            (group_id, kind, member_id),
-            now.tick_ms + timeout_ms,
-            partial(self._overdue, group_id, member_id),
-        )
+        key = (group_id, kind, member_id)
+        self._state.timers.schedule(key, now.tick_ms + timeout_ms, partial(self._overdue, key))
 
-    def _overdue(self, group_id: str, member_id: str, now: Now) -> Effects:
+    def _overdue(self, key: tuple[str, str, str], now: Now) -> Effects:
+        group_id, _, member_id = key
         group = self._state.groups.get(group_id)
         member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
         if not isinstance(group, ConsumerGroup) or not isinstance(member, ConsumerMember):
             return Effects()
-        return self._consumers.remove(group, [member], now)
+        return self._consumers.expel(group, member, key, partial(self._overdue, key), now)
 
     # SyncGroup
 

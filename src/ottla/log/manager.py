@@ -247,19 +247,19 @@ class LogManager:
                 _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
                 self._adopt(partition)
 
-    def adopt_future_log(self, partition: TopicPartition, directory_id: bytes) -> None:
-        """Let a future log take the place of a current one that is not here, if it lies in this directory:
-        the controller was told that the replica is about to be there, and the node stopped before it was.
+    def adopt_future_logs(self, is_counted_on: Callable[[Log], bool]) -> None:
+        """Let future logs take the place of current ones that are not here, where the controller was told
+        that the replica is about to be there, and the node stopped before it was.
         """
-        future = self._future_logs.get(partition)
-        here = partition in self._logs or partition in self._failed
-        if future is not None and not here and future.directory.directory_id == directory_id:
-            _log.warning(
-                "%s was about to become the log of %s and does so now: the other one is offline",
-                future.dir,
-                partition,
-            )
-            self._adopt(partition)
+        for partition, future in list(self._future_logs.items()):
+            here = partition in self._logs or partition in self._failed
+            if not here and is_counted_on(future):
+                _log.warning(
+                    "%s was about to become the log of %s and does so now: the other one is offline",
+                    future.dir,
+                    partition,
+                )
+                self._adopt(partition)
 
     def _adopt(self, partition: TopicPartition) -> None:
         try:

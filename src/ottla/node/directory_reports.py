@@ -55,7 +55,8 @@ class DirectoryReports:
         settled = not self._moving and not self._changed
         for partition in partitions:
             # Nearly all are where they are known to be, and a start comes by here with every one of them.
-            if not (settled and _is_known(topics, partition)) and self._is_news(partition):
+            place = partition.log.directory.directory_id
+            if not (settled and _known_place(topics, partition) == place) and self._is_news(partition):
                 self._waiting[_key(partition)] = partition
         if self._waiting and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._tell_all(), name="directory reports")
@@ -98,12 +99,11 @@ class DirectoryReports:
         image = self._node.image
         if place is None or not image.metadata_version.directory_assignment:
             return False
-        topic = image.topics.by_id.get(partition.topic_id)
-        registration = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
-        if registration is None or partition.broker_id not in registration.replicas:
+        known = _known_place(image.topics.by_id, partition)
+        if known is None:
             self._changed.discard(key)
             return False
-        return key in self._changed or registration.directory(partition.broker_id) != place
+        return key in self._changed or known != place
 
     async def close(self) -> None:
         if self._task is not None:
@@ -194,12 +194,13 @@ def _not_here(partition: Partition) -> KafkaError:
     )
 
 
-def _is_known(topics: Mapping[bytes, TopicImage], partition: Partition) -> bool:
+def _known_place(topics: Mapping[bytes, TopicImage], partition: Partition) -> bytes | None:
+    """In which directory the metadata takes the replica to be; None if there is no such replica."""
     topic = topics.get(partition.topic_id)
     registration = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
     if registration is None or partition.broker_id not in registration.replicas:
-        return False
-    return registration.directory(partition.broker_id) == partition.log.directory.directory_id
+        return None
+    return registration.directory(partition.broker_id)
 
 
 def _key(partition: Partition) -> _Key:

@@ -49,7 +49,7 @@ from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, op
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
-from ottla.replication.replica_manager import ReplicaManager
+from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
 
@@ -294,12 +294,8 @@ class Node:
 
     def _means(self, found: Log) -> bool:
         """Whether the metadata mean this log, of two of the same partition."""
-        tp = found.topic_partition
-        topic = self.image.topics.by_name.get(tp.topic)
-        registration = None if topic is None else topic.partitions.get(tp.partition)
-        if topic is None or registration is None or found.topic_id not in (None, topic.id):
-            return False
-        if self.config.node_id not in registration.replicas:
+        registration = registration_of(found, self.image, self.config.node_id)
+        if registration is None:
             return False
         directory = registration.directory(self.config.node_id)
         return is_reserved_directory(directory) or directory == found.directory.directory_id

@@ -16,6 +16,7 @@ from typing import Final
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
 from ottla.log.files import TopicPartition
+from ottla.log.log import Log
 from ottla.log.manager import LogManager
 from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
@@ -115,18 +116,10 @@ class ReplicaManager:
         """
         changes = ReplicaChanges()
         self._image = image
-        self._adopt_copies(image)
+        self.logs.adopt_future_logs(self._is_counted_on)
         for log in self.logs.logs():
-            tp = log.topic_partition
-            topic = image.topics.by_name.get(tp.topic)
-            registration = None if topic is None else topic.partitions.get(tp.partition)
-            known_id = log.topic_id
-            if (
-                topic is None
-                or registration is None
-                or self.broker_id not in registration.replicas
-                or (known_id is not None and known_id != topic.id)
-            ):
+            if registration_of(log, image, self.broker_id) is None:
+                tp = log.topic_partition
                 _log.warning(
                     "%s is not in the metadata of this cluster; its directory is kept as a stray", tp
                 )
@@ -139,12 +132,11 @@ class ReplicaManager:
                 )
         return changes
 
-    def _adopt_copies(self, image: MetadataImage) -> None:
-        """Take the copies that were to replace logs which cannot be used any more."""
-        for topic, index, registration in image.topics.partitions():
-            if self.broker_id in registration.replicas:
-                directory = registration.directory(self.broker_id)
-                self.logs.adopt_future_log(TopicPartition(topic.name, index), directory)
+    def _is_counted_on(self, copy: Log) -> bool:
+        registration = registration_of(copy, self._image, self.broker_id)
+        return registration is not None and (
+            registration.directory(self.broker_id) == copy.directory.directory_id
+        )
 
     def apply(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
         """Follow a delta to its image."""
@@ -304,3 +296,13 @@ class ReplicaManager:
         if registration is None or not registration.is_active or broker_epoch is None:
             return False
         return broker_epoch in (-1, registration.epoch)
+
+
+def registration_of(log: Log, image: MetadataImage, broker_id: int) -> PartitionRegistration | None:
+    """What the metadata say of the partition of a log, if that belongs to this broker."""
+    tp = log.topic_partition
+    topic = image.topics.by_name.get(tp.topic)
+    if topic is None or log.topic_id not in (None, topic.id):
+        return None
+    registration = topic.partitions.get(tp.partition)
+    return registration if registration is not None and broker_id in registration.replicas else None

@@ -7,7 +7,7 @@ first seen there, by ticks, so that nothing stays open for as long as two clocks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from ottla.coordinator.engine_effects import Now
@@ -21,7 +21,7 @@ class Overdue:
         # Of transactions that began in the future: when that was, and the tick at which it was noticed.
         self._seen: Final[dict[str, tuple[int, int]]] = {}
 
-    def look(self, ongoing: Iterable[Transaction], now: Now) -> list[Transaction]:
+    def look(self, ongoing: Sequence[Transaction], now: Now) -> list[Transaction]:
         """Those past their timeout, of all that are open."""
         future = {each.transactional_id: each.start_ms for each in ongoing if each.start_ms > now.wall_ms}
         for transactional_id, (start_ms, _) in list(self._seen.items()):

@@ -83,11 +83,13 @@ def find(bug: str) -> ClusterOutcome:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(CLUSTER_BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     assert find(bug).violations
 
 
+@pytest.mark.slow
 def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
     plans = {id(focus_of(bug)): focus_of(bug) for bug in CLUSTER_BUGS}
     for plan in plans.values():

@@ -51,6 +51,7 @@ def test_one_seed_is_one_life_in_any_interpreter() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(PLANTED_LIVES):
@@ -61,6 +62,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     pytest.fail(f"{PLANTED_LIVES} lives with the bug {bug!r}, and nobody noticed")
 
 
+@pytest.mark.slow
 def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
     for plan in {id(focus(bug)): focus(bug) for bug in BUGS}.values():
         outcome = QuorumLife(1, seconds=1.5, plan=plan).run()

@@ -32,13 +32,13 @@ test-fast: $(STAMP)
 
 # Four times SPARK_KILLS deaths under a streaming query; half an hour on two quiet cores.
 test-faults: $(STAMP)
-	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -o faulthandler_timeout=0 -k many_kills \
+	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills \
 		tests/spark/test_exactly_once.py
 
 # Ten minutes of kills, pauses and restarts of three nodes under load. OTTLA_CLUSTER_FAULT_SEED repeats a choice.
 test-cluster-faults: $(STAMP)
 	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) $(BIN)/python -m pytest -s \
-		-o faulthandler_timeout=0 tests/cluster/test_faults.py
+		tests/cluster/test_faults.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

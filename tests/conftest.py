@@ -18,6 +18,7 @@ from ottla.runtime import process
 from tests.support import kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import JavaDriver
+from tests.support.limits import RunLimits
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
 
@@ -31,6 +32,7 @@ settings.load_profile("ottla")
 def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
     _import_as_users_do(config)
+    config.pluginmanager.register(RunLimits(config))
     if not config.pluginmanager.hasplugin("xdist"):
         config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
 

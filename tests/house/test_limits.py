@@ -80,7 +80,7 @@ def run(directory: Path, suite: str, *options: str, more: str = "") -> subproces
         (
             TAKES_LONG,
             ["-n", "2", "--timeout", "200"],
-            "limits.RUN_SECONDS = 5",
+            "limits.RUN_SECONDS = 25",
             ["running: test_it.py::test_culprit", "2 failed", "in test_culprit"],
         ),
     ],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.runtime import disk
+from ottla.runtime import disk, process
 from ottla.runtime.disk import NotInMemory, RealDisk, read_file, remove_tree, waiting, write_file
 
 HOLD_LOCK = """
@@ -41,6 +41,21 @@ def test_a_write_goes_on_where_the_system_took_only_a_part(
     file.pwrite(memoryview(b"abcd").cast("H"), 15)
     assert file.pread(100, 0) == bytes(5) + b"0123456789abcd"
     file.close()
+
+
+def test_a_guest_leaves_the_low_numbers_to_its_host_where_there_are_others(tmp_path: Path) -> None:
+    host, guest = RealDisk(), RealDisk(guest=True)
+    ours, its = host.open(f"{tmp_path}/f", create=True), guest.open(f"{tmp_path}/f")
+    its.pwrite(b"the same", 0)
+    assert ours.pread(100, 0) == b"the same"
+    assert ours.fileno() < 1024
+    number = its.fileno()
+    assert not os.get_inheritable(number)
+    assert (number >= 1024) == (process.open_file_limit() > 1024)
+    ours.close()
+    its.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 def test_a_system_that_takes_nothing_is_an_error_and_no_endless_loop(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ottla.client.blocking import Admin, Producer
+from ottla.runtime import process
 from ottla.spark.session import socket_settings
 from tests.spark.source_lab import Lab
 from tests.support import kafka_libs
@@ -45,6 +46,7 @@ SPARK_CONFS = {
     ),
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "50",
+    "spark.sql.streaming.stopTimeout": "120s",
     "spark.log.level": "ERROR",
     "spark.driver.extraJavaOptions": SHORT_LIVED,
 }
@@ -79,6 +81,9 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         pytest.skip("Spark tests skipped: no `java` on the PATH (install a JDK, 17 or newer)")
     from pyspark.sql import SparkSession
 
+    with open(os.devnull) as lowest:
+        # py4j waits with `select` for calls from Spark: beyond 1024 it never hears of them.
+        assert lowest.fileno() < 900, f"{process.open_files()} files are open in this process"
     os.environ["SPARK_HOME"] = str(spark_home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -125,9 +130,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
     of py4j, which waits with `select`.
     """
     settings = [word for name, value in NODE_SETTINGS.items() for word in ("--set", f"{name}={value}")]
-    with NodeProcess(tmp_path_factory.mktemp("node"), *settings) as process:
-        yield SparkNode(process.bootstrap)
-        process.terminate()
+    with NodeProcess(tmp_path_factory.mktemp("node"), *settings) as started:
+        yield SparkNode(started.bootstrap)
+        started.terminate()
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import ottla
+from ottla.client.blocking import Admin
 from ottla.node.storage import NodeFailed
+from ottla.runtime import process
 from ottla.testing import local_node
 from ottla.testing.local_node import LocalNode
 
@@ -73,6 +76,20 @@ def test_it_tells_where_it_is() -> None:
     with node:
         assert repr(node) == f"<LocalNode at {node.bootstrap_servers}, data in {node.data_dir}>"
     assert repr(node) == "<LocalNode, stopped>"
+
+
+@pytest.mark.skipif(process.open_file_limit() <= 2048, reason="the process may have no more files than that")
+def test_its_files_leave_the_numbers_that_select_knows_to_its_host() -> None:
+    """PySpark waits with `select` for its calls to Python; with many partitions it would wait for ever."""
+    with LocalNode() as node, Admin(node.bootstrap_servers) as admin:
+        admin.topics.create("many", partitions=20)
+        files = {
+            file.path: file.fd
+            for file in psutil.Process().open_files()
+            if file.path.startswith(node.data_dir) and file.path.endswith(".log")
+        }
+    assert len(files) > 20
+    assert min(files.values()) >= 1024
 
 
 def test_examples_in_the_documentation_hold() -> None:

@@ -377,10 +377,29 @@ class _RealLock:
                 os.close(fd)
 
 
-class RealDisk:
-    """The machine's file systems."""
+def _moved_up(fd: int, lowest: int) -> int:
+    """The same file under a number from `lowest` on, if the process may have one."""
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    except OSError:
+        return fd
+    os.close(fd)
+    return moved
 
-    __slots__ = ()
+
+# `select`, which much code waits with, knows no descriptors from here on, and fails or hangs with them.
+_BEYOND_SELECT = 1024
+
+
+class RealDisk:
+    """The machine's file systems. A guest in somebody else's process, which may have to live with `select`,
+    leaves the low numbers of files to its host.
+    """
+
+    __slots__ = ("_lowest_fd",)
+
+    def __init__(self, *, guest: bool = False) -> None:
+        self._lowest_fd = _BEYOND_SELECT if guest else 0
 
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True
@@ -390,7 +409,10 @@ class RealDisk:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        file = _RealFile(os.open(path, flags, 0o644), path)
+        fd = os.open(path, flags, 0o644)
+        if fd < self._lowest_fd:
+            fd = _moved_up(fd, self._lowest_fd)
+        file = _RealFile(fd, path)
         if not writable and stat.S_ISDIR(os.fstat(file.fileno()).st_mode):
             file.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

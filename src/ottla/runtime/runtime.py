@@ -22,12 +22,12 @@ class Runtime:
     network: Network
 
     @classmethod
-    def real(cls, *, pool_workers: int = 4) -> Runtime:
-        """The machine itself. Call `close` when done with it."""
+    def real(cls, *, pool_workers: int = 4, guest: bool = False) -> Runtime:
+        """The machine itself; a guest's process is somebody else's. Call `close` when done with it."""
         return cls(
             clock=SystemClock(),
             random=SystemRandom(),
-            disk=RealDisk(),
+            disk=RealDisk(guest=guest),
             pool=ThreadPool(pool_workers),
             network=RealNetwork(),
         )

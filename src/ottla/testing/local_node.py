@@ -152,7 +152,7 @@ class LocalNode:
         )
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        runtime = Runtime.real()
+        runtime = Runtime.real(guest=True)
         node = Node(runtime, config)
         try:
             await node.start()

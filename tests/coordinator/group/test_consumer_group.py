@@ -64,6 +64,51 @@ def test_members_that_do_not_revoke_in_time_are_fenced() -> None:
     assert assigned(lab.beat("b", 0).ok()) == {"logs": [0, 1, 2, 3]}
 
 
+def test_a_member_whose_revocation_could_not_be_written_is_still_fenced_in_time() -> None:
+    lab = lab_with()
+    lab.beat("a", 0, rebalance_ms=20_000)
+    lab.beat("b", 0)
+    lab.beat("a", 2)
+    lab.advance(10_000)
+    lab.fail_writes = True
+    assert lab.beat("a", 2, owned={"logs": [0, 1]}).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    lab.fail_writes = False
+    lab.beat("a", 2)
+    lab.advance(9_999)
+    assert lab.consumers.members["a"].state is MemberState.UNREVOKED_PARTITIONS
+    lab.advance(1)
+    assert "a" not in lab.consumers.members
+
+
+def test_the_time_to_revoke_begins_when_the_member_is_told() -> None:
+    lab = lab_with()
+    lab.beat("a", 0, rebalance_ms=20_000)
+    lab.beat("b", 0)
+    lab.fail_writes = True
+    assert lab.beat("a", 2).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    lab.advance(10_000)
+    lab.fail_writes = False
+    assert assigned(lab.beat("a", 2).ok()) == {"logs": [0, 1]}
+    lab.advance(19_999)
+    assert "a" in lab.consumers.members
+    lab.advance(1)
+    assert "a" not in lab.consumers.members
+
+
+def test_a_member_that_revokes_and_is_asked_for_more_has_its_time_again() -> None:
+    lab = lab_with(partitions=6)
+    lab.beat("a", 0, rebalance_ms=20_000)
+    lab.beat("b", 0)
+    assert assigned(lab.beat("a", 2).ok()) == {"logs": [0, 1, 2]}
+    lab.beat("c", 0)
+    lab.advance(15_000)
+    assert assigned(lab.beat("a", 2, owned={"logs": [0, 1, 2]}).ok()) == {"logs": [0, 1]}
+    lab.advance(19_999)
+    assert lab.consumers.members["a"].state is MemberState.UNREVOKED_PARTITIONS
+    lab.advance(1)
+    assert "a" not in lab.consumers.members
+
+
 def test_a_silent_member_is_fenced_after_its_session() -> None:
     lab = lab_with()
     lab.beat("a", 0)

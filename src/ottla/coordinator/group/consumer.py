@@ -86,16 +86,18 @@ class ConsumerCoordinator:
         member = self._member_of(draft, member_id, body, out)
         updated = self._updated(member, request)
         owned = owned_partitions(body.topic_partitions)
-        updated = self.advance(draft, member, updated, owned, request, out, now, created=changed)
+        moved = self.advance(draft, member, updated, owned, request, out, now, created=changed)
         effects.extend(Effects(applied=partial(self._watch, body.group_id, member_id)))
+        if moved != updated:
+            effects.extend(Effects(applied=partial(self._watch_revocation, body.group_id, moved)))
         full = (
             body.rebalance_timeout_ms != -1
             and (body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None)
             and body.topic_partitions is not None
         )
-        response = self._response(body, member_id, updated.epoch)
-        if body.member_epoch == JOIN_EPOCH or full or updated.assigned != member.assigned:
-            response.assignment = assignment_of(updated)
+        response = self._response(body, member_id, moved.epoch)
+        if body.member_epoch == JOIN_EPOCH or full or moved.assigned != member.assigned:
+            response.assignment = assignment_of(moved)
         return effects.reply(token, response)
 
     def _response(
@@ -231,7 +233,7 @@ class ConsumerCoordinator:
         if bump or draft.seen_topics is not self._state.image.topics:
             self._refresh(draft, bump, out)
         self.retarget(draft, out, now, updated)
-        return self.step(draft, updated, owned, out, now, subscription_changed=subscription_changed)
+        return self._step(draft, updated, owned, out, subscription_changed=subscription_changed)
 
     def _refresh(self, draft: ConsumerGroup, bump: bool, out: list[CoordinatorRecord]) -> None:
         image = self._state.image
@@ -322,13 +324,12 @@ class ConsumerCoordinator:
             self.retarget(group.draft(), effects.records, now)
         return effects
 
-    def step(
+    def _step(
         self,
         draft: ConsumerGroup,
         member: ConsumerMember,
         owned: Partitions | None,
         out: list[CoordinatorRecord],
-        now: Now,
         *,
         subscription_changed: bool,
     ) -> ConsumerMember:
@@ -347,8 +348,6 @@ class ConsumerCoordinator:
         if updated != member:
             out.append(records.current_assignment(draft.group_id, updated))
             draft.update(updated)
-            if not updated.is_classic:
-                self._watch_revocation(draft.group_id, updated, now)
         return updated
 
     # Deadlines
@@ -361,10 +360,13 @@ class ConsumerCoordinator:
         self._state.timers.schedule(key, now.tick_ms + timeout_ms, partial(self._overdue, key, None))
 
     def _watch_revocation(self, group_id: str, member: ConsumerMember, now: Now) -> None:
+        """Give a member that has just been asked to revoke its time for that. Called once the member is
+        written: a deadline that a failed write had cancelled or set would not be that of the member.
+        """
         key = (group_id, "revocation", member.member_id)
         if member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._state.timers.cancel(key)
-        elif key not in self._state.timers:
+        else:
             deadline_ms = now.tick_ms + max(member.rebalance_timeout_ms, 0)
             self._state.timers.schedule(key, deadline_ms, partial(self._overdue, key, member.epoch))
 

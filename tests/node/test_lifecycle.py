@@ -184,6 +184,18 @@ def test_a_start_that_is_refused_formats_nothing(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "empty").iterdir()} <= {".lock"}
 
 
+def test_a_directory_that_failed_is_pointed_out_and_not_said_to_have_data(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    broken.touch()  # a file, where a directory should be
+    both = f"log.dirs={whole},{broken}"
+    with NodeProcess(None, "--set", both) as node:
+        assert f"data in {whole}, " in node.ready_line
+        assert str(broken) not in node.ready_line
+        assert str(broken) in node.stderr()
+        assert "the node starts without this directory" in node.stderr()
+        node.terminate()
+
+
 def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "0.0.0.0:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:

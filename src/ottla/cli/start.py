@@ -159,8 +159,7 @@ def start(arguments: Sequence[str]) -> int:
     for line in unknown_names(settings):
         logging.getLogger("ottla.node.config").warning(line)
     try:
-        config = NodeConfig(settings)
-        run_node(config, ready=lambda addresses: _ready(config, addresses, began_ns))
+        run_node(NodeConfig(settings), ready=lambda addresses, dirs: _ready(addresses, dirs, began_ns))
     except ConfigError as error:
         return _complain(str(error))
     except NodeFailed as failure:
@@ -168,14 +167,11 @@ def start(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _ready(config: object, addresses: str, began_ns: int) -> None:
+def _ready(addresses: str, dirs: Sequence[str], began_ns: int) -> None:
     from ottla import __version__
-    from ottla.node.config import NodeConfig
 
-    assert isinstance(config, NodeConfig)
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
-    dirs = ", ".join(config.log_dirs)
-    print(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms", flush=True)
+    print(f"ottla {__version__} is ready: {addresses}, data in {', '.join(dirs)}, {took_ms} ms", flush=True)
 
 
 def _complain(problem: str, *, status: int = 1) -> int:

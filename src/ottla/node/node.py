@@ -164,6 +164,14 @@ class Node:
         """Where clients connect, with the ports that are really open."""
         return self.doors.for_clients()
 
+    def data_directories(self) -> list[str]:
+        """Where its data lies: the directories of logs without those that failed; of a controller alone, the
+        one of its metadata.
+        """
+        if not self.config.is_broker:
+            return [self.config.metadata_log_dir]
+        return [directory.path for directory in self.logs.live_directories]
+
     def topic_config(self, topic: str) -> LogConfig:
         overrides = self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
         if overrides:

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 __all__ = ["NodeFailed", "run_node"]
 
 
-def run_node(config: NodeConfig, *, ready: Callable[[str], None]) -> None:
-    """Run a node until SIGTERM or SIGINT. `ready` is called once, with the addresses it serves.
+def run_node(config: NodeConfig, *, ready: Callable[[str, list[str]], None]) -> None:
+    """Run a node until SIGTERM or SIGINT. `ready` is called once, with the addresses that it serves and the
+    directories of its data.
 
     NodeFailed where it cannot start or has to give up.
     """
@@ -43,7 +44,7 @@ async def _started(node: Node, stop: asyncio.Event) -> bool:
     return False
 
 
-async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
+async def _main(config: NodeConfig, ready: Callable[[str, list[str]], None]) -> None:
     process.raise_open_file_limit()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
     node = Node(runtime, config)
@@ -54,7 +55,8 @@ async def _main(config: NodeConfig, ready: Callable[[str], None]) -> None:
             return
         # What has been made so far stays: the collector need not look at it again and again.
         gc.freeze()
-        ready(", ".join(str(Address(at.host or "*", at.port)) for at in node.doors.for_anybody()))
+        addresses = ", ".join(str(Address(at.host or "*", at.port)) for at in node.doors.for_anybody())
+        ready(addresses, node.data_directories())
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)

@@ -65,6 +65,7 @@ KEYS: Final = (
     "broker_id",
     "replica_id",
     "api_key",
+    "producer_id",
 )
 # Answers in which the order of the elements is part of the answer.
 ORDERED: Final = {"DescribeTopicPartitionsResponse"}
@@ -158,8 +159,12 @@ class _Form:
         order: list[Any] = [(value is not None, value) for value in plain.values()]
         # An id counts only where nothing else does: numbering it must not depend on the order.
         if all(value in UNSET for value in plain.values()):
-            order += [self._answers.know(name, keys[name]) for name in keys.keys() - plain.keys()]
+            order += [self._order_of_id(name, keys[name]) for name in sorted(keys.keys() - plain.keys())]
         return order
+
+    def _order_of_id(self, name: str, value: Any) -> Any:
+        # Producers' ids are numbers, and every broker gives out larger ones later.
+        return value if name == "producer_id" else self._answers.know(name, value)
 
     def _records(self, value: Any) -> Plain:
         if value is None:

@@ -195,6 +195,19 @@ def test_configs_are_stored_and_returned() -> None:
     assert returned["segment.bytes"] == ("1073741824", 5)
 
 
+def test_each_topic_of_a_request_is_told_its_own_configs() -> None:
+    world = World()
+    tuned = {"short": {"retention.ms": "1000"}, "long": {"retention.ms": "2000"}, "plain": {}}
+    tuned["as-short"] = tuned["short"]
+    request = CreateTopicsRequest(topics=[topic(name, configs=configs) for name, configs in tuned.items()])
+    response = world.do(world.controller.create_topics(request))
+    told = {
+        result.name: {config.name: config.value for config in result.configs or []}["retention.ms"]
+        for result in response.topics
+    }
+    assert told == {"short": "1000", "as-short": "1000", "long": "2000", "plain": "604800000"}
+
+
 def test_a_bad_config_fails_the_topic() -> None:
     world = World()
     result = world.create("tuned", configs={"retention.ms": "soon"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from ottla.metadata.assignment import assigned_partition, placed_partition
 from ottla.metadata.control import (
@@ -46,6 +47,9 @@ from ottla.protocol.metadata_records import RemoveTopicRecord, TopicRecord
 
 _ZERO_UUID = bytes(16)
 
+_Shown: TypeAlias = dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]]
+"""What the topics of one request are told of their settings, by those they bring: most bring the same."""
+
 
 def create_topics(
     state: ControlState,
@@ -65,6 +69,7 @@ def create_topics(
     records: list[MetadataRecord] = []
     results: list[CreatableTopicResult] = []
     created_keys: dict[str, list[str]] = {}
+    shown: _Shown = {}
     for topic in wanted:
         topic_records: list[MetadataRecord] = []
         try:
@@ -78,7 +83,7 @@ def create_topics(
             ):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the client may not create it")
             _check_name(state, topic.name, collisions, created_keys)
-            result = _create_topic(state, topic, context, topic_records)
+            result = _create_topic(state, topic, context, topic_records, shown)
         except KafkaError as error:
             results.append(_failed_topic(topic.name, error.code, error.message))
             continue
@@ -136,7 +141,11 @@ def _check_name(
 
 
 def _create_topic(
-    state: ControlState, topic: CreatableTopic, context: RequestContext, records: list[MetadataRecord]
+    state: ControlState,
+    topic: CreatableTopic,
+    context: RequestContext,
+    records: list[MetadataRecord],
+    shown: _Shown,
 ) -> CreatableTopicResult:
     config_records, overrides = creation_config_records(state, topic.name, topic.configs)
     if topic.assignments:
@@ -149,16 +158,7 @@ def _create_topic(
     if context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name):
         result.num_partitions = len(partitions)
         result.replication_factor = len(partitions[0].replicas)
-        result.configs = [
-            CreatableTopicConfigs(
-                name=config.name,
-                value=None if config.sensitive else config.value,
-                read_only=config.read_only,
-                config_source=config.source,
-                is_sensitive=config.sensitive,
-            )
-            for config in state.topic_configs(overrides)
-        ]
+        result.configs = _shown_configs(state, overrides, shown)
     else:
         result.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     records.append(TopicRecord(name=topic.name, topic_id=topic_id))
@@ -168,6 +168,24 @@ def _create_topic(
         for index, registration in enumerate(partitions)
     ]
     return result
+
+
+def _shown_configs(
+    state: ControlState, overrides: Mapping[str, str], shown: _Shown
+) -> list[CreatableTopicConfigs]:
+    key = frozenset(overrides.items())
+    if key not in shown:
+        shown[key] = [
+            CreatableTopicConfigs(
+                name=config.name,
+                value=None if config.sensitive else config.value,
+                read_only=config.read_only,
+                config_source=config.source,
+                is_sensitive=config.sensitive,
+            )
+            for config in state.topic_configs(overrides)
+        ]
+    return shown[key]
 
 
 def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistration]:

@@ -50,6 +50,7 @@ class FillingDisk(RealDisk):
     __slots__ = ("full",)
 
     def __init__(self) -> None:
+        super().__init__(guest=True)
         self.full = False
 
     def open(
@@ -69,8 +70,8 @@ def disk() -> FillingDisk:
 def node(monkeypatch: pytest.MonkeyPatch, disk: FillingDisk) -> Iterator[LocalNode]:
     machine = Runtime.real
 
-    def with_disk(cls: type[Runtime]) -> Runtime:
-        real = machine()
+    def with_disk(cls: type[Runtime], *, guest: bool) -> Runtime:
+        real = machine(guest=guest)
         return Runtime(real.clock, real.random, disk, real.pool, real.network)
 
     monkeypatch.setattr(Runtime, "real", classmethod(with_disk))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from ottla.metadata.control import ControllerSettings
+from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.metadata_log import MetadataLog, MetadataLogConfig
 from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
@@ -17,7 +20,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
-from ottla.protocol.metadata_records import BeginTransactionRecord, TopicRecord
+from ottla.protocol.metadata_records import BeginTransactionRecord, EndTransactionRecord, TopicRecord
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from ottla.runtime.network import RealNetwork
@@ -224,6 +227,99 @@ async def test_a_decision_without_records_waits_for_those_it_rests_on() -> None:
     first = asyncio.ensure_future(node.create("orders"))
     second = asyncio.ensure_future(node.create("orders"))
     assert list(await asyncio.gather(first, second)) == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
+
+
+class Preparation:
+    """Work before each step with topics, which takes as long as one wants."""
+
+    def __init__(self, node: Node) -> None:
+        self.begun = asyncio.Event()
+        self.enough = asyncio.Event()
+        self.steps: list[set[str]] = []
+        node.log.prepare_with(self.before)
+
+    def before(self, delta: MetadataDelta, image: MetadataImage) -> Coroutine[Any, Any, None] | None:
+        return self._work(set(image.topics.by_name)) if delta.topics else None
+
+    async def _work(self, topics: set[str]) -> None:
+        self.steps.append(topics)
+        self.begun.set()
+        await self.enough.wait()
+
+
+async def test_a_step_is_published_and_answered_when_it_has_been_prepared_for() -> None:
+    node = await started()
+    preparation = Preparation(node)
+    published: list[set[str]] = []
+    node.log.subscribe(lambda _, image: published.append(set(image.topics.by_name)))
+    first = asyncio.create_task(node.create("first"))
+    await preparation.begun.wait()
+    committed = node.log.high_watermark
+    second = asyncio.create_task(node.create("second"))
+    async with asyncio.timeout(10):
+        while node.log.high_watermark == committed:  # noqa: ASYNC110 - nobody hears of it before its turn
+            await asyncio.sleep(0)
+    assert not first.done()
+    assert node.log.image.topics.by_name == {}
+    assert not node.log.is_caught_up
+    preparation.enough.set()
+    assert [await first, await second] == [ErrorCode.NONE, ErrorCode.NONE]
+    assert preparation.steps == published == [{"first"}, {"first", "second"}]
+    assert node.log.is_caught_up
+
+
+async def test_a_step_can_be_published_without_waiting_for_the_preparation() -> None:
+    node = await started()
+    preparation = Preparation(node)
+    creating = asyncio.create_task(node.create("first"))
+    await preparation.begun.wait()
+    node.log.publish_now()
+    assert set(node.log.image.topics.by_name) == {"first"}
+    assert await creating == ErrorCode.NONE
+    preparation.enough.set()
+    assert await node.create("second") == ErrorCode.NONE
+
+
+async def test_no_snapshot_parts_a_transaction_whose_end_is_being_prepared_for() -> None:
+    node = await started(config=MetadataLogConfig(max_record_bytes_between_snapshots=1))
+    version, before = node.log.image.metadata_version, node.snapshot_files()
+    first = TopicRecord(name="first", topic_id=bytes(range(16)))
+    node.log.append([BeginTransactionRecord(), first], version)
+    await node.log.committed_end(node.log.next_offset)
+    preparation = Preparation(node)
+    node.log.append([EndTransactionRecord()], version)
+    await preparation.begun.wait()
+    await node.log.maybe_snapshot()
+    assert node.snapshot_files() == before
+    preparation.enough.set()
+    await node.log.committed_end(node.log.next_offset)
+    await node.log.maybe_snapshot()
+    assert node.snapshot_files() != before
+    assert set((await node.restart()).image.topics.by_name) == {"first"}
+
+
+async def test_a_log_that_is_closed_during_a_preparation_has_the_step_at_the_next_start() -> None:
+    node = await started()
+    preparation = Preparation(node)
+    creating = asyncio.create_task(node.create("first"))
+    await preparation.begun.wait()
+    qc = await node.restart()
+    assert set(qc.image.topics.by_name) == {"first"}
+    creating.cancel()
+    await asyncio.gather(creating, return_exceptions=True)
+
+
+async def test_a_preparation_that_fails_ends_the_log() -> None:
+    node = await started()
+
+    async def fails() -> None:
+        raise ValueError("no such work")
+
+    node.log.prepare_with(lambda *_: fails())
+    with pytest.raises(KafkaError) as refused:
+        await node.create("first")
+    assert refused.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert isinstance(node.log.failure, ValueError)
 
 
 async def test_a_snapshot_replaces_the_log_before_it() -> None:

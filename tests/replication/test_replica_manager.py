@@ -8,6 +8,7 @@ import pytest
 
 from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
+from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image import MetadataImage
 from ottla.metadata.records import MetadataRecord
@@ -48,11 +49,17 @@ class Broker:
 
     def catch_up(self) -> ReplicaChanges:
         """Take in what was written to the metadata log since, as one delta."""
+        return self.follow(self.delta())
+
+    def delta(self) -> MetadataDelta:
         records: list[MetadataRecord] = self.world.log[self.seen :]
         self.seen = self.world.next_offset
         delta = self.image.delta()
         for record in records:
             delta.replay(record)
+        return delta
+
+    def follow(self, delta: MetadataDelta) -> ReplicaChanges:
         self.image = delta.apply(self.world.image.provenance)
         return self.replicas.apply(delta, self.image, 0)
 
@@ -106,6 +113,44 @@ async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
         broker.replicas.partition_of_id(old.topic_id, 0)
     assert error.value.code is ErrorCode.UNKNOWN_TOPIC_ID
     assert broker.replicas.partition_of_id(new.topic_id, 0) is new
+
+
+async def test_many_new_logs_are_made_before_their_delta_is_followed() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=40, replicas=1, configs={"retention.ms": "1000"})
+    delta = broker.delta()
+    work = broker.replicas.prepare(delta, broker.config_of)
+    assert work is not None
+    await work
+    assert broker.hosted() == set()
+    assert broker.refusal("orders") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    made = set(broker.logs.logs())
+    assert len(made) == 40
+    assert {log.config.retention_ms for log in made} == {1000}
+    broker.follow(delta)
+    assert {partition.log for partition in broker.replicas} == made
+
+
+async def test_a_few_new_logs_need_no_preparation_and_those_of_a_topic_made_again_have_to_wait() -> None:
+    world = World()
+    broker = Broker(world)
+    await broker.start()
+    for name in ("few", "many"):
+        world.create(name, partitions=16, replicas=1)
+        delta = broker.delta()
+        assert broker.replicas.prepare(delta, broker.config_of) is None
+        broker.follow(delta)
+    before = {partition.log for partition in broker.replicas}
+    delete(world, "few", "many")
+    world.create("few", partitions=16, replicas=1)
+    world.create("many", partitions=16, replicas=1)
+    delta = broker.delta()
+    assert broker.replicas.prepare(delta, broker.config_of) is None
+    broker.follow(delta)
+    assert len(broker.hosted()) == 32
+    assert before.isdisjoint(partition.log for partition in broker.replicas)
 
 
 async def test_a_topic_grows() -> None:

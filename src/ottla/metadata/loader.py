@@ -2,8 +2,9 @@
 
 Every node has one, leader or not: what is committed is replayed here and nowhere else, and handed to
 subscribers in its order. If the log begins anew behind a snapshot, so does the loader, and subscribers see
-one step from the image before to that of the snapshot. Invariant: what is published is exactly what the
-snapshot and the committed part of the log say.
+one step from the image before to that of the snapshot. What was replayed is published in a step of its own,
+so that others can get ready for it. Invariant: what is published is exactly what the snapshot and the
+committed part of the log say.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from ottla.protocol.metadata_records import decode_metadata_record
 from ottla.raft.disk_log import DiskLog, LoadedSnapshot
 from ottla.records.batch import iter_batches, read_records
 
+Step = tuple[MetadataDelta, MetadataImage]
 Subscriber = Callable[[MetadataDelta, MetadataImage], None]
 
 
 class Loader:
-    """``next_offset`` is the first one that was not replayed yet. What cannot be replayed raises
+    """``next_offset`` is the first one that was not published yet. What cannot be replayed raises
     StorageError: then nothing more is to be built upon this log.
     """
 
@@ -34,6 +36,8 @@ class Loader:
         self._subscribers: list[Subscriber] = []
         self._replayer = Replayer()
         self.next_offset = 0
+        self._replayed_end = 0  # beyond next_offset exactly if there is something to publish
+        self._next: Step | None = None
         self._image = MetadataImage.EMPTY
         if snapshot is not None:
             self._take_snapshot(snapshot)
@@ -45,8 +49,10 @@ class Loader:
 
     @property
     def transaction_open(self) -> bool:
-        """Whether the image leaves out records before ``next_offset``, as their transaction is not over."""
-        return self._replayer.transaction_open
+        """Whether the image leaves out records before ``next_offset``, as their transaction is not over, or
+        may do so, as more was replayed since.
+        """
+        return self._replayer.transaction_open or self._next is not None
 
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
         """Call ``subscriber`` with every delta and image from here on; gives the image to start from."""
@@ -58,9 +64,10 @@ class Loader:
         return self._replayer.fork()
 
     def replay(self, end: int, max_bytes: int) -> int:
-        """Take in what is committed below ``end``, or about ``max_bytes`` of it; the bytes of records that
-        there were.
+        """Take in what is committed below ``end``, or about ``max_bytes`` of it, to be published next; the
+        bytes of records that there were.
         """
+        assert self._next is None, "what was replayed before is not published yet"
         size = read = 0
         try:
             for data in self._log.batches(self.next_offset, end):
@@ -70,12 +77,24 @@ class Loader:
                     break
         except (ReplayError, KafkaError) as error:
             raise StorageError(
-                f"{self._log.dir}: the metadata log cannot be replayed from offset {self.next_offset} on: "
+                f"{self._log.dir}: the metadata log cannot be replayed from offset {self._replayed_end} on: "
                 f"{error}"
             ) from error
         if read:
-            self._publish(*self._replayer.publish())
+            self._next = self._replayer.publish()
         return size
+
+    @property
+    def next_step(self) -> Step | None:
+        """What was replayed and is not published yet."""
+        return self._next
+
+    def publish(self) -> None:
+        """Hand out what was replayed."""
+        step, self._next = self._next, None
+        self.next_offset = self._replayed_end
+        if step is not None:
+            self._publish(*step)
 
     def _replay_batches(self, data: bytes) -> int:
         size = 0
@@ -89,11 +108,12 @@ class Loader:
                     [decode_metadata_record(each.value or b"")[0] for each in records], provenance
                 )
                 size += header.size
-            self.next_offset = header.next_offset
+            self._replayed_end = header.next_offset
         return size
 
     def begin_anew(self, snapshot: LoadedSnapshot) -> None:
         """The log begins behind this snapshot: what is known becomes what it says."""
+        self.publish()
         before = self._image
         self._replayer = Replayer()
         self._take_snapshot(snapshot)
@@ -105,7 +125,7 @@ class Loader:
 
     def _take_snapshot(self, snapshot: LoadedSnapshot) -> None:
         id, content = snapshot.id, snapshot.content
-        self.next_offset = id.offset
+        self.next_offset = self._replayed_end = id.offset
         if not content.values:
             return
         provenance = Provenance(id.offset - 1, id.epoch, content.last_contained_log_timestamp)

@@ -3,18 +3,20 @@
 Opening it loads the newest snapshot; starting it makes this node take its part in the quorum, and a voter
 alone leads at once. As the high watermark moves, what is committed is replayed and published, on every node.
 Where this node leads, records are appended in batches of its epoch; a batch is committed once a majority has
-it on disk, and syncs are shared by all that was appended meanwhile. Invariant: nobody is told that a record
-is committed before it would survive a power cut and has been published here.
+it on disk, and syncs are shared by all that was appended meanwhile. Who has much to do for a step may prepare
+for it before it is published. Invariant: nobody is told that a record is committed before it would survive a
+power cut and has been published here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from ottla.metadata.commit_waits import CommitWaits
+from ottla.metadata.delta import MetadataDelta
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image import MetadataImage, Provenance
 from ottla.metadata.loader import Subscriber
@@ -41,6 +43,9 @@ _logger = logging.getLogger(__name__)
 # How much of the log is replayed at once before the loop runs again.
 _REPLAY_BYTES: Final = 4 * 1024 * 1024
 
+Prepare: TypeAlias = Callable[[MetadataDelta, MetadataImage], Coroutine[Any, Any, None] | None]
+"""Gives the work to do before a step is published; None if it can be published at once."""
+
 
 class MetadataLog:
     """Use :meth:`open`."""
@@ -60,7 +65,9 @@ class MetadataLog:
         self._leader_watchers: list[Callable[[], None]] = []
         self._on_lead: Callable[[int], None] | None = None
         self._on_leave: Callable[[], None] | None = None
-        self._going_on = False
+        self._going_on = False  # whether what is committed is being taken up already
+        self._prepare: Prepare | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._snapshotting: Final = Snapshotting(
             runtime,
             loaded.log,
@@ -150,14 +157,42 @@ class MetadataLog:
     def _catch_up(self) -> None:
         """Replay what is committed. A long log is taken in pieces, and the loop runs in between."""
         self._going_on = False
-        end = self._log.high_watermark
-        self._snapshotting.replayed(self._loader.replay(end, _REPLAY_BYTES))
-        if self._loader.next_offset < end:
+        self._snapshotting.replayed(self._loader.replay(self._log.high_watermark, _REPLAY_BYTES))
+        step = self._loader.next_step
+        work = None if step is None or self._prepare is None else self._prepare(*step)
+        if work is None:
+            self._publish()
+        else:
+            self._going_on = True
+            self._preparing = asyncio.get_running_loop().create_task(work)
+            self._preparing.add_done_callback(self._prepared)
+
+    def _prepared(self, task: asyncio.Task[None]) -> None:
+        if self._preparing is not task or task.cancelled():
+            return
+        self._preparing = None
+        try:
+            task.result()
+            self._publish()
+        except Exception as error:
+            self.client.fail(error)
+
+    def _publish(self) -> None:
+        self._going_on = False
+        self._loader.publish()
+        if self._loader.next_offset < self._log.high_watermark:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
         self._waits.reached(self._loader.next_offset)
         self._maybe_lead()
         self._tell()
+
+    def publish_now(self) -> None:
+        """Publish what is being prepared for, ready or not."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
+            self._publish()
 
     def _go_on(self) -> None:
         if self.client.is_closed or self.client.failure is not None:
@@ -197,11 +232,13 @@ class MetadataLog:
         self._tell()
 
     def snapshot_loaded(self, id: SnapshotId) -> None:
+        self.publish_now()
         self._loader.begin_anew(LoadedSnapshot(id, self.snapshots.read(id)))
         self._snapshotting.began_anew()
         self._tell()
 
     def failed(self, error: BaseException) -> None:
+        self._prepare_no_more()
         self._waits.give_up(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}"))
         if self._on_leave is not None:
             self._on_leave()
@@ -238,6 +275,16 @@ class MetadataLog:
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
         """Call ``subscriber`` with every delta and image from here on; gives the image to start from."""
         return self._loader.subscribe(subscriber)
+
+    def prepare_with(self, prepare: Prepare) -> None:
+        """Have ``prepare`` called before a step is published, which then waits for the work that it gives."""
+        self._prepare = prepare
+
+    def _prepare_no_more(self) -> None:
+        self._prepare = None
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
 
     def fork(self) -> Replayer:
         """What was replayed, for the controller to go on from."""
@@ -371,4 +418,5 @@ class MetadataLog:
 
     async def close(self) -> None:
         """Sync what was appended and close the files."""
+        self._prepare_no_more()
         await self.client.close()

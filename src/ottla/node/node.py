@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ottla.log import handles
@@ -172,8 +172,10 @@ class Node:
             return [self.config.metadata_log_dir]
         return [directory.path for directory in self.logs.live_directories]
 
-    def topic_config(self, topic: str) -> LogConfig:
-        overrides = self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+    def topic_config(self, topic: str, image: MetadataImage | None = None) -> LogConfig:
+        """The settings of a topic's logs, as the newest image or another one has them."""
+        image = self.image if image is None else image
+        overrides = image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
         if overrides:
             return log_config(self.config, overrides)
         # Most topics have no settings of their own, and share one object.
@@ -292,6 +294,7 @@ class Node:
         changes = self.replicas.start(self.image, self.now_ms())
         self.replicas.refresh_configs()
         self._following = True
+        self.metadata.prepare_with(self._prepare)
         self._undo(self.replication.close)
         self.replication.follow(changes)
         self.coordinators.follow(self.image, changes)
@@ -322,8 +325,13 @@ class Node:
 
     # Following the metadata
 
+    def _prepare(self, delta: MetadataDelta, image: MetadataImage) -> Coroutine[Any, Any, None] | None:
+        if not self._following or _configures_brokers(delta):
+            return None
+        return self.replicas.prepare(delta, lambda topic: self.topic_config(topic, image))
+
     def _follow(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
+        if _configures_brokers(delta):
             self._configure(image)
         if not self._following:
             return
@@ -409,6 +417,7 @@ class Node:
     async def _stop_following(self) -> None:
         """From here on the replicas stay as they are, whatever becomes of the metadata."""
         self._following = False
+        self.metadata.publish_now()
 
     async def _close_logs(self) -> None:
         await self.flushes.ended()
@@ -418,6 +427,10 @@ class Node:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _configures_brokers(delta: MetadataDelta) -> bool:
+    return any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs)
 
 
 def _is_leaving(image: MetadataImage, broker: int) -> bool:

@@ -8,10 +8,11 @@ replicas, and it is online exactly if its log can be used.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ottla.log.config import LogConfig
 from ottla.log.directory import LogDirectory
@@ -28,6 +29,9 @@ from ottla.replication.purgatory import Purgatory
 from ottla.replication.types import IsrProposal
 
 _log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 16
+"""New logs that are made before others get a turn."""
 
 
 @dataclass(slots=True)
@@ -138,6 +142,32 @@ class ReplicaManager:
             registration.directory(self.broker_id) == copy.directory.directory_id
         )
 
+    def prepare(
+        self, delta: MetadataDelta, config_of: Callable[[str], LogConfig]
+    ) -> Coroutine[Any, Any, None] | None:
+        """The work of making the new logs that a delta asks for, before it is followed; None if they are few.
+        ``config_of`` gives the settings that its image has for a topic.
+        """
+        local = delta.local_changes(self.broker_id)
+        new = {
+            tp: replica
+            for tp, replica in {**local.leaders, **local.followers}.items()
+            if self._is_new(delta, tp, replica)
+            and not (tp in self._partitions or tp in self._offline or tp in local.deletes)
+        }
+        return self._make_logs(new, config_of) if len(new) > _AT_ONCE else None
+
+    async def _make_logs(
+        self, replicas: dict[TopicPartition, LocalReplica], config_of: Callable[[str], LogConfig]
+    ) -> None:
+        for number, (tp, replica) in enumerate(replicas.items()):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            try:
+                self._log_of(tp, replica, config_of(tp.topic), is_new=True)
+            except KafkaError:
+                return  # whoever follows the delta meets it again
+
     def apply(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
         """Follow a delta to its image."""
         changes = ReplicaChanges()
@@ -145,12 +175,15 @@ class ReplicaManager:
         local = delta.local_changes(self.broker_id)
         self._delete(local.deletes, changes)
         for tp, replica in {**local.leaders, **local.followers}.items():
-            topic_delta = delta.topics[replica.topic_id]
-            before = None if topic_delta.before is None else topic_delta.before.partitions.get(tp.partition)
-            is_new = before is None or self.broker_id not in before.replicas
+            is_new = self._is_new(delta, tp, replica)
             self._follow_registration(tp, replica, now_ms, changes, is_new=is_new)
         self._follow_configs(delta)
         return changes
+
+    def _is_new(self, delta: MetadataDelta, tp: TopicPartition, replica: LocalReplica) -> bool:
+        before = delta.topics[replica.topic_id].before
+        registration = None if before is None else before.partitions.get(tp.partition)
+        return registration is None or self.broker_id not in registration.replicas
 
     def retry_offline(self, now_ms: int) -> ReplicaChanges:
         """Try again to host what could not be hosted, as after a lack of room; for every now and then."""
@@ -189,18 +222,21 @@ class ReplicaManager:
         partition = self._partitions.get(tp)
         if partition is not None:
             return partition
-        log = self.logs.get_or_create_log(
-            tp,
-            self._config_of(tp.topic),
-            topic_id=replica.topic_id,
-            is_new=is_new,
-            directory_id=self._directory(replica.partition),
-        )
+        log = self._log_of(tp, replica, self._config_of(tp.topic), is_new=is_new)
         partition = Partition(
             tp, replica.topic_id, log, self.broker_id, self, replica_lag_max_ms=self._replica_lag_max_ms
         )
         self._partitions[tp] = partition
         return partition
+
+    def _log_of(self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool) -> Log:
+        return self.logs.get_or_create_log(
+            tp,
+            config,
+            topic_id=replica.topic_id,
+            is_new=is_new,
+            directory_id=self._directory(replica.partition),
+        )
 
     def _directory(self, registration: PartitionRegistration) -> bytes | None:
         directory = registration.directory(self.broker_id)

@@ -1,0 +1,120 @@
+"""Many new partitions at once: others get their turn, and nobody hears of a partition that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.sim_nodes import SimNodes
+
+from ottla.client.admin import Admin
+from ottla.log.files import TopicPartition
+from ottla.log.manager import LogManager
+from ottla.runtime.runtime import Runtime
+
+MANY = 100
+AT_ONCE = 16
+
+
+def alone() -> SimNodes:
+    return SimNodes({1: "broker,controller"})
+
+
+def hosted(nodes: SimNodes) -> int:
+    """How many partitions the broker leads."""
+    partitions = nodes.nodes[1].replicas
+    return sum(partition.is_leader and partition.topic_partition.topic == "many" for partition in partitions)
+
+
+def on_new_log(monkeypatch: pytest.MonkeyPatch, made: Callable[[], None]) -> None:
+    create = LogManager._create
+
+    def created(self: LogManager, partition: TopicPartition, *args: Any) -> Any:
+        if partition.topic == "many":
+            made()
+        return create(self, partition, *args)
+
+    monkeypatch.setattr(LogManager, "_create", created)
+
+
+def test_they_are_made_a_few_at_a_time_and_known_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = alone()
+    turns = [0]
+
+    def made() -> None:
+        assert "many" not in nodes.topics(1)
+        if turns[-1] == 0:
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+        turns[-1] += 1
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        on_new_log(monkeypatch, made)
+        await nodes.create("many", 1, partitions=MANY, replicas=1)
+        assert hosted(nodes) == MANY
+
+    nodes.run(life())
+    assert sum(turns) == MANY
+    assert max(turns) == AT_ONCE
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_node_that_dies_while_it_makes_them_has_them_all_afterwards(
+    monkeypatch: pytest.MonkeyPatch, power_loss: bool
+) -> None:
+    nodes = alone()
+    made = 0
+
+    def one_more() -> None:
+        nonlocal made
+        made += 1
+        if made == MANY // 2:
+            nodes.machines[1].pause()
+
+    async def ask(runtime: Runtime) -> None:
+        with contextlib.suppress(Exception):
+            async with Admin("node1:9092", runtime=runtime) as admin:
+                await admin.topics.create("many", partitions=MANY, replication_factor=1)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        on_new_log(monkeypatch, one_more)
+        asking = asyncio.create_task(nodes.as_client(ask))
+        await nodes.until(lambda: made >= MANY // 2)
+        assert made < MANY
+        nodes.kill(1, silently=power_loss)
+        nodes.boot()
+        await nodes.ready()
+        assert hosted(nodes) == MANY
+        await asking
+
+    nodes.run(life())
+
+
+def test_a_node_that_is_told_to_stop_meanwhile_makes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = alone()
+    made = []
+
+    def stop_following() -> None:
+        node = nodes.nodes[1]
+        if len(made) == AT_ONCE:
+            asyncio.get_running_loop().create_task(node._stop_following())
+        made.append(node)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        on_new_log(monkeypatch, stop_following)
+        await nodes.create("many", 1, partitions=MANY, replicas=1)
+        assert AT_ONCE < len(made) <= 2 * AT_ONCE
+        await nodes.stop(1)
+        nodes.boot()
+        await nodes.ready()
+        assert hosted(nodes) == MANY
+
+    nodes.run(life())

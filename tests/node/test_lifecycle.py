@@ -206,6 +206,15 @@ def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
         assert "is open to every network of this machine" in node.stderr.read()
 
 
+def test_an_authorizer_that_is_not_there_is_pointed_out(tmp_path: Path) -> None:
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    with NodeProcess(tmp_path, "--set", f"authorizer.class.name={authorizer}") as node:
+        assert f"authorizer.class.name={authorizer} is not served yet: no ACL is looked at" in node.stderr()
+        node.terminate()
+    with NodeProcess(tmp_path) as node:
+        assert "authorizer" not in node.stderr()
+
+
 def test_an_ipv6_address_is_served_and_told_in_brackets(tmp_path: Path) -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:

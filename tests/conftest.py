@@ -8,6 +8,7 @@ requirement is missing; a download or start that fails is a failure.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch what Maven has to bring before the tests, whose time is limited. What could not be fetched is
     tried again, and told, by the first test that needs it.
     """
+    gc.collect()
+    gc.freeze()  # thousands of tests are there to stay: simulated lives need not walk over them at their end
     if kafka_libs.missing_requirement() is None and not session.config.option.collectonly:
         marks = {mark.name for item in session.items for mark in item.iter_markers()}
         with contextlib.suppress(Exception):

@@ -29,6 +29,7 @@ def batches(directory: Path) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_replicas_are_equal_byte_for_byte_after_deaths_and_elections(tmp_path: Path) -> None:
     settings = {**SETTINGS, "log.roll.ms": 1_000}
     with LocalCluster(nodes=3, settings=settings, data_dir=str(tmp_path / "kept")) as cluster:

@@ -5,6 +5,7 @@ nothing had happened.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -94,5 +95,5 @@ class CompactedLives(RuleBasedStateMachine):
             self.lab.check_all()
 
 
-TestCompactedLives = CompactedLives.TestCase
+TestCompactedLives = pytest.mark.slow(CompactedLives.TestCase)
 TestCompactedLives.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,16 @@ ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
 PER_TEST = max(100, SEEDS // 200)
 
 
-def chunks() -> list[range]:
+def chunks() -> list[Any]:
+    """The first is for those in a hurry."""
     if ONE_SEED is not None:
         return [range(int(ONE_SEED), int(ONE_SEED) + 1)]
-    return [range(start, min(start + PER_TEST, SEEDS)) for start in range(0, SEEDS, PER_TEST)]
+    return [
+        pytest.param(
+            range(start, min(start + PER_TEST, SEEDS)), marks=[pytest.mark.slow] if start > 0 else []
+        )
+        for start in range(0, SEEDS, PER_TEST)
+    ]
 
 
 def run(live: Callable[[int], None], seeds: range) -> None:

@@ -34,6 +34,7 @@ def explain(outcome: ClusterOutcome) -> str:
     return f"{tail}\n{outcome}\n{outcome.violations[0]}\nreplay: {outcome.command} --seconds {SECONDS:g}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
 def test_fresh_lives_keep_every_promise() -> None:
     coverage: Counter[str] = Counter()

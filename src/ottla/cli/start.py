@@ -29,6 +29,7 @@ Options:
 """
 DEFAULT_DATA_DIR: Final = "ottla-data"
 _LOG_LEVELS: Final = ("debug", "info", "warning", "warn", "error")
+_AUTHORIZER: Final = "authorizer.class.name"
 
 
 class UsageError(Exception):
@@ -156,8 +157,15 @@ def start(arguments: Sequence[str]) -> int:
     from ottla.node.run import NodeFailed, run_node
 
     configure_logging(options.log_level)
+    log = logging.getLogger("ottla.node.config")
     for line in unknown_names(settings):
-        logging.getLogger("ottla.node.config").warning(line)
+        log.warning(line)
+    if authorizer := settings.get(_AUTHORIZER):
+        log.warning(
+            "%s=%s is not served yet: no ACL is looked at, and whoever reaches this node may do everything",
+            _AUTHORIZER,
+            authorizer,
+        )
     try:
         run_node(NodeConfig(settings), ready=lambda addresses, dirs: _ready(addresses, dirs, began_ns))
     except ConfigError as error:

@@ -93,13 +93,6 @@ class Doors:
         return [self._open[endpoint.name] for endpoint in self._node.config.listeners_of_controller]
 
     def warn_of_open_ones(self) -> None:
-        wanted = self._node.config.text("authorizer.class.name")
-        if wanted and self._node.authorizer is None:
-            log.warning(
-                "authorizer.class.name=%s is not served yet: no ACL is looked at, and whoever reaches this "
-                "node may do everything",
-                wanted,
-            )
         for bound in self.for_clients():
             if bound.wildcard and not bound.protocol.sasl and self._node.authorizer is None:
                 log.warning(

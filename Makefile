@@ -25,10 +25,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not kafka and not spark'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not kafka and not spark'
 
 # Four times SPARK_KILLS deaths under a streaming query; half an hour on two quiet cores.
 test-faults: $(STAMP)
@@ -54,7 +54,7 @@ fuzz: $(STAMP)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) OTTLA_FUZZ_ROUNDS=5 HOSTILE_SCALE=3 KILL_ROUNDS=40 OTTLA_CRASH_SEEDS=5000 \
 		OTTLA_SIM_SEEDS=1000 OTTLA_SIM_SECONDS=20 \
 		OTTLA_MODEL_SEEDS=3000 OTTLA_CHAOS_SECONDS=$(FUZZ_SECONDS) OTTLA_THOROUGH=1 \
-		$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 0 tests/node/test_fuzz.py \
+		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 0 tests/node/test_fuzz.py \
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_kills.py \
 		tests/acceptance/test_metadata_kills.py \
 		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/coordinator/group/test_random_groups.py \

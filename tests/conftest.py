@@ -1,8 +1,8 @@
 """What all tests share: Apache Kafka where the machine has Java and Maven, one loud line where it has not.
 
-Tests marked `kafka` run in one xdist group, so that one worker starts one Apache Kafka and one driver JVM for
-all of them; tests marked `spark` in another, with one session of Spark. Tests are skipped only when a
-requirement is missing; a download or start that fails is a failure.
+Workers begin far apart in the list of tests and take from each other's ends (`--dist worksteal`), so that
+most of what is shared, as an Apache Kafka, a JVM with its client or a session of Spark, is started once.
+Tests are skipped only when a requirement is missing; a download or start that fails is a failure.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
     _import_as_users_do(config)
     config.pluginmanager.register(RunLimits(config))
-    if not config.pluginmanager.hasplugin("xdist"):
-        config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
 
 
 def _import_as_users_do(config: pytest.Config) -> None:
@@ -55,14 +53,10 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         node.config.pluginmanager.get_plugin("dsession").shouldstop = f"a worker died: {error}"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = kafka_libs.missing_requirement()
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        if "xdist_group" not in marks and marks & {"kafka", "spark"}:
-            item.add_marker(pytest.mark.xdist_group("spark" if "spark" in marks else "apache-kafka"))
-        if missing is not None and "kafka" in marks:
+        if missing is not None and item.get_closest_marker("kafka") is not None:
             item.add_marker(pytest.mark.skip(reason=KAFKA_SKIP + missing))
 
 

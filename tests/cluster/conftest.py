@@ -1,8 +1,7 @@
 """A cluster that tests share, and what they need of it.
 
 A test that takes nodes down brings them up again: `cluster` sees to it that the next one finds three nodes
-with all their replicas in sync. All tests here run in one worker, one after the other (`xdist_group`): two
-clusters at once, each with its load and its elections, are more than two cores are good for.
+with all their replicas in sync.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from tests.support.wire import WireClient
 MISSING = missing_requirement()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("cluster"),
     pytest.mark.skipif(MISSING is not None, reason=f"nodes cannot be cut off here: {MISSING}"),
 ]
 TOPIC = "cut"

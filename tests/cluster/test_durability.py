@@ -19,7 +19,7 @@ from tests.support.acknowledged import read_all
 from tests.support.unread import unread_bytes
 from tests.support.waiting import came_true, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.slow
 
 LEADER = 1
 FOLLOWERS = (2, 3)

@@ -65,7 +65,6 @@ def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 700)
-@pytest.mark.xdist_group("cluster")
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     print(f"repeat with OTTLA_CLUSTER_FAULT_SEED={SEED}")
     with LocalCluster(nodes=3, settings=SETTINGS, data_dir=str(tmp_path / "cluster")) as cluster:

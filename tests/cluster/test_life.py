@@ -19,8 +19,6 @@ from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("cluster")
-
 
 def brokers_by(node: ClusterNode) -> dict[int, int]:
     """The brokers that a node lists, with their ports."""

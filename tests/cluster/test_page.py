@@ -11,7 +11,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("cluster")
 def test_the_example_of_a_cluster_in_a_test_runs_as_it_stands() -> None:
     text = PAGE.read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```", text[text.index("\n## In tests") :], re.S | re.M)

@@ -31,7 +31,7 @@ from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import Load, read_all
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.slow
 
 CHUNK_BYTES = 65_536
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"

@@ -13,8 +13,6 @@ from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("cluster")
-
 PARTITIONS = 3
 
 

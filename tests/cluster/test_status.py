@@ -13,8 +13,6 @@ from tests.support.acknowledged import Load
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("cluster")
-
 
 class Status:
     """The command, asked again and again."""

@@ -25,7 +25,6 @@ from tests.support.waiting import wait_until
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.xdist_group("cluster"),
     pytest.mark.timeout(900),
 ]
 

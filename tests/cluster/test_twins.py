@@ -13,7 +13,6 @@ from ottla.testing.local_cluster import LocalCluster
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("cluster")
 def test_a_broker_whose_id_another_has_gives_up_and_names_it(tmp_path: Path) -> None:
     home = tmp_path / "cluster"
     with LocalCluster(nodes=1, controllers=1, data_dir=home):

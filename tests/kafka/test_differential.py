@@ -20,7 +20,7 @@ from tests.support.effort import THOROUGH
 Transcript = Callable[[str], list[Entry]]
 
 # One worker: the scripts leave groups and topics behind that later ones see on both brokers.
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("apache-kafka")]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.support.node_process import NodeProcess
 from ottla.cli.main import main as ottla
 from ottla.testing.cluster_plan import free_ports
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"

@@ -17,7 +17,7 @@ from ottla.testing.cluster_plan import free_ports
 from tests.raft.real import Replica, until
 from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.xdist_group("kafka")]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 NEVER_MS = 3_600_000

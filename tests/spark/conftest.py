@@ -52,7 +52,7 @@ SPARK_CONFS = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups of the workers are made
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here, but for modules that say that they do without (`WITHOUT_SPARK = True`)."""
     here = Path(__file__).parent

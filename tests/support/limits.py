@@ -8,6 +8,7 @@ of all its threads and dies; xdist then names the test. A whole run has one too.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -23,6 +24,7 @@ RUN_SECONDS = 60 * 60
 # Beyond a test's own time-out, which says more.
 GRACE_SECONDS = 120
 LEAVE_SECONDS = 180
+ABORT_SECONDS = 10
 
 
 class RunLimits:
@@ -83,15 +85,24 @@ class RunLimits:
     def _end_the_run(self) -> None:
         time.sleep(RUN_SECONDS)
         now = time.monotonic()
-        running = [f"{name} for {now - since:.0f} s" for name, since in self._running.items()]
+        running = [f"{name} for {now - since:.0f} s" for name, since in list(self._running.items())]
         self._say(
             f"the run takes more than {RUN_SECONDS // 60} minutes; running: {', '.join(running) or 'none'}"
         )
         for worker in psutil.Process().children():
-            worker.send_signal(signal.SIGABRT)  # it shows its stacks
+            _abort(worker)
         time.sleep(LEAVE_SECONDS)
         self._say("the run does not end")
         os._exit(1)
 
     def _say(self, text: str) -> None:
         os.write(self._stderr, f"\n{text}\n".encode())
+
+
+def _abort(process: psutil.Process) -> None:
+    """It shows its stacks and dies; the next one should not talk at the same time."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGABRT)
+        deadline = time.monotonic() + ABORT_SECONDS
+        while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.05)

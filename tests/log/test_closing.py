@@ -85,7 +85,7 @@ async def test_the_names_of_logs_are_synced_once_for_all() -> None:
 async def test_logs_are_closed_side_by_side_and_all_come_back(tmp_path: Path) -> None:
     pool = ThreadPool(8)
     manager = await started(RealDisk(), str(tmp_path), pool)
-    create(manager, 300)
+    create(manager, 100)
     write(manager)
     for log in manager.logs()[::3]:
         # A log start to note, and a leader epoch that begins with it.
@@ -95,7 +95,7 @@ async def test_logs_are_closed_side_by_side_and_all_come_back(tmp_path: Path) ->
     manager = await started(RealDisk(), str(tmp_path), pool)
     assert manager.clean_shutdown_epoch == -1
     starts = {log.topic_partition.partition: log.log_start_offset for log in manager.logs()}
-    assert starts == {number: int(number % 3 == 0) for number in range(300)}
+    assert starts == {number: int(number % 3 == 0) for number in range(100)}
     for log in manager.logs():
         if not log.log_start_offset:
             assert b"of %d" % log.topic_partition.partition in log.read(0, 1000).records

@@ -181,7 +181,7 @@ def test_whoever_sleeps_or_dies_every_row_is_there_once(
     assert spark.failures == []
     chaos.is_over = True
     expected = {f"{batch}-{row}".encode(): 1 for batch in range(BATCHES) for row in range(ROWS)}
-    # The end of a transaction is answered when it is decided; a moment later readers see it.
+    # What somebody who died has left open holds readers back until it is ended.
     deadline = time.monotonic() + 60
     while (found := committed_values(bootstrap, "out", 2)) != expected and time.monotonic() < deadline:
         time.sleep(0.2)

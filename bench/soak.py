@@ -26,7 +26,7 @@ import psutil
 from tests.support.node_process import READY, NodeProcess
 
 from bench.harness import Row, markdown, quick
-from ottla.log.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY
+from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest

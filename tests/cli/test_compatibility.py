@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ottla.cli.compatibility import ACCEPTED, HONOURED, effect, page
 from ottla.cli.kips import KIPS
-from ottla.node.dispatch import SERVED
+from ottla.node.api.dispatch import SERVED
 from ottla.protocol.api import API, API_BY_NAME
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"

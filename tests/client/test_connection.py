@@ -12,11 +12,11 @@ import pytest
 from ottla.client.admin import Admin
 from ottla.client.backoff import Backoff
 from ottla.client.cluster import Cluster, ConnectionConfig, parse_addresses
-from ottla.client.connection import Connection
 from ottla.client.consumer import Consumer
 from ottla.client.errors import BootstrapFailed, ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
 from ottla.client.producer import Producer
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.rpc.connection import Connection
 from ottla.runtime.network import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ottla.coordinator.engine import Engine
-from ottla.coordinator.engine_effects import CoordinatorRecord, Effects, Now, Producer, ReplayedRecord, Token
-from ottla.coordinator.engine_timers import Timers
-from ottla.log.config import LogConfig
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now, Producer, ReplayedRecord, Token
+from ottla.coordinator.runtime.engine import Engine
+from ottla.coordinator.runtime.timers import Timers
 from ottla.log.files import TopicPartition
-from ottla.log.log_producers import ProducerConfig
-from ottla.log.manager import LogManager
-from ottla.metadata.entities import PartitionRegistration
+from ottla.log.log_config import LogConfig
+from ottla.log.log_manager import LogManager
+from ottla.log.producers.log_producers import ProducerConfig
+from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitKey, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.partition import Partition

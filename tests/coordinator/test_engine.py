@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.protocol.consumer_offsets_records import OffsetCommitKey
 from ottla.protocol.coordinator_records import encode_key
 from ottla.protocol.errors import ErrorCode, KafkaError

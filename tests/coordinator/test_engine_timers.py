@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.coordinator.engine_timers import Timers
+from ottla.coordinator.runtime.timers import Timers
 
 KEYS = st.integers(0, 5)
 STEPS = st.lists(

@@ -17,6 +17,7 @@ FLOORS = (
     "runtime",
     "protocol",
     "records",
+    "rpc",
     "log",
     "raft",
     "metadata",

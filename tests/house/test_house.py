@@ -63,20 +63,20 @@ class TestFloorCheck:
     @pytest.mark.parametrize(
         "source",
         [
-            "import ottla.node.server",
+            "import ottla.node.network.server",
             "from ottla.node import server",
             "from ottla import node",
             "from ..node.server import Server",
             "from .. import node",
             "def f():\n    from ottla.node import server",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ottla.node import server",
-            "import importlib\nserver = importlib.import_module('ottla.node.server')",
+            "import importlib\nserver = importlib.import_module('ottla.node.network.server')",
             "class A:\n    import ottla.node",
         ],
     )
     def test_an_import_of_a_higher_floor_is_found_in_any_form(self, source: str) -> None:
-        (breach,) = checks.floor_breaches([module("ottla.log.segment", source)])
-        assert breach.startswith("ottla/log/segment.py:")
+        (breach,) = checks.floor_breaches([module("ottla.log.local_log", source)])
+        assert breach.startswith("ottla/log/local_log.py:")
         assert "log imports ottla.node" in breach
 
     def test_relative_imports_are_read_from_a_package_as_well(self) -> None:
@@ -90,7 +90,7 @@ class TestFloorCheck:
         assert list(checks.floor_breaches([module("ottla.node.node", source)])) == []
 
     def test_a_client_must_not_know_the_node(self) -> None:
-        (breach,) = checks.floor_breaches([module("ottla.client.admin", "import ottla.node.server")])
+        (breach,) = checks.floor_breaches([module("ottla.client.admin", "import ottla.node.network.server")])
         assert "client must not know node" in breach
 
     def test_running_the_package_is_the_command_line(self) -> None:
@@ -161,7 +161,7 @@ class TestDoorCheck:
         ],
     )
     def test_a_way_around_the_runtime_is_found(self, source: str) -> None:
-        assert list(checks.door_breaches([module("ottla.log.log", source)]))
+        assert list(checks.door_breaches([module("ottla.log.unified_log", source)]))
 
     @pytest.mark.parametrize(
         "source",
@@ -177,7 +177,7 @@ class TestDoorCheck:
         ],
     )
     def test_what_touches_nothing_is_fine(self, source: str) -> None:
-        assert list(checks.door_breaches([module("ottla.log.log", source)])) == []
+        assert list(checks.door_breaches([module("ottla.log.unified_log", source)])) == []
 
     @pytest.mark.parametrize("room", sorted(checks.OPEN_ROOMS))
     def test_open_rooms_may_touch_the_world(self, room: str) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log.cleaner import LogCleaner
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
+from ottla.log.cleaner.cleaner import LogCleaner
+from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import Log
 from ottla.records.batch import Codec
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.pool import InlinePool

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ottla.log.files import TopicPartition
-from ottla.log.log import Log
-from ottla.log.producer_state_entry import ProducerStateEntry
+from ottla.log.producers.state_entry import ProducerStateEntry
+from ottla.log.unified_log import Log
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.metadata_records import decode_metadata_record, encode_metadata_record
 from ottla.protocol.transaction_state_records import RECORDS, TransactionLogKey

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log import checkpoints
-from ottla.log.checkpoints import CorruptCheckpoint, MetaProperties, OffsetCheckpoint
+from ottla.log.directory import checkpoints
+from ottla.log.directory.checkpoints import CorruptCheckpoint, MetaProperties, OffsetCheckpoint
 from ottla.log.files import TopicPartition
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import write_file

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ottla.log.checkpoints import read_offsets
-from ottla.log.cleaner import CleanerConfig, LogCleaner
-from ottla.log.cleaner_throttle import Throttle
-from ottla.log.compaction import SegmentTooLarge
+from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
+from ottla.log.cleaner.compaction import SegmentTooLarge
+from ottla.log.cleaner.throttle import Throttle
+from ottla.log.directory.checkpoints import read_offsets
 from ottla.log.files import LOG, TopicPartition
-from ottla.log.log import Log
-from ottla.log.recovery import create_log
+from ottla.log.recovery.log_loader import create_log
+from ottla.log.unified_log import Log
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
@@ -165,7 +165,7 @@ def test_nothing_is_cleaned_above_the_high_watermark() -> None:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """One chunk of 200 bytes at a time: the map takes the first five slices or so, the groups the others."""
-    monkeypatch.setattr("ottla.log.cleaner.SLICE_BYTES", 1)
+    monkeypatch.setattr("ottla.log.cleaner.cleaner.SLICE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -401,7 +401,7 @@ def test_groups_that_became_too_large_are_made_smaller(monkeypatch: pytest.Monke
         lab.put(f"key{number}", "x" * 50)
         if number % 5 == 4:
             lab.roll()
-    monkeypatch.setattr("ottla.log.compaction._MAX_SEGMENT_BYTES", 1500)
+    monkeypatch.setattr("ottla.log.cleaner.compaction._MAX_SEGMENT_BYTES", 1500)
     rounds = 0
     while not lab.clean_until:
         assert lab.clean()
@@ -418,7 +418,7 @@ def test_a_segment_that_is_too_large_by_itself_is_uncleanable(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.with_config(segment_bytes=100)
-    monkeypatch.setattr("ottla.log.compaction._MAX_SEGMENT_BYTES", 100)
+    monkeypatch.setattr("ottla.log.cleaner.compaction._MAX_SEGMENT_BYTES", 100)
     assert lab.clean()
     assert list(lab.cleaner.uncleanable) == [PARTITION]
     assert str(SegmentTooLarge("x", 1)).startswith("x: 1 segments")
@@ -468,7 +468,9 @@ def test_a_cleaning_waits_for_its_budget(lab: Lab, monkeypatch: pytest.MonkeyPat
         lab.clock.advance_ns(int(seconds * 1e9))
 
     # The cleaner's alone: other tests of this process may have left a node running in a thread.
-    monkeypatch.setattr("ottla.log.cleaner.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(
+        "ottla.log.cleaner.cleaner.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    )
     cleaner = cleaner_of(lab, io_max_bytes_per_second=100.0)
     started = lab.clock.monotonic_ns()
     assert asyncio.run(cleaner.clean_dirtiest())

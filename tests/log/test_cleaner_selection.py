@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.log.cleaner_selection import (
+from ottla.log.cleaner.selection import (
     LogToClean,
     assess,
     cleaning_range,
@@ -16,7 +16,7 @@ from ottla.log.cleaner_selection import (
     group_segments,
     segments_between,
 )
-from ottla.log.config import LogConfig
+from ottla.log.log_config import LogConfig
 
 NOW = 1_000_000
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ottla.log.cleaner import CleanerConfig
-from ottla.log.compaction import Compaction, CompactionPlan, MeasuredSegment
+from ottla.log.cleaner.cleaner import CleanerConfig
+from ottla.log.cleaner.compaction import Compaction, CompactionPlan, MeasuredSegment
 from ottla.records.batch import read_records
 from ottla.records.compaction import OffsetMap
 from ottla.records.types import Codec

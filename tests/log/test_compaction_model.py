@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ottla.log.cleaner import CleanerConfig
+from ottla.log.cleaner.cleaner import CleanerConfig
 from ottla.records.types import Codec
 from tests.support.compaction_lab import PARTITION, Lab
 

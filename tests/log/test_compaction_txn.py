@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.compaction_txn import CleanedTransactions
-from ottla.log.txn_index import AbortedTxn
+from ottla.log.cleaner.cleaned_transactions import CleanedTransactions
+from ottla.log.segment.txn_index import AbortedTxn
 from ottla.records.batch import BatchHeader
 from ottla.records.builder import build_batch
 from ottla.records.compaction import empty_batch

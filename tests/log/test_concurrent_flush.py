@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log import checkpoints
-from ottla.log.config import LogConfig
+from ottla.log.directory import checkpoints
 from ottla.log.files import TopicPartition
+from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import RealDisk

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log.config import LogConfig
-from ottla.log.handles import FileHandles, LazyFile, shares
+from ottla.log.log_config import LogConfig
+from ottla.log.segment.handles import FileHandles, LazyFile, shares
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import RealDisk, write_file
 from ottla.sim.disk import SimDisk

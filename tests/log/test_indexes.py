@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ottla.log.handles import FileHandles
-from ottla.log.index import BLOCK_ENTRIES, CorruptIndex
-from ottla.log.offset_index import OffsetIndex, OffsetPosition
-from ottla.log.time_index import TimeIndex, TimestampOffset
+from ottla.log.segment.handles import FileHandles
+from ottla.log.segment.offset_index import OffsetIndex, OffsetPosition
+from ottla.log.segment.sparse_index import BLOCK_ENTRIES, CorruptIndex
+from ottla.log.segment.time_index import TimeIndex, TimestampOffset
 from ottla.runtime.disk import write_file
 from ottla.sim.disk import SimDisk
 

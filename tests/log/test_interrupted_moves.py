@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from ottla.log.files import TopicPartition
-from ottla.log.log import Log
+from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.sim.disk import SimCrash, SimDisk
 from tests.log.test_manager import A, B, Node

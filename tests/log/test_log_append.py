@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ottla.log.append import UnexpectedAppendOffset
-from ottla.log.config import LogConfig
+from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader, iter_batches, read_records
 from ottla.records.builder import build_batch

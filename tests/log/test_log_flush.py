@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from ottla.log.append import AppendInfo
-from ottla.log.config import LogConfig
+from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from tests.support.log_lab import LogLab, all_batches, check_log

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log import checkpoints
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
+from ottla.log.directory import checkpoints
+from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import TopicPartition, segment_file_name
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
+from ottla.log.log_config import LogConfig
+from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import Disk, RealDisk

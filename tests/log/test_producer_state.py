@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateManager
-from ottla.log.producer_state_entry import SENTINEL_GUARD, LastRecord
-from ottla.log.producer_state_snapshot import ProducerSnapshots, decode_snapshot
-from ottla.log.txn_index import AbortedTxn
+from ottla.log.producers.snapshot import ProducerSnapshots, decode_snapshot
+from ottla.log.producers.state_entry import SENTINEL_GUARD, LastRecord
+from ottla.log.producers.state_manager import LATE_TRANSACTION_BUFFER_MS, ProducerStateManager
+from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ottla.log.producer_state import ProducerAppend, ProducerStateManager
-from ottla.log.producer_state_snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
-from ottla.log.txn_index import AbortedTxn
+from ottla.log.producers.snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
+from ottla.log.producers.state_manager import ProducerAppend, ProducerStateManager
+from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType
 from ottla.records.validation import AppendOrigin

@@ -10,13 +10,13 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.log.producer_state_entry import BatchMetadata, ProducerStateEntry
-from ottla.log.producer_state_snapshot import (
+from ottla.log.producers.snapshot import (
     CorruptSnapshotError,
     ProducerSnapshots,
     decode_snapshot,
     encode_snapshot,
 )
+from ottla.log.producers.state_entry import BatchMetadata, ProducerStateEntry
 from ottla.runtime.disk import RealDisk
 
 INT64 = st.integers(0, 2**63 - 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
+from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import TopicPartition
-from ottla.log.handles import FileHandles
-from ottla.log.recovery import LoadOptions, create_log, load_log
+from ottla.log.log_config import LogConfig
+from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
+from ottla.log.segment.handles import FileHandles
 from ottla.records.builder import build_batch
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
+from ottla.log.log_config import LogConfig
+from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import Log
 from ottla.protocol.errors import KafkaError
 from ottla.records.batch import read_records
 from ottla.records.builder import build_batch

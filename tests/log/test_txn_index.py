@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ottla.log.txn_index import AbortedTxn, CorruptTxnIndexError, TransactionIndex
+from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError, TransactionIndex
 from ottla.runtime.disk import RealDisk
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.entities import NO_LEADER, LeaderRecoveryState
+from ottla.metadata.image.entities import NO_LEADER, LeaderRecoveryState
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from ottla.protocol.messages.assign_replicas_to_dirs import (

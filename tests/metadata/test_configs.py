@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.control import RequestContext
-from ottla.metadata.control_configs import OpType
-from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType
+from ottla.metadata.controller.configs import OpType
+from ottla.metadata.controller.state import RequestContext
+from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_configs import (
     AlterableConfig as LegacyConfig,

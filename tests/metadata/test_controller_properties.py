@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ottla.metadata.difference import records_between
-from ottla.metadata.entities import NO_LEADER, ConfigResourceType
-from ottla.metadata.image import MetadataImage
-from ottla.metadata.records import encode_record
-from ottla.metadata.replay import Replayer
+from ottla.metadata.image.difference import records_between
+from ottla.metadata.image.entities import NO_LEADER, ConfigResourceType
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.records import encode_record
+from ottla.metadata.log.replay import Replayer
 from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from ottla.protocol.messages.alter_partition import (
     AlterPartitionRequest,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.entities import CLUSTER_DEFAULT
 from ottla.metadata.features import (
     METADATA_VERSIONS,
     SUPPORTED_FEATURES,
@@ -12,7 +11,8 @@ from ottla.metadata.features import (
     metadata_changed_between,
     metadata_version,
 )
-from ottla.metadata.records import record_version
+from ottla.metadata.image.entities import CLUSTER_DEFAULT
+from ottla.metadata.log.records import record_version
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ottla.log.files import TopicPartition
-from ottla.metadata.delta import ReplayError
-from ottla.metadata.entities import ScramUser
-from ottla.metadata.image import MetadataImage, Provenance, quota_record
-from ottla.metadata.records import MetadataRecord, encode_record
-from ottla.metadata.replay import Replayer
+from ottla.metadata.image.delta import ReplayError
+from ottla.metadata.image.entities import ScramUser
+from ottla.metadata.image.image import MetadataImage, Provenance, quota_record
+from ottla.metadata.log.records import MetadataRecord, encode_record
+from ottla.metadata.log.replay import Replayer
 from ottla.protocol.metadata_records import (
     AbortTransactionRecord,
     AccessControlEntryRecord,

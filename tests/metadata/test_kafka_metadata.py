@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ottla.metadata.control import ControllerSettings
-from ottla.metadata.entities import ConfigResource, ConfigResourceType
-from ottla.metadata.image import MetadataImage
-from ottla.metadata.metadata_log import MetadataLog
-from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.state import ControllerSettings
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import format_directory, read_bootstrap, read_meta_properties
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest

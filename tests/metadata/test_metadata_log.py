@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ottla.metadata.control import ControllerSettings
-from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.image import MetadataImage
-from ottla.metadata.metadata_log import MetadataLog, MetadataLogConfig
-from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.state import ControllerSettings
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.metadata_log import MetadataLog, MetadataLogConfig
 from ottla.metadata.storage import StorageError, format_directory, read_bootstrap, read_meta_properties
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.entities import NO_LEADER, ConfigResourceType
+from ottla.metadata.image.entities import NO_LEADER, ConfigResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition import (
     AlterPartitionRequest,

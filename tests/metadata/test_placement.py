@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.metadata.placement import UsableBroker, place_replicas
+from ottla.metadata.controller.placement import UsableBroker, place_replicas
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.random import SeededRandom
 

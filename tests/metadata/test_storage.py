@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.activation import bootstrap_records
+from ottla.metadata.controller.activation import bootstrap_records
 from ottla.metadata.storage import (
     MetaProperties,
     StorageError,

@@ -6,15 +6,15 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from ottla.metadata.activation import activation_records, bootstrap_records
-from ottla.metadata.control import ControllerSettings, EffectiveConfig, RequestContext, Result
-from ottla.metadata.control_brokers import HeartbeatReply
-from ottla.metadata.controller import Controller
-from ottla.metadata.entities import ConfigResource, ConfigResourceType, PartitionRegistration
+from ottla.metadata.controller.activation import activation_records, bootstrap_records
+from ottla.metadata.controller.brokers import HeartbeatReply
+from ottla.metadata.controller.controller import Controller
+from ottla.metadata.controller.state import ControllerSettings, EffectiveConfig, RequestContext, Result
 from ottla.metadata.features import SUPPORTED_FEATURES
-from ottla.metadata.image import MetadataImage, Provenance
-from ottla.metadata.records import MetadataRecord
-from ottla.metadata.replay import Replayer
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, PartitionRegistration
+from ottla.metadata.image.image import MetadataImage, Provenance
+from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.log.replay import Replayer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest, Feature, Listener

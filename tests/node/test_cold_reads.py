@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.wire import WireClient
 
-from ottla.node import cold_reads
+from ottla.node.fetch import cold_reads
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse

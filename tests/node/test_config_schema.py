@@ -2,11 +2,11 @@
 
 import pytest
 
-from ottla.log.config import LogConfig
-from ottla.metadata.entities import ConfigResource, ConfigResourceType
-from ottla.node.config import NodeConfig
-from ottla.node.config_describe import ConfigSource, ConfigView
-from ottla.node.config_schema import TableSchema, check_broker_settings, log_config
+from ottla.log.log_config import LogConfig
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.config.describe import ConfigSource, ConfigView
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.schema import TableSchema, check_broker_settings, log_config
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from ottla.records.types import TimestampType

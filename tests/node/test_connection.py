@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ottla.node import limits
-from ottla.node import server as server_module
-from ottla.node.config import NodeConfig
-from ottla.node.connection import Connection, Exchange, Parts, ProtocolViolation
-from ottla.node.listeners import Endpoint
-from ottla.node.server import Server
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.network import limits
+from ottla.node.network import server as server_module
+from ottla.node.network.connection import Connection, Exchange, Parts, ProtocolViolation
+from ottla.node.network.listeners import Endpoint
+from ottla.node.network.server import Server
 from ottla.runtime.loop import run
 from ottla.runtime.network import RealNetwork
 

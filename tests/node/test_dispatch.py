@@ -13,8 +13,8 @@ from importlib import import_module
 import pytest
 from tests.support.wire import WireClient
 
-import ottla.node.handlers
-from ottla.node.dispatch import _AHEAD, SERVED, handler_module
+import ottla.node.api.handlers
+from ottla.node.api.dispatch import _AHEAD, SERVED, handler_module
 from ottla.protocol.api import API, API_BY_NAME, Listener
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -38,7 +38,8 @@ def client(node: LocalNode) -> Iterator[WireClient]:
 def test_every_api_that_is_served_has_a_handler_and_every_handler_is_served() -> None:
     modules = {handler_module(API[key], kind) for key in SERVED for kind in API[key].listeners}
     found = {
-        f"ottla.node.handlers.{each.name}" for each in pkgutil.iter_modules(ottla.node.handlers.__path__)
+        f"ottla.node.api.handlers.{each.name}"
+        for each in pkgutil.iter_modules(ottla.node.api.handlers.__path__)
     }
     assert modules == found
     for name in sorted(modules):

@@ -1,6 +1,6 @@
 """Incremental fetch sessions: what is told, what is left out, and who gives way to whom."""
 
-from ottla.node.fetch_session import (
+from ottla.node.fetch.session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     MIN_EVICTION_MS,

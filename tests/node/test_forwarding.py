@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.wire import WireClient
 
-from ottla.node import forwarding
+from ottla.node.api import forwarding
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import RequestHeader, read_response

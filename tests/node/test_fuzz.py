@@ -20,7 +20,7 @@ import pytest
 from tests.support.messages import MessageMaker
 from tests.support.wire import WireClient
 
-from ottla.node.dispatch import SERVED
+from ottla.node.api.dispatch import SERVED
 from ottla.protocol.api import API
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse

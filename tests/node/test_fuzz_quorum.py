@@ -19,7 +19,7 @@ from tests.node.test_fuzz import mutated
 from tests.support.messages import MessageMaker
 from tests.support.wire import WireClient
 
-from ottla.node.dispatch import SERVED
+from ottla.node.api.dispatch import SERVED
 from ottla.protocol.api import API, Listener
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import request_parts

@@ -11,7 +11,7 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.schema import Request, Response
-from ottla.raft.channel import Channel
+from ottla.raft.driver.channel import Channel
 from ottla.raft.voters import Address
 from ottla.runtime.runtime import Runtime
 

@@ -12,7 +12,7 @@ from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.log.files import TopicPartition
-from ottla.log.manager import LogManager
+from ottla.log.log_manager import LogManager
 from ottla.runtime.runtime import Runtime
 
 MANY = 100

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.support.wire import WireClient
 
-from ottla.metadata.image import MetadataImage
-from ottla.node.memo import MAX_BYTES, Memo
+from ottla.metadata.image.image import MetadataImage
+from ottla.node.api.response_cache import MAX_BYTES, Memo
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState

@@ -10,8 +10,8 @@ import pytest
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
+from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import (
     CreatableTopic,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.wire import WireClient
 
-from ottla.node.handlers import produce
+from ottla.node.api.handlers import produce
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ottla.node.questions import Questions
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.rpc.request_batcher import Questions
 
 
 class Broker:

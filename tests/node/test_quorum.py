@@ -11,7 +11,7 @@ from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
-from ottla.metadata.entities import ConfigResource, ConfigResourceType
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse, Listener
 from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ottla.node.repeats import MOST_WITH_REPEATS, within_bounds
+from ottla.node.api.deduplication import MOST_WITH_REPEATS, within_bounds
 
 
 def test_a_request_of_ordinary_length_is_answered_as_it_is() -> None:

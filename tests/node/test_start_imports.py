@@ -28,7 +28,7 @@ LATER = {
     *("click", "rich", "pyarrow", "numpy", "pyspark", "crc32c", "re2"),
     *("argparse", "email", "http", "importlib.metadata", "pathlib", "tempfile", "unittest"),
     *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.security", "ottla.sim", "ottla.spark"),
-    *("ottla.node.groups", "ottla.node.transactions", "ottla.records.arrow", "ottla.testing"),
+    *("ottla.node.groups", "ottla.node.txn.transactions", "ottla.records.arrow", "ottla.testing"),
 }
 
 
@@ -41,7 +41,7 @@ def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> No
     assert "ottla.node.node" in modules
     assert not LATER & set(modules)
     # Its own registration goes the same way as everybody's.
-    handlers = {name for name in modules if name.startswith("ottla.node.handlers.")}
-    assert handlers == {f"ottla.node.handlers.broker_{what}" for what in ("registration", "heartbeat")}
+    handlers = {name for name in modules if name.startswith("ottla.node.api.handlers.")}
+    assert handlers == {f"ottla.node.api.handlers.broker_{what}" for what in ("registration", "heartbeat")}
     messages = [name for name in modules if name.startswith("ottla.protocol.messages.")]
     assert len(messages) < 30, messages

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ottla.metadata.storage import read_meta_properties
-from ottla.node.config import NodeConfig
+from ottla.node.config.node_config import NodeConfig
 from ottla.node.storage import NodeFailed, open_storage
 from ottla.runtime.runtime import Runtime
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ottla.node.connection import Connection, Exchange, Parts
-from ottla.node.limits import Complaints, Limits, RequestMemory
-from ottla.raft.client import RaftClient, read_election
+from ottla.node.network.connection import Connection, Exchange, Parts
+from ottla.node.network.limits import Complaints, Limits, RequestMemory
 from ottla.raft.config import QuorumConfig
-from ottla.raft.disk_log import DiskLog
+from ottla.raft.driver.disk_log import DiskLog
+from ottla.raft.driver.raft_client import RaftClient, read_election
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import iter_batches, read_records

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft.channel import Channel
+from ottla.raft.driver.channel import Channel
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from tests.raft.real import DEADLINE_S, Replica, until
 

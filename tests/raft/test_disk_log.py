@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ottla.protocol.errors import KafkaError
-from ottla.raft.disk_log import DiskLog, DiskLogConfig, LogGap
+from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig, LogGap
 from ottla.raft.log import Validity, truncation_point, validate
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotId, encode_snapshot

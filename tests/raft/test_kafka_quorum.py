@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ottla.raft.config import QuorumConfig
-from ottla.raft.disk_log import METADATA_PARTITION_DIR
+from ottla.raft.driver.disk_log import METADATA_PARTITION_DIR
 from ottla.raft.states import Role
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from ottla.testing.cluster_plan import free_ports

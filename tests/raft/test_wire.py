@@ -12,7 +12,7 @@ from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.messages.fetch import FetchRequest, FetchTopic
 from ottla.protocol.messages.vote import VoteResponse
 from ottla.raft import messages as m
-from ottla.raft import wire, wire_replies
+from ottla.raft.driver import wire, wire_replies
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import Address, ReplicaKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ottla.node.fetch_session import FetchSessionCache
+from ottla.node.fetch.session import FetchSessionCache
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from ottla.replication.fetch_session import FollowersSession, Key

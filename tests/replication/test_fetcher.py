@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
+from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
     EpochEndOffset,
@@ -27,13 +27,13 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from ottla.protocol.schema import Request, Response
-from ottla.raft.channel import Channel
-from ottla.replication.fetcher import Fetcher, FetcherConfig, Follower
-from ottla.replication.fetchers import Fetchers
-from ottla.replication.following import Following
+from ottla.raft.driver.channel import Channel
+from ottla.replication.follower_partition import Following
 from ottla.replication.partition import Partition
+from ottla.replication.replica_fetcher import Fetcher, FetcherConfig, Follower
+from ottla.replication.replica_fetcher_manager import Fetchers
 from ottla.replication.replica_manager import ReplicaChanges
-from ottla.replication.throttle import UNLIMITED, ReplicationQuota
+from ottla.replication.replication_quota import UNLIMITED, ReplicationQuota
 from ottla.replication.types import FetchFrom, Isolation
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime

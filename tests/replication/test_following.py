@@ -9,7 +9,7 @@ import pytest
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import EpochEndOffset, PartitionData
 from ottla.records.batch import read_records
-from ottla.replication.following import Following, Next
+from ottla.replication.follower_partition import Following, Next
 from ottla.replication.partition import Partition
 from ottla.replication.types import FetchFrom, Isolation, IsrProposal
 from tests.replication.world import Leader, batch, registration

@@ -11,7 +11,7 @@ from ottla.protocol.messages.alter_partition import (
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
 )
-from ottla.replication.isr_changes import IsrChanges
+from ottla.replication.alter_partition_manager import IsrChanges
 from tests.replication.world import TOPIC_ID, Leader
 
 

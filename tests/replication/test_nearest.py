@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ottla.replication.nearest import nearest_replica
+from ottla.replication.replica_selector import nearest_replica
 from tests.replication.world import Leader
 
 RACKS = {0: "a", 1: "b", 2: "b"}

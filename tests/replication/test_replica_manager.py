@@ -6,12 +6,12 @@ import errno
 
 import pytest
 
-from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
-from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.entities import ConfigResource, ConfigResourceType
-from ottla.metadata.image import MetadataImage
-from ottla.metadata.records import MetadataRecord
+from ottla.log.log_config import LogConfig
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.replication.throttle import ReplicationQuota, is_throttled
+from ottla.replication.replication_quota import ReplicationQuota, is_throttled
 from ottla.sim.clock import SimClock
 
 

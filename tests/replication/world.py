@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
-from ottla.metadata.entities import PartitionRegistration
+from ottla.log.log_config import LogConfig
+from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import Log
+from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode
 from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from ottla.metadata.image import MetadataImage
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.metadata_records import PartitionRecord, RegisterBrokerRecord, TopicRecord
 from ottla.sim.cluster.life import ClusterLife
 from ottla.sim.cluster.member import ClusterMember

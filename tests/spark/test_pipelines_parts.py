@@ -410,7 +410,8 @@ class TestProgress:
             "org.apache.spark.SparkException: Job aborted\n\tat org.apache.X\n"
             "Traceback (most recent call last):\n"
             '  File "x.py", line 3, in read\n'
-            "ottla.spark.planning.UnknownTopic: UNKNOWN_TOPIC_OR_PARTITION: topic orders does not exist\n\n"
+            "ottla.spark.source.planning.UnknownTopic: "
+            "UNKNOWN_TOPIC_OR_PARTITION: topic orders does not exist\n\n"
             "SQLSTATE: 38000\norg.apache.spark.SparkException: and so on\n\tat org.apache.Y"
         )
         assert readable_error(text) == "UNKNOWN_TOPIC_OR_PARTITION: topic orders does not exist"

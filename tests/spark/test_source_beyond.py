@@ -18,8 +18,8 @@ from pyspark.sql import functions as f
 
 from ottla.client.blocking import Admin, Producer
 from ottla.client.view import TopicPartition
-from ottla.spark.options import source_options
-from ottla.spark.planning import Planner
+from ottla.spark.source.options import source_options
+from ottla.spark.source.planning import Planner
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.spark.source_lab import Lab, Rec, flat, recs_of, wait_for

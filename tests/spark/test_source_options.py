@@ -25,12 +25,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ottla.client.view import TopicPartition
-from ottla.spark.bounds import Bounds, bounds_of
-from ottla.spark.columns import COLUMNS, arrow_schema, spark_schema
-from ottla.spark.driver import rate_limited
-from ottla.spark.limits import LimitKind, StreamOffset
-from ottla.spark.options import SourceOptions, parse_bytes, parse_duration_ms, source_options
-from ottla.spark.splitting import OffsetRange, split
+from ottla.spark.source.bounds import Bounds, bounds_of
+from ottla.spark.source.columns import COLUMNS, arrow_schema, spark_schema
+from ottla.spark.source.driver import rate_limited
+from ottla.spark.source.limits import LimitKind, StreamOffset
+from ottla.spark.source.options import SourceOptions, parse_bytes, parse_duration_ms, source_options
+from ottla.spark.source.splitting import OffsetRange, split
 
 WITHOUT_SPARK = True
 

@@ -14,16 +14,16 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
-from ottla.spark import driver as driver_module
-from ottla.spark import fetching
-from ottla.spark.columns import arrow_schema
-from ottla.spark.driver import StreamDriver
-from ottla.spark.limits import StreamOffset
-from ottla.spark.link import Link, link_to
-from ottla.spark.loss import DataLoss
-from ottla.spark.options import SourceOptions, source_options
-from ottla.spark.planning import Planner
-from ottla.spark.splitting import OffsetRange, split
+from ottla.spark.source import driver as driver_module
+from ottla.spark.source import fetching
+from ottla.spark.source.columns import arrow_schema
+from ottla.spark.source.driver import StreamDriver
+from ottla.spark.source.limits import StreamOffset
+from ottla.spark.source.link import Link, link_to
+from ottla.spark.source.loss import DataLoss
+from ottla.spark.source.options import SourceOptions, source_options
+from ottla.spark.source.planning import Planner
+from ottla.spark.source.splitting import OffsetRange, split
 from tests.spark.conftest import SparkNode
 
 WITHOUT_SPARK = True

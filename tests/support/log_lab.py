@@ -6,19 +6,19 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
 from ottla.log.files import TopicPartition
-from ottla.log.handles import FileHandles
-from ottla.log.leader_epochs import LeaderEpochCache
-from ottla.log.log import Log
-from ottla.log.log_producers import ProducerConfig, new_producers
-from ottla.log.lookup import TimestampAndOffset
-from ottla.log.producer_state import ProducerStateManager
-from ottla.log.recovery import CorruptionPolicy, LoadOptions, create_log, load_log
-from ottla.log.replay import end_txn_marker
-from ottla.log.segment import LogSegment
-from ottla.log.txn_index import AbortedTxn
+from ottla.log.log_config import LogConfig
+from ottla.log.producers.log_producers import ProducerConfig, new_producers
+from ottla.log.producers.replay import end_txn_marker
+from ottla.log.producers.state_manager import ProducerStateManager
+from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log, load_log
+from ottla.log.segment.handles import FileHandles
+from ottla.log.segment.segment import LogSegment
+from ottla.log.segment.timestamp_lookup import TimestampAndOffset
+from ottla.log.segment.txn_index import AbortedTxn
+from ottla.log.unified_log import Log
 from ottla.records.batch import BatchHeader, iter_batches, read_records, verify_crc
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import Clock

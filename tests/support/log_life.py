@@ -16,9 +16,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ottla.log.config import LogConfig
 from ottla.log.files import CLEANED
-from ottla.log.segment import LogSegment
+from ottla.log.log_config import LogConfig
+from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ottla.client.admin import Admin
-from ottla.metadata.entities import PartitionRegistration
+from ottla.metadata.image.entities import PartitionRegistration
 from ottla.metadata.storage import format_directory
-from ottla.node.config import NodeConfig
+from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
 from ottla.runtime.random import SeededRandom

@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ottla.cli.kips import KIPS, Kip
-from ottla.node.config import BROKER, broker_synonyms
-from ottla.node.config_group import CLIENT_METRICS, GROUP
-from ottla.node.config_topic import TOPIC
-from ottla.node.dispatch import SERVED
+from ottla.node.api.dispatch import SERVED
+from ottla.node.config.node_config import BROKER, broker_synonyms
+from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
+from ottla.node.config.tables.topic import TOPIC
 from ottla.protocol.api import API, API_BY_NAME, Api, Listener
 
 if TYPE_CHECKING:
-    from ottla.node.config_types import ConfigKey
+    from ottla.node.config.types import ConfigKey
 
 ROOT: Final = Path(__file__).parents[1]
 # These name settings without acting on them.
-_TABLES: Final = ("config_*.py", "config.py", "compatibility.py", "kips.py")
+# Modules of `node/config` that read settings; the others there declare, check or describe them.
+_READERS: Final = ("node_config.py", "component_settings.py", "properties.py")
 HONOURED: Final = "honoured"
 ACCEPTED: Final = "accepted"
 
@@ -168,13 +169,13 @@ def _used() -> tuple[frozenset[str], frozenset[str]]:
         if relative.parts[0] in ("cli", "client", "spark", "console", "testing", "sim"):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        is_table = relative.parts[0] == "node" and any(relative.match(pattern) for pattern in _TABLES)
+        is_table = relative.parts[:2] == ("node", "config") and relative.name not in _READERS
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and relative.as_posix() != "log/config.py":
+            if isinstance(node, ast.Attribute) and relative.as_posix() != "log/log_config.py":
                 attributes.add(node.attr)
-            if not is_table or relative.name == "config.py":
+            if not is_table:
                 names.update(_asked_for(node))
-        if relative.as_posix() == "log/config.py":
+        if relative.as_posix() == "log/log_config.py":
             attributes.update(_read_by_properties(tree))
     return frozenset(names), frozenset(attributes)
 

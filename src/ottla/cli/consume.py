@@ -241,7 +241,7 @@ def _decoded(record: ShownRecord) -> str | None:
     """A line for a record of an internal topic; None for all others."""
     if not record.topic.startswith("__"):
         return None
-    from ottla.log.dump_records import INTERNAL_TOPICS, decode_record
+    from ottla.log.dump.internal_records import INTERNAL_TOPICS, decode_record
 
     if record.topic not in INTERNAL_TOPICS:
         return None
@@ -260,7 +260,7 @@ def _json_printer(key_format: str, value_format: str, misfits: Misfits) -> Calla
         }
         decoded = None
         if record.topic.startswith("__"):
-            from ottla.log.dump_records import INTERNAL_TOPICS, decode_record
+            from ottla.log.dump.internal_records import INTERNAL_TOPICS, decode_record
 
             if record.topic in INTERNAL_TOPICS:
                 decoded = decode_record(record.topic, record.key, record.value)

@@ -15,7 +15,7 @@ from ottla.cli.options import Json
 from ottla.cli.output import note, print_json_line
 
 if TYPE_CHECKING:
-    from ottla.log.dump import Row
+    from ottla.log.dump.dump import Row
 
 HELP: Final = "Read the files of partitions; needs no node."
 DECODERS: Final = {
@@ -57,7 +57,7 @@ def dump(
     """
     import os
 
-    from ottla.log.dump import NotReadable, readable_files
+    from ottla.log.dump.dump import NotReadable, readable_files
     from ottla.runtime.disk import RealDisk
 
     disk = RealDisk()
@@ -78,8 +78,8 @@ def dump(
 
 
 def _dump(path: str, *, as_json: bool, records: bool, decode: str | None, verify: bool) -> bool:
-    from ottla.log.dump import Row, RowKind, dump_file
-    from ottla.log.dump_check import check_index
+    from ottla.log.dump.dump import Row, RowKind, dump_file
+    from ottla.log.dump.index_check import check_index
     from ottla.runtime.disk import RealDisk
 
     disk = RealDisk()
@@ -101,7 +101,7 @@ def _dump(path: str, *, as_json: bool, records: bool, decode: str | None, verify
 
 
 def _show(path: str, row: Row, *, as_json: bool) -> None:
-    from ottla.log.dump import RowKind
+    from ottla.log.dump.dump import RowKind
 
     if as_json:
         print_json_line({"file": path, "kind": row.kind.value, **_plain(row.data)})

@@ -91,7 +91,7 @@ def _take(options: Options, name: str, value: str) -> None:
 
 def settings_of(options: Options) -> dict[str, str]:
     """The settings of the file with those of the flags over them."""
-    from ottla.node.properties import parse_properties
+    from ottla.node.config.properties import parse_properties
 
     settings: dict[str, str] = {}
     if options.file is not None:
@@ -151,13 +151,13 @@ def start(arguments: Sequence[str]) -> int:
 
     import logging
 
-    from ottla.node.config import NodeConfig, unknown_names
-    from ottla.node.config_types import ConfigError
+    from ottla.node.config.node_config import NodeConfig, unknown_names
+    from ottla.node.config.types import ConfigError
     from ottla.node.logs import configure_logging
     from ottla.node.run import NodeFailed, run_node
 
     configure_logging(options.log_level)
-    log = logging.getLogger("ottla.node.config")
+    log = logging.getLogger("ottla.node.config.node_config")
     for line in unknown_names(settings):
         log.warning(line)
     if authorizer := settings.get(_AUTHORIZER):

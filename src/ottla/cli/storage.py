@@ -50,7 +50,7 @@ def _print_info(facts: dict[str, Any]) -> None:
 def _info(path: str) -> dict[str, Any]:
     import os
 
-    from ottla.log.checkpoints import LOCK, read_clean_shutdown
+    from ottla.log.directory.checkpoints import LOCK, read_clean_shutdown
     from ottla.log.files import DirKind, parse_dir_name
     from ottla.metadata.storage import StorageError, read_meta_properties
     from ottla.protocol.errors import KafkaError
@@ -196,7 +196,7 @@ def format_directories(
 
 def _bootstrap(release: str | None) -> Any:
     """The records that the cluster begins with, of the newest metadata version of this release."""
-    from ottla.metadata.activation import bootstrap_records
+    from ottla.metadata.controller.activation import bootstrap_records
     from ottla.metadata.features import METADATA_VERSIONS
 
     if release is None:

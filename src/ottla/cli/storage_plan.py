@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ottla.cli.errors import CliError, WrongUsage
 
 if TYPE_CHECKING:
-    from ottla.node.config import NodeConfig
+    from ottla.node.config.node_config import NodeConfig
     from ottla.raft.voters import VoterSet
 
 _LISTENER: Final = "CONTROLLER"
@@ -85,8 +85,8 @@ def plan_format(
 
 def _config(file: str) -> NodeConfig:
     from ottla.cli.start import Options, UsageError, settings_of
-    from ottla.node.config import NodeConfig
-    from ottla.node.config_types import ConfigError
+    from ottla.node.config.node_config import NodeConfig
+    from ottla.node.config.types import ConfigError
 
     try:
         return NodeConfig(settings_of(Options(file=file)))

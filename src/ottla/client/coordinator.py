@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ottla.client.cluster import Cluster, CoordinatorType, Lane
-from ottla.client.connection import Connection
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
+from ottla.rpc.connection import Connection
 
 __all__ = ["Coordinator"]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ottla.client.cluster import Cluster
-from ottla.client.connection import Connection
 from ottla.client.coordinator import Coordinator
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -24,6 +23,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 from ottla.protocol.schema import ZERO_UUID
+from ottla.rpc.connection import Connection
 
 __all__ = ["CommittedOffset", "GroupOffsets", "Member"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ottla.log.append_origin import AppendOrigin
-from ottla.log.config import LogConfig
 from ottla.log.files import TopicPartition
+from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader, iter_batches, verify_crc
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ottla.log.handles import is_lack_of_handles
-from ottla.log.leader_epochs import EpochEntry
-from ottla.log.segment import LogSegment
+from ottla.log.epochs.leader_epoch_cache import EpochEntry
+from ottla.log.segment.handles import is_lack_of_handles
+from ottla.log.segment.segment import LogSegment
 from ottla.runtime.disk import Disk
 
 

@@ -24,8 +24,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
+from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import (
     CLEANED,
     DELETED,
@@ -36,8 +35,9 @@ from ottla.log.files import (
     segment_file_name,
 )
 from ottla.log.flush import FlushPlan
-from ottla.log.handles import is_lack_of_handles
-from ottla.log.segment import LogSegment
+from ottla.log.log_config import LogConfig
+from ottla.log.segment.handles import is_lack_of_handles
+from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader
 from ottla.runtime.disk import Buffer

@@ -17,10 +17,10 @@ from ottla.log import log_flushes
 from ottla.log.append import AppendInfo, Incoming, as_given, check_offsets, from_producer
 from ottla.log.append_origin import AppendOrigin
 from ottla.log.log_core import LogCore
-from ottla.log.offset_index import MAX_RELATIVE_OFFSET
-from ottla.log.producer_state import ProducerAppend
-from ottla.log.producer_state_entry import SENTINEL_GUARD, BatchMetadata, VerificationGuard
-from ottla.log.replay import with_markers
+from ottla.log.producers.replay import with_markers
+from ottla.log.producers.state_entry import SENTINEL_GUARD, BatchMetadata, VerificationGuard
+from ottla.log.producers.state_manager import ProducerAppend
+from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import NO_TIMESTAMP
 from ottla.runtime.disk import Buffer

@@ -9,17 +9,17 @@ Invariant: log start offset <= high watermark <= log end offset.
 
 from __future__ import annotations
 
-from ottla.log import checkpoints
-from ottla.log.config import LogConfig
-from ottla.log.directory import IoGuard, LogDirectory
+from ottla.log.directory import checkpoints
+from ottla.log.directory.directory import IoGuard, LogDirectory
+from ottla.log.epochs.epoch_file import LogEpochs
+from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
 from ottla.log.files import TopicPartition
-from ottla.log.leader_epochs import LeaderEpochCache
 from ottla.log.local_log import LocalLog
-from ottla.log.log_epochs import LogEpochs
+from ottla.log.log_config import LogConfig
 from ottla.log.log_identity import LogIdentity
-from ottla.log.log_producers import LogProducers
-from ottla.log.producer_state import ProducerStateManager
-from ottla.log.segment import LogSegment
+from ottla.log.producers.log_producers import LogProducers
+from ottla.log.producers.state_manager import ProducerStateManager
+from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.disk import Disk
 

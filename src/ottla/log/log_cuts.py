@@ -15,7 +15,7 @@ from itertools import pairwise
 from ottla.log import log_appends, log_flushes
 from ottla.log.log_core import LogCore
 from ottla.log.retention import Deletion, segments_to_delete
-from ottla.log.segment import LogSegment
+from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import posixpath
 
-from ottla.log import checkpoints
+from ottla.log.directory import checkpoints
+from ottla.log.directory.log_creation import Settlement
 from ottla.log.files import PARTITION_METADATA
 from ottla.log.local_log import LocalLog
-from ottla.log.settlement import Settlement
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 

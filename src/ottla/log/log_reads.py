@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ottla.log import lookup
 from ottla.log.log_core import LogCore
-from ottla.log.lookup import TimestampAndOffset
-from ottla.log.segment import LogSegment
-from ottla.log.txn_index import AbortedTxn
+from ottla.log.segment import timestamp_lookup as lookup
+from ottla.log.segment.segment import LogSegment
+from ottla.log.segment.timestamp_lookup import TimestampAndOffset
+from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 

@@ -2,9 +2,8 @@
 writes them.
 
 Nothing about a cluster is "just in memory". A change is a list of metadata records; the records are
-appended to the metadata log; once committed they are replayed into an immutable
-:class:`~ottla.metadata.image.MetadataImage`, and every handler of a node reads from the newest image. The
-way through the room:
+appended to the metadata log; once committed they are replayed into an immutable `MetadataImage`, and every
+handler of a node reads from the newest image. The way through the room:
 
 * ``features``: the feature levels of Kafka 4.3 and which record versions they allow,
 * ``entities``, ``image``, ``delta``: what the records describe, and how a batch of them makes the next

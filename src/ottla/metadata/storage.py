@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ottla.metadata.activation import bootstrap_metadata_version, bootstrap_records
-from ottla.metadata.entities import is_reserved_directory
-from ottla.metadata.records import MetadataRecord, encode_record
+from ottla.metadata.controller.activation import bootstrap_metadata_version, bootstrap_records
+from ottla.metadata.image.entities import is_reserved_directory
+from ottla.metadata.log.records import MetadataRecord, encode_record
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.json_form import parse_uuid, uuid_text
 from ottla.protocol.metadata_records import decode_metadata_record

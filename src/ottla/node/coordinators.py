@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ottla.log.files import TopicPartition
-from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.image import MetadataImage
-from ottla.node.auto_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.image import MetadataImage
+from ottla.node.api.auto_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
     from ottla.node.node import Node
-    from ottla.node.transactions import NodeTransactions
+    from ottla.node.txn.transactions import NodeTransactions
 
 
 class Coordinators:
@@ -60,7 +60,7 @@ class Coordinators:
         return self._transactions
 
     def _make_transactions(self) -> NodeTransactions:
-        from ottla.node.transactions import NodeTransactions
+        from ottla.node.txn.transactions import NodeTransactions
 
         node = self._node
         transactions = NodeTransactions(node)
@@ -106,7 +106,7 @@ class Coordinators:
 
             self._groups.configure(group_config(self._node.config))
         if self._transactions is not None:
-            from ottla.node.transactions import transaction_config
+            from ottla.node.txn.transactions import transaction_config
 
             self._transactions.service.configure(transaction_config(self._node.config))
 

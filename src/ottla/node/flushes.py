@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from ottla.log.log import Log
+from ottla.log.unified_log import Log
 from ottla.replication.partition import Partition
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.service import answer
-from ottla.node.authorization import Operation, Resource
-from ottla.node.config import NodeConfig
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
 
 if TYPE_CHECKING:
-    from ottla.node.context import RequestContext
+    from ottla.node.api.context import RequestContext
 
 CommittedTopic = TypeVar("CommittedTopic", OffsetCommitRequestTopic, TxnOffsetCommitRequestTopic)
 

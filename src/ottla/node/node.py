@@ -16,36 +16,41 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ottla.log import handles
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
-from ottla.metadata.control import Result
-from ottla.metadata.controller import Controller
-from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, is_reserved_directory
-from ottla.metadata.image import MetadataImage
-from ottla.metadata.metadata_log import MetadataLog
-from ottla.metadata.quorum_controller import ControllerSeat, QuorumController
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.log_config import LogConfig
+from ottla.log.log_manager import LogManager
+from ottla.log.segment import handles
+from ottla.log.unified_log import Log
+from ottla.metadata.controller.controller import Controller
+from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.state import Result
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import (
+    CLUSTER_DEFAULT,
+    ConfigResource,
+    ConfigResourceType,
+    is_reserved_directory,
+)
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import StorageError
-from ottla.node.config import NodeConfig
-from ottla.node.config_schema import log_config
-from ottla.node.controller_link import ControllerLink
+from ottla.node.api.dispatch import Dispatcher
+from ottla.node.cluster.broker_lifecycle import BrokerRegistration
+from ottla.node.cluster.controller_channel import ControllerLink
+from ottla.node.cluster.directory_moves import DirectoryMoves
+from ottla.node.cluster.quorum_member import QuorumMember
+from ottla.node.cluster.replication import Replication
+from ottla.node.config.component_settings import producer_config
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.schema import log_config
 from ottla.node.coordinators import Coordinators
-from ottla.node.directory_moves import DirectoryMoves
-from ottla.node.dispatch import Dispatcher
-from ottla.node.doors import Doors
-from ottla.node.fetch_session import FetchSessionCache
+from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.flushes import Flushes
-from ottla.node.listeners import Endpoint
-from ottla.node.producer_ids import ProducerIds
-from ottla.node.quorum import QuorumMember
-from ottla.node.registration import BrokerRegistration
-from ottla.node.replication import Replication
-from ottla.node.server import Server
-from ottla.node.settings import producer_config
+from ottla.node.network.endpoints import Doors
+from ottla.node.network.listeners import Endpoint
+from ottla.node.network.server import Server
 from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, open_storage
+from ottla.node.txn.producer_ids import ProducerIds
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
@@ -55,8 +60,8 @@ from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
-    from ottla.node.authorization import Authorizer
-    from ottla.node.transactions import NodeTransactions
+    from ottla.node.api.authorization import Authorizer
+    from ottla.node.txn.transactions import NodeTransactions
 
 log = logging.getLogger(__name__)
 

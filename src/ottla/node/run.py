@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Callable
 
-from ottla.node.config import NodeConfig
+from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
 from ottla.node.storage import NodeFailed
 from ottla.runtime import process

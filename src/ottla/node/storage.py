@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ottla.log.checkpoints import read_clean_shutdown
+from ottla.log.directory.checkpoints import read_clean_shutdown
 from ottla.metadata.storage import (
     METADATA_PARTITION_DIR,
     MetaProperties,
@@ -28,8 +28,8 @@ from ottla.metadata.storage import (
     load_directories,
     read_meta_properties,
 )
-from ottla.node.config import NodeConfig
-from ottla.node.config_rules import voter_ids
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.rules import voter_ids
 from ottla.protocol.json_form import uuid_text
 from ottla.runtime.disk import Disk, Lock
 from ottla.runtime.runtime import Runtime

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.quorum_controller import QuorumController
+from ottla.metadata.controller.quorum_controller import QuorumController
 from ottla.node.chores import Chores
-from ottla.node.settings import cleaner_config
+from ottla.node.config.component_settings import cleaner_config
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from ottla.log.cleaner import LogCleaner
+    from ottla.log.cleaner.cleaner import LogCleaner
     from ottla.node.node import Node
 
 _log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Upkeep:
             node.registration.step_aside()
 
     async def _clean(self) -> None:
-        from ottla.log.cleaner import LogCleaner
+        from ottla.log.cleaner.cleaner import LogCleaner
 
         runtime = self._node.runtime
         self._cleaner = LogCleaner(

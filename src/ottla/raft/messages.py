@@ -1,6 +1,6 @@
 """What the voters and observers of a quorum say to each other, without the envelope of the wire.
 
-Each message is about one partition, the metadata log; :mod:`ottla.raft.wire` puts it into Kafka's messages
+Each message is about one partition, the metadata log; `raft.driver.wire` puts it into Kafka's messages
 and takes it out of them. A reply always tells the epoch and the leader that its sender knows, so that
 every exchange spreads the news of elections.
 """

@@ -1,6 +1,6 @@
 """The follower's end of an incremental fetch session: what of a request its leader knows already.
 
-The leader's end is `ottla.node.fetch_session`. Each request names the partitions that are new or ask for
+The leader's end is `ottla.node.fetch.session`. Each request names the partitions that are new or ask for
 something else than before, and those to forget; a leader that has lost the session says so, and the next
 request names everything again.
 """

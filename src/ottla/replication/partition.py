@@ -1,6 +1,6 @@
 """One partition as this broker hosts it: leader or follower, in-sync set, high watermark.
 
-A deterministic object over a :class:`~ottla.log.log.Log`. It is told what the metadata log says
+A deterministic object over a :class:`~ottla.log.unified_log.Log`. It is told what the metadata log says
 (``become_leader``, ``become_follower``), serves what clients and followers ask, and tells its listener when
 something moved that others may wait for, or when the in-sync set should change. Every request that names a
 leader epoch has it checked first. Invariants: the high watermark never goes back within a leader epoch and
@@ -17,10 +17,10 @@ from typing import Final
 
 from ottla.log.append import AppendInfo, UnexpectedAppendOffset
 from ottla.log.files import TopicPartition
-from ottla.log.log import Log
-from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
-from ottla.log.txn_index import AbortedTxn
-from ottla.metadata.entities import PartitionRegistration
+from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.log.segment.txn_index import AbortedTxn
+from ottla.log.unified_log import Log
+from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader, iter_batches
 from ottla.records.validation import AppendOrigin

@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ottla.log.config import LogConfig
-from ottla.log.directory import LogDirectory
+from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import TopicPartition
-from ottla.log.log import Log
-from ottla.log.manager import LogManager
-from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
-from ottla.metadata.image import MetadataImage
-from ottla.metadata.local_changes import LocalReplica
+from ottla.log.log_config import LogConfig
+from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import Log
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.image.local_changes import LocalReplica
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition
 from ottla.replication.purgatory import Purgatory

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ottla.log.files import TopicPartition
-from ottla.log.txn_index import AbortedTxn
+from ottla.log.segment.txn_index import AbortedTxn
 
 if TYPE_CHECKING:
     from ottla.replication.partition import Partition

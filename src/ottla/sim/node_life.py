@@ -15,7 +15,7 @@ from functools import partial
 from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer
 from ottla.client.producer import Producer
-from ottla.node.config import NodeConfig
+from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime

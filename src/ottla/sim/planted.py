@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ottla.raft import client as client_module
 from ottla.raft import core as core_module
 from ottla.raft import elections, replication
 from ottla.raft.core import Core
-from ottla.raft.disk_log import DiskLog
+from ottla.raft.driver import raft_client as client_module
+from ottla.raft.driver.disk_log import DiskLog
 from ottla.raft.effects import Persist
 from ottla.raft.log import Validated, Validity
 from ottla.raft.messages import Vote, VoteReply

@@ -12,10 +12,10 @@ from random import Random
 from typing import TypeVar
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft import wire, wire_replies
-from ottla.raft.channel import Channel
 from ottla.raft.config import QuorumConfig
-from ottla.raft.disk_log import DiskLogConfig
+from ottla.raft.driver import wire, wire_replies
+from ottla.raft.driver.channel import Channel
+from ottla.raft.driver.disk_log import DiskLogConfig
 from ottla.raft.messages import AddVoter, RemoveVoter, VoterChangeReply
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.runtime import Runtime

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ottla.raft.disk_log import DiskLog
+from ottla.raft.driver.disk_log import DiskLog
 from ottla.records.batch import iter_batches, read_records
 from ottla.sim.world import World
 

@@ -11,8 +11,8 @@ import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ottla.node.connection import Connection, Exchange, Parts, ProtocolViolation
-from ottla.node.limits import Complaints, Limits, RequestMemory
+from ottla.node.network.connection import Connection, Exchange, Parts, ProtocolViolation
+from ottla.node.network.limits import Complaints, Limits, RequestMemory
 from ottla.protocol.api import API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.headers import read_request_header, response_parts
@@ -23,10 +23,10 @@ from ottla.protocol.messages.api_versions import (
 )
 from ottla.protocol.messages.vote import VoteResponse
 from ottla.protocol.schema import Response
-from ottla.raft import wire
-from ottla.raft.client import RaftClient, read_election
 from ottla.raft.config import QuorumConfig
-from ottla.raft.disk_log import METADATA_PARTITION_DIR, DiskLog, DiskLogConfig
+from ottla.raft.driver import wire
+from ottla.raft.driver.disk_log import METADATA_PARTITION_DIR, DiskLog, DiskLogConfig
+from ottla.raft.driver.raft_client import RaftClient, read_election
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, SnapshotId, encode_snapshot
 from ottla.raft.states import Role
 from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet

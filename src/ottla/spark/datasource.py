@@ -33,20 +33,20 @@ class OttlaDataSource(DataSource):
         return "ottla"
 
     def schema(self) -> StructType:
-        from ottla.spark.columns import spark_schema
-        from ottla.spark.options import columns_of
+        from ottla.spark.source.columns import spark_schema
+        from ottla.spark.source.options import columns_of
 
         begin_task()
         return spark_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from ottla.spark.batch import batch_reader
+        from ottla.spark.source.batch import batch_reader
 
         begin_task()
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from ottla.spark.stream import stream_reader
+        from ottla.spark.source.stream import stream_reader
 
         return stream_reader(self.options, schema)
 

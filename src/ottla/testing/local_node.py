@@ -137,7 +137,7 @@ class LocalNode:
             self._ready.set()
 
     async def _serve(self) -> None:
-        from ottla.node.config import NodeConfig
+        from ottla.node.config.node_config import NodeConfig
         from ottla.node.node import Node
         from ottla.runtime.runtime import Runtime
 

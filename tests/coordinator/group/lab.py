@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ottla.coordinator.engine_effects import Effects, Now, Producer, ReplayedRecord
-from ottla.coordinator.group.classic_group import ClassicGroup
+from ottla.coordinator.group.classic.group import ClassicGroup
 from ottla.coordinator.group.config import GroupConfig, GroupSettings
-from ottla.coordinator.group.consumer_group import ConsumerGroup
+from ottla.coordinator.group.consumer.group import ConsumerGroup
 from ottla.coordinator.group.machine import GroupMachine
 from ottla.coordinator.group.requests import FetchOffsets, GroupRequest, NewImage
-from ottla.metadata.image import MetadataImage
+from ottla.coordinator.runtime.effects import Effects, Now, Producer, ReplayedRecord
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import RECORDS
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ottla.coordinator.group.assignors import ASSIGNORS, Assignment, assign_range, assign_uniform
+from ottla.coordinator.group.consumer.assignors import ASSIGNORS, Assignment, assign_range, assign_uniform
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 

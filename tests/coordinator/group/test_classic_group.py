@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.group.classic_group import ClassicState
+from ottla.coordinator.group.classic.group import ClassicState
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.protocol.consumer_offsets_records import RECORDS, GroupMetadataValue
 from ottla.protocol.errors import ErrorCode
@@ -201,7 +201,7 @@ def test_a_pending_id_that_never_returns_is_forgotten() -> None:
 
 
 def test_of_too_many_pending_ids_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ottla.coordinator.group.classic.MOST_PENDING_IDS", 3)
+    monkeypatch.setattr("ottla.coordinator.group.classic.coordinator.MOST_PENDING_IDS", 3)
     lab = Lab()
     ids = [lab.member_id(session_ms=6_000) for _ in range(5)]
     assert list(lab.classic.pending) == ids[2:]

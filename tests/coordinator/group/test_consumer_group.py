@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ottla.coordinator.group.config import GroupSettings
-from ottla.coordinator.group.consumer_group import ConsumerState, MemberState
+from ottla.coordinator.group.consumer.group import ConsumerState, MemberState
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable

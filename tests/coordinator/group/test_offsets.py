@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.engine_effects import Producer
 from ottla.coordinator.group.requests import DeleteGroup, DescribeClassic, DescribeConsumer, ListGroups
+from ottla.coordinator.runtime.effects import Producer
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_delete import (

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ottla.coordinator.engine_effects import Producer
-from ottla.coordinator.group.classic_group import ClassicGroup
-from ottla.coordinator.group.consumer import ConsumerCoordinator
-from ottla.coordinator.group.consumer_group import ConsumerGroup
+from ottla.coordinator.group.classic.group import ClassicGroup
+from ottla.coordinator.group.consumer.coordinator import ConsumerCoordinator
+from ottla.coordinator.group.consumer.group import ConsumerGroup
+from ottla.coordinator.runtime.effects import Producer
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
 from tests.support.effort import seeds

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ottla.coordinator.engine_effects import Effects, Now, Producer, ReplayedRecord
+from ottla.coordinator.runtime.effects import Effects, Now, Producer, ReplayedRecord
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.requests import (

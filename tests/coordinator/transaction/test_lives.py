@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.records import transaction_of, transaction_record
 from ottla.coordinator.transaction.requests import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.markers import MarkerDriver, MarkerResults
 from ottla.coordinator.transaction.requests import WriteMarkers

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ottla.coordinator.engine_effects import Effects
+from ottla.coordinator.runtime.effects import Effects
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.transaction import Transaction
 from ottla.log.files import TopicPartition

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import (
     AddPartitions,
     DescribeTransaction,

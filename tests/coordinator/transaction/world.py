@@ -16,7 +16,7 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.requests import (
     AddPartitions,
@@ -27,8 +27,8 @@ from ottla.coordinator.transaction.requests import (
     WriteMarkers,
 )
 from ottla.log.files import TopicPartition
-from ottla.log.producer_state import ProducerStateManager
-from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.validation import AppendOrigin

@@ -18,8 +18,8 @@ from ottla.client.cluster import Cluster, CoordinatorType, Lane
 from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
 from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
 from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.heartbeat_thread import Side
 from ottla.client.consumer.membership import Hands, OnStalled, RebalanceListener, Subscription, notify
-from ottla.client.consumer.side import Side
 from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import Member
 from ottla.client.view import TopicPartition

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 
 from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.heartbeat_thread import Side
 from ottla.client.consumer.membership import OnStalled, Stalled, report_stall
-from ottla.client.consumer.side import Side
 from ottla.client.group_offsets import Member
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse

@@ -20,13 +20,13 @@ from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.client.consumer.classic import ClassicMembership
 from ottla.client.consumer.committer import Committer
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
+from ottla.client.consumer.consumer_protocol import ModernMembership
 from ottla.client.consumer.fetcher import Fetcher
+from ottla.client.consumer.heartbeat_thread import Side
 from ottla.client.consumer.interceptors import ConsumerInterceptor
 from ottla.client.consumer.membership import Membership, OnStalled, RebalanceListener, Subscription
-from ottla.client.consumer.modern import ModernMembership
 from ottla.client.consumer.positions import Positions
 from ottla.client.consumer.reader import Reader
-from ottla.client.consumer.side import Side
 from ottla.client.consumer.state import Assignment, PartitionState
 from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ottla.client.cluster import Cluster, Lane
-from ottla.client.connection import Connection
 from ottla.client.consumer.chunk import Chunk
 from ottla.client.consumer.config import ConsumerConfig, Reset
 from ottla.client.consumer.session import FetchSession, Wanted
@@ -23,6 +22,7 @@ from ottla.client.refresher import Refresher
 from ottla.client.view import PartitionInfo, TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from ottla.rpc.connection import Connection
 
 __all__ = ["Fetcher"]
 

@@ -15,7 +15,6 @@ import logging
 from functools import partial
 
 from ottla.client.cluster import Cluster
-from ottla.client.connection import Connection
 from ottla.client.producer.accumulator import Accumulator, PartitionQueue
 from ottla.client.producer.batch import ProducerBatch
 from ottla.client.producer.config import ProducerConfig
@@ -30,6 +29,7 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.protocol.schema import ZERO_UUID
+from ottla.rpc.connection import Connection
 
 __all__ = ["Sender"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ottla.coordinator.engine_effects import CoordinatorRecord, Effects, Now, Token
 from ottla.coordinator.group import records
-from ottla.coordinator.group.classic_group import ClassicGroup, ClassicState
-from ottla.coordinator.group.consumer_group import ConsumerGroup, ConsumerMember, Partitions, partitions_of
+from ottla.coordinator.group.classic.group import ClassicGroup, ClassicState
+from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, Partitions, partitions_of
 from ottla.coordinator.group.migration import group_tombstones
-from ottla.coordinator.group.offsets import OffsetStore
+from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.group.requests import ListGroups
 from ottla.coordinator.group.state import Group, GroupState
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now, Token
 from ottla.protocol.consumer_offsets_records import OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_messages

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ottla.coordinator.engine_effects import Effects, Now, Producer, ReplayedRecord, Token
 from ottla.coordinator.group.admin import GroupAdmin
-from ottla.coordinator.group.classic import ClassicCoordinator
-from ottla.coordinator.group.classic_group import ClassicGroup, unknown_member
+from ottla.coordinator.group.classic.coordinator import ClassicCoordinator
+from ottla.coordinator.group.classic.group import ClassicGroup, unknown_member
 from ottla.coordinator.group.config import GroupSettings
-from ottla.coordinator.group.consumer import ConsumerCoordinator
-from ottla.coordinator.group.consumer_group import ConsumerGroup
+from ottla.coordinator.group.consumer.classic_members import MixedCoordinator
+from ottla.coordinator.group.consumer.coordinator import ConsumerCoordinator
+from ottla.coordinator.group.consumer.group import ConsumerGroup
 from ottla.coordinator.group.migration import Migration
-from ottla.coordinator.group.mixed import MixedCoordinator
-from ottla.coordinator.group.offset_requests import OffsetCoordinator
-from ottla.coordinator.group.offsets import OffsetStore
+from ottla.coordinator.group.offsets.requests import OffsetCoordinator
+from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.group.replay import GroupReplay
 from ottla.coordinator.group.requests import (
     DeleteGroup,
@@ -32,7 +31,8 @@ from ottla.coordinator.group.requests import (
     NewSettings,
 )
 from ottla.coordinator.group.state import Group, GroupState
-from ottla.metadata.image import MetadataImage
+from ottla.coordinator.runtime.effects import Effects, Now, Producer, ReplayedRecord, Token
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from ottla.protocol.messages.heartbeat import HeartbeatRequest
 from ottla.protocol.messages.join_group import JoinGroupRequest

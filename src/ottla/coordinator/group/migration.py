@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ottla.coordinator.engine_effects import CoordinatorRecord, Effects, Now
 from ottla.coordinator.group import records
-from ottla.coordinator.group.classic_group import (
+from ottla.coordinator.group.classic.group import (
     CONSUMER_PROTOCOL_TYPE,
     ClassicGroup,
     ClassicMember,
     ClassicState,
 )
-from ottla.coordinator.group.classic_rebalance import ClassicRebalance, join_error
-from ottla.coordinator.group.consumer_group import ConsumerGroup, ConsumerMember, Owned, partitions_of
+from ottla.coordinator.group.classic.rebalance import ClassicRebalance, join_error
+from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, Owned, partitions_of
+from ottla.coordinator.group.consumer.subscriptions import metadata_hash
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.group.subscriptions import metadata_hash
-from ottla.metadata.image import MetadataImage
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import ClassicMemberMetadata, ClassicProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.messages.sync_group import SyncGroupResponse

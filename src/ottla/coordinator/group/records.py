@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ottla.coordinator.engine_effects import CoordinatorRecord
-from ottla.coordinator.group.consumer_group import ConsumerMember, Owned, Partitions
+from ottla.coordinator.group.consumer.group import ConsumerMember, Owned, Partitions
+from ottla.coordinator.runtime.effects import CoordinatorRecord
 from ottla.protocol.consumer_offsets_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentTopicPartitions,

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ottla.coordinator.engine_effects import Producer, ReplayedRecord
-from ottla.coordinator.group.classic_group import ClassicGroup
-from ottla.coordinator.group.consumer_group import ConsumerGroup, ConsumerMember, MemberState, ResolvedRegex
-from ottla.coordinator.group.offsets import OffsetStore
+from ottla.coordinator.group.classic.group import ClassicGroup
+from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, MemberState, ResolvedRegex
+from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.group.state import GroupState
+from ottla.coordinator.runtime.effects import Producer, ReplayedRecord
 from ottla.protocol.consumer_offsets_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,

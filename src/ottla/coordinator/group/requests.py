@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ottla.metadata.image import MetadataImage
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.messages.offset_fetch import OffsetFetchRequestGroup
 
 

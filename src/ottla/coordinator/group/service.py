@@ -11,16 +11,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from ottla.coordinator.engine import Engine
-from ottla.coordinator.engine_effects import Producer
-from ottla.coordinator.engine_shard import Ticket
 from ottla.coordinator.group.config import GroupConfig, GroupSettings
 from ottla.coordinator.group.machine import GroupMachine
 from ottla.coordinator.group.requests import ListGroups, NewImage, NewSettings
+from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.engine import Engine
+from ottla.coordinator.runtime.shard import Ticket
 from ottla.log.files import TopicPartition
-from ottla.log.producer_state_entry import SENTINEL_GUARD, VerificationGuard
-from ottla.metadata.entities import ConfigResourceType
-from ottla.metadata.image import MetadataImage
+from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.metadata.image.entities import ConfigResourceType
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import RECORDS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_groups import ListedGroup

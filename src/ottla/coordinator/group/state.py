@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ottla.coordinator.engine_effects import Effects, Now
-from ottla.coordinator.engine_timers import Timers
-from ottla.coordinator.group.classic_group import ClassicGroup
+from ottla.coordinator.group.classic.group import ClassicGroup
 from ottla.coordinator.group.config import GroupSettings
-from ottla.coordinator.group.consumer_group import ConsumerGroup
-from ottla.metadata.image import MetadataImage
+from ottla.coordinator.group.consumer.group import ConsumerGroup
+from ottla.coordinator.runtime.effects import Effects, Now
+from ottla.coordinator.runtime.timers import Timers
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 Group: TypeAlias = ClassicGroup | ConsumerGroup

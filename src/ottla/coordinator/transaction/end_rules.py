@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.state import TransactionState
 from ottla.coordinator.transaction.transaction import FIRST_VERSION_OF_EPOCH_BUMPS, Transaction
 from ottla.protocol.errors import ErrorCode, KafkaError

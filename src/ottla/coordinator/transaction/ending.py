@@ -7,7 +7,7 @@ a fresh producer id.
 
 from __future__ import annotations
 
-from ottla.coordinator.engine_effects import Effects, Now, Producer, Token
+from ottla.coordinator.runtime.effects import Effects, Now, Producer, Token
 from ottla.coordinator.transaction.end_rules import Outcome, check_outcome, outcome_of_end
 from ottla.coordinator.transaction.requests import EndTransaction, Missing, WriteMarkers
 from ottla.coordinator.transaction.state import TransactionState

@@ -11,7 +11,7 @@ the open transaction of the producer that has replaced it.
 
 from __future__ import annotations
 
-from ottla.coordinator.engine_effects import Effects, Now, Producer, Token
+from ottla.coordinator.runtime.effects import Effects, Now, Producer, Token
 from ottla.coordinator.transaction.config import NO_TIMEOUT_MS
 from ottla.coordinator.transaction.end_rules import check_not_prepared, fenced
 from ottla.coordinator.transaction.ending import Ending

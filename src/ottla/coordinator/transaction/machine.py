@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ottla.coordinator.engine_effects import Effects, Now, Producer, ReplayedRecord, Token
-from ottla.coordinator.engine_timers import Timers
+from ottla.coordinator.runtime.effects import Effects, Now, Producer, ReplayedRecord, Token
+from ottla.coordinator.runtime.timers import Timers
 from ottla.coordinator.transaction.end_rules import check_client, check_not_prepared
 from ottla.coordinator.transaction.ending import Ending
 from ottla.coordinator.transaction.initialization import Initialization

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ottla.coordinator.engine_effects import Now
+from ottla.coordinator.runtime.effects import Now
 from ottla.coordinator.transaction.transaction import Transaction
 
 

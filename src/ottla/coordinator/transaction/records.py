@@ -7,7 +7,7 @@ written in version 1 in any case.
 
 from __future__ import annotations
 
-from ottla.coordinator.engine_effects import CoordinatorRecord
+from ottla.coordinator.runtime.effects import CoordinatorRecord
 from ottla.coordinator.transaction.state import TransactionState
 from ottla.coordinator.transaction.transaction import NO_ID, Transaction
 from ottla.log.files import TopicPartition

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.log.files import TopicPartition
 

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from ottla.coordinator.engine import Engine
-from ottla.coordinator.engine_shard import Ticket
 from ottla.coordinator.group.service import partition_of
+from ottla.coordinator.runtime.engine import Engine
+from ottla.coordinator.runtime.shard import Ticket
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.markers import MarkerDriver, MarkerWriter
@@ -35,7 +35,7 @@ from ottla.coordinator.transaction.requests import (
 from ottla.coordinator.transaction.transaction import Transaction
 from ottla.log.files import TopicPartition
 from ottla.metadata.features import TRANSACTION_VERSION
-from ottla.metadata.image import MetadataImage
+from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.transaction_state_records import RECORDS
 from ottla.replication.partition import Partition

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ottla.coordinator.engine_effects import Producer
+from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import NO_TIMEOUT_MS
 from ottla.coordinator.transaction.state import VALID_PREVIOUS_STATES, TransactionState
 from ottla.log.files import TopicPartition

@@ -14,7 +14,7 @@ from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.random import Random
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.stage import EVENTS, Stage, attempt
+from ottla.sim.cluster.environment import EVENTS, Stage, attempt
 from ottla.sim.cluster.writers import producer_settings
 
 __all__ = ["Mover", "Settler", "TopicChurn", "admin_settings"]

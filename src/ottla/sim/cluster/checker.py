@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ottla.log.files import TopicPartition
-from ottla.metadata.image import MetadataImage
+from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
 from ottla.records.batch import iter_batches, read_records

@@ -14,15 +14,15 @@ from ottla.client.admin import Admin
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
-from ottla.sim.cluster.cast import make_clients
 from ottla.sim.cluster.checker import ClusterChecker
-from ottla.sim.cluster.harm import Harm
+from ottla.sim.cluster.clients import make_clients
+from ottla.sim.cluster.environment import Stage
+from ottla.sim.cluster.faults import Harm
 from ottla.sim.cluster.journal import Partition
 from ottla.sim.cluster.plan import ClusterPlan
+from ottla.sim.cluster.quiescence import unrest
 from ottla.sim.cluster.readers import Follower, GroupReader
-from ottla.sim.cluster.rest import unrest
 from ottla.sim.cluster.shape import BROKER_PORT, DIRECTORIES, make_members
-from ottla.sim.cluster.stage import Stage
 from ottla.sim.cluster.verdict import verdict
 from ottla.sim.world import World
 

@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ottla.coordinator.engine import Engine
-from ottla.coordinator.group.offset_requests import OffsetCoordinator
-from ottla.coordinator.group.offsets import OffsetStore
+from ottla.coordinator.group.offsets.requests import OffsetCoordinator
+from ottla.coordinator.group.offsets.store import OffsetStore
+from ottla.coordinator.runtime.engine import Engine
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.markers import MarkerDriver
 from ottla.log import log_appends, log_flushes
 from ottla.log.append import Incoming
-from ottla.log.producer_state_entry import ProducerAppendInfo, ProducerStateEntry
-from ottla.metadata import control_brokers
-from ottla.metadata.delta import MetadataDelta
-from ottla.metadata.partition_change import PartitionChange
+from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEntry
+from ottla.metadata.controller import brokers as control_brokers
+from ottla.metadata.controller.partition_change import PartitionChange
+from ottla.metadata.image.delta import MetadataDelta
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
 from ottla.replication.partition import Partition
@@ -148,7 +148,7 @@ def _marker_dropped() -> list[Patch]:
 
 
 def _markers_not_driven_again() -> list[Patch]:
-    from ottla.coordinator.engine_effects import Effects
+    from ottla.coordinator.runtime.effects import Effects
 
     return [(TransactionMachine, "on_loaded", lambda self, now: Effects())]
 

@@ -15,8 +15,8 @@ from ottla.client.producer import Producer
 from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.environment import COPIES, Stage, attempt
 from ottla.sim.cluster.journal import Commit, Fate, GroupStory, Sent, Transaction, copy_of
-from ottla.sim.cluster.stage import COPIES, Stage, attempt
 from ottla.sim.cluster.writers import producer_settings
 
 __all__ = ["Copier", "Follower", "GroupReader"]

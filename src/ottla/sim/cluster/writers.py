@@ -9,8 +9,8 @@ from ottla.client.errors import TransactionAborted
 from ottla.client.producer import Producer
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.environment import EVENTS, ORDERS, Stage, attempt
 from ottla.sim.cluster.journal import Fate, Sent, Transaction
-from ottla.sim.cluster.stage import EVENTS, ORDERS, Stage, attempt
 
 __all__ = ["TransactionalWriter", "Writer", "producer_settings"]
 

@@ -1,0 +1,1 @@
+"""The coordinator runtime: shards over the partitions of an internal topic, their timers and writes."""

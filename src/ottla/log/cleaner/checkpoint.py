@@ -1,0 +1,71 @@
+"""How far each log is clean: `cleaner-offset-checkpoint`, one file for each log directory.
+
+The offsets are kept in memory and written when a cleaning is over. Losing a write costs a cleaning that is
+done twice, never a record.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Iterable
+
+from ottla.log.directory import checkpoints
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.files import TopicPartition
+
+__all__ = ["CleanerCheckpoint"]
+
+_log = logging.getLogger(__name__)
+
+
+class CleanerCheckpoint:
+    """The checkpoint of one log directory."""
+
+    __slots__ = ("_directory", "_offsets", "_version", "_written_version")
+
+    def __init__(self, directory: LogDirectory) -> None:
+        self._directory = directory
+        # Raised by every change; what the file holds is that of `_written_version`.
+        self._version = 0
+        self._written_version = 0
+        try:
+            self._offsets = checkpoints.read_offsets(directory.disk, self.path)
+        except checkpoints.CorruptCheckpoint as error:
+            _log.error("the checkpoint is not usable, all its logs count as dirty: %s", error)
+            self._offsets = {}
+
+    @property
+    def path(self) -> str:
+        return posixpath.join(self._directory.path, checkpoints.CLEANER_OFFSETS)
+
+    @property
+    def is_dirty(self) -> bool:
+        return self._version != self._written_version
+
+    def get(self, partition: TopicPartition) -> int | None:
+        """The first offset that the last cleaning has not reached."""
+        return self._offsets.get(partition)
+
+    def set(self, partition: TopicPartition, offset: int | None) -> None:
+        """Note the offset, or forget the partition; `write` makes it last."""
+        if self._offsets.get(partition) == offset:
+            return
+        # A new mapping, since the old one may be on its way to the disk.
+        offsets = {known: at for known, at in self._offsets.items() if known != partition}
+        if offset is not None:
+            offsets[partition] = offset
+        self._offsets = offsets
+        self._version += 1
+
+    def retain(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget all others."""
+        present = set(partitions)
+        for partition in [known for known in self._offsets if known not in present]:
+            self.set(partition, None)
+
+    def write(self) -> None:
+        """Write the offsets as they are now; one call at a time."""
+        version, offsets = self._version, self._offsets
+        checkpoints.write_offsets(self._directory.disk, self.path, offsets)
+        self._written_version = version

@@ -1,0 +1,418 @@
+"""The log cleaner: keeps the compacted logs of a node compact, in the background and within its budget.
+
+Each worker takes the dirtiest log that nobody works on, compacts it slice by slice in the pool, and swaps
+the result in on the event loop, group by group. Between two slices it pays for the bytes it moved
+(`Throttle`) and looks whether the log is still the one it began with: a log that was truncated, deleted,
+moved or paused meanwhile is left as it is and tried again later, since until a swap nothing refers to what
+was written.
+
+The swap is `Log.replace_segments`: all files of the new segment are synced under `.cleaned`, renamed to
+`.swap`, and that made durable (from here on recovery completes the swap, before it undoes it); then the old
+segments are renamed to `.deleted` and that made durable; then the new one gets its final name. Cleaning
+stays below the recovery point, where recovery expects gaps between offsets.
+
+A log whose records cannot be read is marked uncleanable, with an error in the node's log, and left alone
+until the node starts again; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ottla.log.cleaner.checkpoint import CleanerCheckpoint
+from ottla.log.cleaner.compaction import (
+    CleanerStats,
+    Compaction,
+    CompactionPlan,
+    MeasuredSegment,
+    Progress,
+    SegmentTooLarge,
+)
+from ottla.log.cleaner.selection import LogToClean, assess, cleaning_range, dirtiest, segments_between
+from ottla.log.cleaner.throttle import Throttle
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.files import TopicPartition
+from ottla.log.unified_log import Log
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.compaction import OffsetMap
+from ottla.runtime.clock import Clock
+from ottla.runtime.pool import Pool
+from ottla.runtime.random import Random
+
+__all__ = ["CleanerConfig", "LogCleaner"]
+
+SLICE_BYTES = 2 * 1024 * 1024
+MAP_ENTRY_BYTES = 24
+_OFFSET_INDEX_ENTRY_BYTES = 8
+_TIME_INDEX_ENTRY_BYTES = 12
+_SMALLER_GROUPS = 0.9
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerConfig:
+    """The settings `log.cleaner.*` of the broker."""
+
+    threads: int = 1
+    dedupe_buffer_size: int = 128 * 1024 * 1024
+    io_buffer_size: int = 512 * 1024
+    io_buffer_load_factor: float = 0.9
+    io_max_bytes_per_second: float = math.inf
+    backoff_ms: int = 15_000
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG, f"log.cleaner.threads must be 1 or more, got {self.threads}"
+            )
+        if self.dedupe_buffer_size // self.threads < 1024 * 1024:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"log.cleaner.dedupe.buffer.size={self.dedupe_buffer_size} is less than 1 MiB for each of "
+                f"log.cleaner.threads={self.threads}",
+            )
+        if not 0 < self.io_buffer_load_factor < 1:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                "log.cleaner.io.buffer.load.factor must be between 0 and 1, got "
+                f"{self.io_buffer_load_factor}",
+            )
+
+
+class _Aborted(Exception):
+    """The log is no longer the one that the cleaning began with."""
+
+
+class LogCleaner:
+    """Cleans the logs that `logs` yields. Belongs to the event loop; `run` until cancelled."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        random: Random,
+        pool: Pool,
+        logs: Callable[[], Iterable[Log]],
+        config: CleanerConfig | None = None,
+    ) -> None:
+        self._clock = clock
+        self._random = random
+        self._pool = pool
+        self._logs = logs
+        self._config = config or CleanerConfig()
+        self._throttle = Throttle(clock, self._config.io_max_bytes_per_second)
+        self._checkpoints: dict[str, CleanerCheckpoint] = {}
+        self._writing = asyncio.Lock()
+        # Being cleaned, each with the event that says that it no longer is.
+        self._in_progress: dict[TopicPartition, asyncio.Event] = {}
+        self._paused: Counter[TopicPartition] = Counter()
+        # Why a log cannot be cleaned, by the log itself: a new one of the same name is tried again.
+        self._uncleanable: dict[Log, str] = {}
+        # How much smaller than a segment the groups of a log must be so that the result fits.
+        self._group_share: dict[Log, float] = {}
+        self.last_stats: CleanerStats | None = None
+        self.last_run_ms: int | None = None
+        self.max_dirty_ratio = 0.0
+        self.max_compaction_delay_ms = 0
+
+    @property
+    def config(self) -> CleanerConfig:
+        return self._config
+
+    @property
+    def uncleanable(self) -> dict[TopicPartition, str]:
+        """The partitions that cannot be cleaned, and why."""
+        return {log.topic_partition: reason for log, reason in self._uncleanable.items()}
+
+    def reconfigure(self, config: CleanerConfig) -> None:
+        """Put other settings in force, from the next cleaning on; the number of workers needs a new `run`."""
+        self._config = config
+        self._throttle.set_rate(config.io_max_bytes_per_second)
+
+    # Whoever deletes, moves or replaces logs
+
+    def is_cleaning(self, partition: TopicPartition) -> bool:
+        return partition in self._in_progress
+
+    async def pause(self, partition: TopicPartition) -> None:
+        """Stop cleaning the partition, and return when that is so; until `resume`, once for each `pause`."""
+        self._paused[partition] += 1
+        cleaning = self._in_progress.get(partition)
+        if cleaning is not None:
+            await cleaning.wait()
+
+    def resume(self, partition: TopicPartition) -> None:
+        if self._paused[partition] < 1:
+            raise ValueError(f"the cleaning of {partition} is not paused")
+        self._paused[partition] -= 1
+        if not self._paused[partition]:
+            del self._paused[partition]
+
+    async def forget(self, directory: LogDirectory, partition: TopicPartition) -> None:
+        """The log is gone from the directory: a new one of this name must not count as clean."""
+        self._checkpoint(directory).set(partition, None)
+        await self._write_checkpoint(directory)
+
+    async def moved(self, partition: TopicPartition, source: LogDirectory, target: LogDirectory) -> None:
+        """The log is in another directory now."""
+        offset = self._checkpoint(source).get(partition)
+        self._checkpoint(source).set(partition, None)
+        self._checkpoint(target).set(partition, offset)
+        await self._write_checkpoint(target)
+        await self._write_checkpoint(source)
+
+    # The work
+
+    async def run(self) -> None:
+        """Clean for ever, with as many workers as configured."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._config.threads):
+                workers.create_task(self._worker())
+
+    async def _worker(self) -> None:
+        while True:
+            if not await self.clean_dirtiest():
+                await asyncio.sleep(self._config.backoff_ms / 1000)
+
+    async def clean_dirtiest(self) -> bool:
+        """Clean the dirtiest log that is due; False if there was none."""
+        now_ms = self._clock.wall_ms()
+        self.last_run_ms = now_ms
+        choice = self._choose(now_ms)
+        if choice is None:
+            return False
+        log, to_clean = choice
+        partition = log.topic_partition
+        over = self._in_progress[partition] = asyncio.Event()
+        try:
+            await self._clean(log, to_clean, now_ms)
+        finally:
+            del self._in_progress[partition]
+            over.set()
+        return True
+
+    def _choose(self, now_ms: int) -> tuple[Log, LogToClean] | None:
+        logs = list(self._logs())
+        present = set(logs)
+        self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
+        self._group_share = {log: share for log, share in self._group_share.items() if log in present}
+        for directory, checkpoint in self._checkpoints.items():
+            checkpoint.retain(log.topic_partition for log in logs if log.directory.path == directory)
+        candidates = []
+        self.max_dirty_ratio, self.max_compaction_delay_ms = 0.0, 0
+        for log in logs:
+            partition = log.topic_partition
+            if (
+                not log.config.compact
+                or len(log.segments) < 2
+                or log in self._uncleanable
+                or partition in self._in_progress
+                or self._paused[partition]
+                or not log.directory.is_online
+            ):
+                continue
+            to_clean = self._assess(log, now_ms)
+            if to_clean is not None:
+                candidates.append((log, to_clean, log.config))
+                self.max_dirty_ratio = max(self.max_dirty_ratio, to_clean.cleanable_ratio)
+                delay_ms = to_clean.compaction_delay_ms
+                self.max_compaction_delay_ms = max(self.max_compaction_delay_ms, delay_ms)
+        return dirtiest(candidates)
+
+    def _assess(self, log: Log, now_ms: int) -> LogToClean | None:
+        partition = log.topic_partition
+        checkpoint = self._checkpoint(log.directory)
+        cut_offset = log.take_cut_offset()
+        clean_until = checkpoint.get(partition)
+        if cut_offset is not None and clean_until is not None and cut_offset < clean_until:
+            clean_until = cut_offset
+            checkpoint.set(partition, cut_offset)
+        try:
+            cleaning = cleaning_range(log, clean_until, now_ms)
+            if cleaning.checkpoint_is_invalid:
+                if not log.config.delete:
+                    _log.warning(
+                        "%s was clean up to %s, but the log is %d to %d; it counts as dirty from its start",
+                        partition,
+                        clean_until,
+                        log.log_start_offset,
+                        log.log_end_offset,
+                    )
+                checkpoint.set(partition, cleaning.first_dirty_offset)
+            return assess(log, cleaning, now_ms)
+        except OSError as error:
+            _log.warning("%s", log.directory.io_error(f"looking at {partition} before cleaning", error))
+        except Exception as error:
+            self._note_failure(log, error)
+        return None
+
+    async def _clean(self, log: Log, to_clean: LogToClean, now_ms: int) -> None:
+        started_ns = self._clock.monotonic_ns()
+        work: Compaction | None = None
+        try:
+            work = self._begin(log, to_clean, now_ms)
+            await self._compact(log, work)
+            self._checkpoint(log.directory).set(log.topic_partition, work.end_offset)
+            await self._write_checkpoint(log.directory)
+            self.last_stats = work.stats
+            seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
+            _report(log, to_clean.first_dirty_offset, work, seconds)
+        except _Aborted:
+            _log.info("the cleaning of %s is given up for now: the log has changed", log.topic_partition)
+        except SegmentTooLarge as error:
+            self._make_groups_smaller(log, error)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or log.directory.disk.is_dir(log.dir):
+                _log.warning("%s", log.directory.io_error(f"cleaning {log.topic_partition}", error))
+        except Exception as error:
+            self._note_failure(log, error)
+        finally:
+            if work is not None:
+                await self._in_pool(self._discard, log, work)
+
+    def _begin(self, log: Log, to_clean: LogToClean, now_ms: int) -> Compaction:
+        """Note everything about the log that the work off the event loop needs."""
+        config = self._config
+        start, end = to_clean.first_dirty_offset, to_clean.first_uncleanable_offset
+        segments = [segment for segment in log.segments if segment.base_offset < end]
+        dirty = segments_between(segments, start, end)
+        plan = CompactionPlan(
+            dir=log.dir,
+            config=log.config,
+            segments=tuple(
+                MeasuredSegment(
+                    segment,
+                    segment.size,
+                    segment.offset_index.entries * _OFFSET_INDEX_ENTRY_BYTES,
+                    segment.time_index.entries * _TIME_INDEX_ENTRY_BYTES,
+                )
+                for segment in segments
+            ),
+            first_dirty_offset=start,
+            first_uncleanable_offset=end,
+            first_dirty_position=dirty[0].offset_index.lookup(start).position if dirty else 0,
+            aborted=log.aborted_transactions(segments[0].base_offset, end) if segments else (),
+            last_records=log.producers.last_records_of_active_producers(),
+            now_ms=now_ms,
+            max_group_bytes=int(log.config.segment_bytes * self._group_share.get(log, 1.0)),
+        )
+        # No more keys than offsets, so a small range needs but a small map.
+        needed = MAP_ENTRY_BYTES * (int((end - start) / config.io_buffer_load_factor) + 2)
+        offset_map = OffsetMap(
+            min(config.dedupe_buffer_size // config.threads, needed),
+            config.io_buffer_load_factor,
+            self._random.randbytes(16),
+        )
+        io_buffer_bytes = config.io_buffer_size // config.threads
+        return Compaction(plan, log.directory.handles, offset_map, io_buffer_bytes=io_buffer_bytes)
+
+    async def _compact(self, log: Log, work: Compaction) -> None:
+        generation = log.generation
+        while True:
+            try:
+                progress: Progress = await self._in_pool(work.advance, SLICE_BYTES)
+            except Exception:
+                # What was read of a log that has been cut is no sign of damage.
+                self._check_unchanged(log, work, generation)
+                raise
+            delay = self._throttle.spent(progress.moved_bytes)
+            if delay > 0:
+                await asyncio.sleep(delay)
+            self._check_unchanged(log, work, generation)
+            if progress.cleaned is not None:
+                log.replace_segments([progress.cleaned.new], progress.cleaned.old)
+                work.swapped()
+            if progress.is_done:
+                return
+
+    def _check_unchanged(self, log: Log, work: Compaction, generation: int) -> None:
+        present = set(log.segments)
+        if (
+            log.generation != generation
+            or log.dir != work.plan.dir
+            or self._paused[log.topic_partition]
+            or not log.config.compact
+            or any(segment not in present for segment in work.remaining)
+        ):
+            raise _Aborted
+
+    def _make_groups_smaller(self, log: Log, error: SegmentTooLarge) -> None:
+        if error.segments < 2:
+            self._give_up(log, error)
+            return
+        self._group_share[log] = self._group_share.get(log, 1.0) * _SMALLER_GROUPS
+        _log.warning("%s; the next cleaning joins fewer of them", error)
+
+    def _note_failure(self, log: Log, error: Exception) -> None:
+        if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+            # Closed, offline or without room: not the fault of its records.
+            _log.warning("the cleaning of %s has stopped: %s", log.topic_partition, error.message)
+        else:
+            # Even a mistake in this program must cost no more than this one log.
+            self._give_up(log, error)
+
+    def _give_up(self, log: Log, error: Exception) -> None:
+        self._uncleanable[log] = str(error)
+        _log.error(
+            "%s cannot be cleaned and will grow; it is left alone until the node starts again: %s",
+            log.topic_partition,
+            error,
+            exc_info=error,
+        )
+
+    def _discard(self, log: Log, work: Compaction) -> None:
+        try:
+            work.discard()
+        except OSError as error:
+            _log.warning("%s: what a cleaning has left will be removed at the next start: %s", log.dir, error)
+
+    # Within
+
+    def _checkpoint(self, directory: LogDirectory) -> CleanerCheckpoint:
+        checkpoint = self._checkpoints.get(directory.path)
+        if checkpoint is None:
+            checkpoint = self._checkpoints[directory.path] = CleanerCheckpoint(directory)
+        return checkpoint
+
+    async def _write_checkpoint(self, directory: LogDirectory) -> None:
+        checkpoint = self._checkpoint(directory)
+        async with self._writing:
+            if checkpoint.is_dirty and directory.is_online:
+                try:
+                    await self._in_pool(checkpoint.write)
+                except OSError as error:
+                    _log.warning("%s", directory.io_error(f"writing {checkpoint.path}", error))
+
+    async def _in_pool(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run in the pool; where this is cancelled, let the call end first, since it uses what is ours."""
+        call = asyncio.ensure_future(self._pool.run(fn, *args))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
+
+
+def _report(log: Log, first_dirty: int, work: Compaction, seconds: float) -> None:
+    stats = work.stats
+    _log.info(
+        "cleaned %s from %d to %d in %.1f s: %d bytes of %d and %d records of %d are left, %.0f%% of the map "
+        "was used",
+        log.topic_partition,
+        first_dirty,
+        work.end_offset,
+        seconds,
+        stats.bytes_written,
+        stats.bytes_read,
+        stats.records_written,
+        stats.records_read,
+        100 * stats.map_utilization,
+    )

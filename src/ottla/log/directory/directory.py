@@ -1,0 +1,266 @@
+"""A log directory: what its partitions share, and whether it can be used at all.
+
+A directory goes offline with the first I/O error that is not a lack of room, and stays so until the node
+starts again: after a failed write or sync nobody knows what the disk holds. The other directories go on.
+
+It also keeps the two checkpoints that make a crash safe, `recovery-point-offset-checkpoint` and
+`log-start-offset-checkpoint`, and knows what is durable in them. Two rules hold. Before a log is cut below
+its durable recovery point, that point is lowered, so what lies below the recovery point was synced and has
+not been touched since. Before segments are removed from the front, the durable log start is raised above
+them, so it does not matter which of the removals survive a crash.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+
+from ottla.log.directory import checkpoints
+from ottla.log.directory.checkpoints import OffsetCheckpoint
+from ottla.log.files import TopicPartition
+from ottla.log.segment.handles import FileHandles, is_lack_of_handles
+from ottla.log.segment.sparse_index import is_lack_of_room
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.clock import Clock
+from ottla.runtime.disk import Disk
+from ottla.runtime.random import Random
+
+_log = logging.getLogger(__name__)
+
+_LACK_TOLD_EVERY_MS = 10_000
+_LACK_LASTS_MS = 10_000
+
+
+class LogDirectory:
+    """One entry of `log.dirs`."""
+
+    __slots__ = (
+        "_deletions",
+        "_deletions_made",
+        "_failure",
+        "_lack_told_ms",
+        "_lacked_room_ms",
+        "_on_failure",
+        "clock",
+        "directory_id",
+        "disk",
+        "handles",
+        "log_starts",
+        "path",
+        "random",
+        "recovery_points",
+    )
+
+    def __init__(
+        self,
+        path: str,
+        handles: FileHandles,
+        clock: Clock,
+        random: Random,
+        on_failure: Callable[[LogDirectory], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.handles = handles
+        self.disk: Disk = handles.disk
+        self.clock = clock
+        self.random = random
+        self.directory_id: bytes | None = None
+        self._failure: str | None = None
+        self._on_failure = on_failure
+        self._lack_told_ms = -_LACK_TOLD_EVERY_MS
+        self._lacked_room_ms: int | None = None
+        self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
+        self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
+        # (due time, number, path): what to unlink, and when.
+        self._deletions: list[tuple[int, int, str]] = []
+        self._deletions_made = 0
+
+    def __repr__(self) -> str:
+        return f"<log directory {self.path!r}{' offline' if self._failure else ''}>"
+
+    # Failure
+
+    @property
+    def is_online(self) -> bool:
+        return self._failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the directory is offline."""
+        return self._failure
+
+    def check_online(self) -> None:
+        if self._failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the log directory {self.path} is offline: {self._failure}; restart the node once the disk "
+                "is repaired",
+            )
+
+    def fail(self, reason: str) -> None:
+        """Take the directory offline."""
+        if self._failure is None:
+            self._failure = reason
+            _log.error("the log directory %s goes offline: %s", self.path, reason)
+            if self._on_failure is not None:
+                self._on_failure(self)
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether something that was to be written lately found no room."""
+        lacked_ms = self._lacked_room_ms
+        return lacked_ms is not None and 0 <= self.clock.wall_ms() - lacked_ms < _LACK_LASTS_MS
+
+    def io_error(self, action: str, error: OSError) -> KafkaError:
+        """What to raise for an I/O error. Unless it is a lack of room, or of file handles, the directory goes
+        offline.
+        """
+        if is_lack_of_room(error) and self._failure is None:
+            self._lacked_room_ms = self.clock.wall_ms()
+            return self._lack(
+                f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "
+                "on"
+            )
+        reason = f"{action} failed with {error}"
+        if is_lack_of_handles(error) and self._failure is None:
+            return self._lack(f"{reason}; raise the limit of open files (ulimit -n)")
+        self.fail(reason)
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path}: {reason}")
+
+    def _lack(self, message: str) -> KafkaError:
+        """Something ran out that may come back. Clients try again at once, so not every time gets a line."""
+        now_ms = self.clock.wall_ms()
+        if not self._lack_told_ms <= now_ms < self._lack_told_ms + _LACK_TOLD_EVERY_MS:
+            self._lack_told_ms = now_ms
+            _log.error("%s", message)
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+    # Checkpoints
+
+    def load_checkpoints(self) -> None:
+        """Read both files. One that makes no sense counts as empty: that costs a longer recovery."""
+        for checkpoint in (self.recovery_points, self.log_starts):
+            try:
+                checkpoint.load()
+            except checkpoints.CorruptCheckpoint as error:
+                _log.error("the checkpoint is not usable and is taken as empty: %s", error)
+
+    def recovery_point(self, partition: TopicPartition) -> int | None:
+        return self.recovery_points.offsets.get(partition)
+
+    def log_start(self, partition: TopicPartition) -> int | None:
+        return self.log_starts.offsets.get(partition)
+
+    def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the file; it then holds exactly these."""
+        self.recovery_points.write(offsets)
+
+    def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self.log_starts.write(offsets)
+
+    def lower_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make sure that the durable recovery points are not above these."""
+        known = self.recovery_points
+        known.drop_staged()
+        if any(known.may_hold_above(partition, offset) for partition, offset in offsets.items()):
+            lower = {tp: min(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
+            self.write_recovery_points(known.offsets | lower)
+
+    def raise_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make sure that the durable recovery points are not below these, which have been synced."""
+        known = self.recovery_points
+        if any(known.may_hold_below(partition, offset) for partition, offset in offsets.items()):
+            higher = {tp: max(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
+            self.write_recovery_points(known.offsets | higher)
+
+    def set_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make the log starts durable, and leave the others as they are."""
+        self.write_log_starts(self.log_starts.offsets | dict(offsets))
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop partitions from both files: a new log of that name must not inherit the offsets of the old."""
+        gone = frozenset(partitions)
+        points, starts = self.recovery_points.offsets, self.log_starts.offsets
+        self.write_recovery_points({tp: at for tp, at in points.items() if tp not in gone})
+        self.write_log_starts({tp: at for tp, at in starts.items() if tp not in gone})
+
+    def knows(self, partition: TopicPartition) -> bool:
+        return partition in self.recovery_points.offsets or partition in self.log_starts.offsets
+
+    # Delayed deletion
+
+    def delete_later(self, paths: Iterable[str], delay_ms: int) -> None:
+        due_ms = self.clock.wall_ms() + delay_ms
+        for path in paths:
+            self._deletions_made += 1
+            heapq.heappush(self._deletions, (due_ms, self._deletions_made, path))
+
+    def remove_due(self, now_ms: int) -> int:
+        """Unlink what is due; how many files went."""
+        due = self.take_due(now_ms)
+        try:
+            return self.remove(due)
+        except OSError:
+            self.delete_later(due, 0)
+            raise
+
+    def take_due(self, now_ms: int) -> list[str]:
+        """What is due, for the caller to remove."""
+        due = []
+        while self._deletions and self._deletions[0][0] <= now_ms:
+            due.append(heapq.heappop(self._deletions)[2])
+        return due
+
+    def remove(self, paths: Iterable[str]) -> int:
+        """Unlink files, in any thread, for the large ones take their time; how many were there."""
+        removed = 0
+        for path in paths:
+            try:
+                self.disk.unlink(path)
+                removed += 1
+            except FileNotFoundError:
+                _log.debug("%s had gone already", path)
+        return removed
+
+    @property
+    def deletions(self) -> int:
+        """How many files wait for their removal."""
+        return len(self._deletions)
+
+    def _file(self, name: str) -> str:
+        return posixpath.join(self.path, name)
+
+
+class IoGuard:
+    """A context that turns I/O errors of the log in the directory `what` into KAFKA_STORAGE_ERROR. What must
+    not stop half-way is `fatal`: then also a lack of room takes the directory offline.
+    """
+
+    __slots__ = ("_action", "_directory", "_fatal", "_what")
+
+    def __init__(self, directory: LogDirectory, action: str, what: str, fatal: bool = False) -> None:
+        self._directory = directory
+        self._action = action
+        self._what = what
+        self._fatal = fatal
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise self.failure(error) from error
+
+    def failure(self, error: OSError) -> KafkaError:
+        """What to raise for an error, which the directory is told of."""
+        action = f"{self._action} ({self._what})"
+        if self._fatal:
+            self._directory.fail(f"{action} failed with {error}")
+        elif isinstance(error, FileNotFoundError) and not self._directory.disk.is_dir(self._what):
+            # Renamed under a reader in another thread, which is no fault of the disk.
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{action}: the log has been deleted or moved meanwhile"
+            )
+        return self._directory.io_error(action, error)

@@ -1,0 +1,156 @@
+"""Opening a log directory and what is in it: the parts that run in the pool.
+
+`LogManager` decides what becomes of the results on the event loop. A directory is loaded part by part,
+several parts side by side; one partition that cannot be opened does not keep the others from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ottla.log.directory import checkpoints
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.files import CLUSTER_METADATA_TOPIC, DirKind, TopicPartition, parse_dir_name
+from ottla.log.log_config import LogConfig
+from ottla.log.recovery.log_loader import LoadOptions, load_log
+from ottla.log.unified_log import Log
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.disk import Disk, Lock
+
+_log = logging.getLogger(__name__)
+
+
+class PartitionDir(NamedTuple):
+    name: str
+    partition: TopicPartition
+    kind: DirKind
+
+
+class Loaded(NamedTuple):
+    """A partition that was opened, or why it was not."""
+
+    dir: PartitionDir
+    result: Log | KafkaError | OSError
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a directory holds."""
+
+    clean_epoch: int | None
+    """The broker epoch of the last shutdown, if that was clean."""
+    high_watermarks: dict[TopicPartition, int]
+    partitions: list[PartitionDir] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    """Partitions whose removal was not completed, by their paths."""
+    strays: list[str] = field(default_factory=list)
+
+
+def open_directory(directory: LogDirectory, *, lock: bool) -> Lock | None:
+    """Make the directory if it is missing, lock it and read what all its logs share. It is offline afterwards
+    if its disk fails; KAFKA_STORAGE_ERROR if another process has it.
+    """
+    disk, path = directory.disk, directory.path
+    taken: Lock | None = None
+    try:
+        _make_durable_dirs(disk, path)
+        if lock:
+            taken = disk.lock(posixpath.join(path, checkpoints.LOCK))
+        properties = checkpoints.read_meta_properties(disk, path)
+        if properties is not None:
+            directory.directory_id = properties.directory_id
+        directory.load_checkpoints()
+    except BlockingIOError as error:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"the log directory {path} is in use by another process, which holds {path}/.lock",
+        ) from error
+    except OSError as error:
+        directory.fail(f"it could not be opened: {error}")
+    except KafkaError:
+        if taken is not None:
+            taken.release()
+        raise
+    return taken
+
+
+def _make_durable_dirs(disk: Disk, path: str) -> None:
+    missing = []
+    while path and not disk.exists(path):
+        missing.append(path)
+        path = posixpath.dirname(path)
+    if missing:
+        disk.make_dirs(missing[0])
+        for made in missing:
+            disk.sync_dir(posixpath.dirname(made) or ".")
+
+
+def list_directory(directory: LogDirectory) -> Contents:
+    """Find the partitions, and take the mark of a clean shutdown away: it serves once."""
+    disk = directory.disk
+    epoch = checkpoints.read_clean_shutdown(disk, directory.path)
+    if epoch is not None:
+        # Should the load be interrupted, the next one must not rely on it.
+        disk.unlink(posixpath.join(directory.path, checkpoints.CLEAN_SHUTDOWN))
+    # Also what a process made that was killed before it could sync: the names found here count as durable.
+    disk.sync_dir(directory.path)
+    contents = Contents(epoch, _read_high_watermarks(directory))
+    for name in disk.list_dir(directory.path):
+        path = posixpath.join(directory.path, name)
+        if "-" not in name or not disk.is_dir(path):
+            continue
+        try:
+            partition, kind = parse_dir_name(name)
+        except KafkaError as error:
+            _log.error("%s: %s", directory.path, error.message)
+            continue
+        if partition.topic == CLUSTER_METADATA_TOPIC:
+            continue
+        if kind is DirKind.DELETE:
+            contents.deleted.append(path)
+        elif kind is DirKind.STRAY:
+            _log.warning("%s is a stray partition; remove it when it is no longer needed", path)
+            contents.strays.append(path)
+        else:
+            contents.partitions.append(PartitionDir(name, partition, kind))
+    return contents
+
+
+def _read_high_watermarks(directory: LogDirectory) -> dict[TopicPartition, int]:
+    try:
+        path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
+        return checkpoints.read_offsets(directory.disk, path)
+    except checkpoints.CorruptCheckpoint as error:
+        _log.error("the high watermarks begin at the log starts: %s", error)
+        return {}
+
+
+def load_part(
+    directory: LogDirectory, part: Iterable[tuple[PartitionDir, LogConfig]], options: LoadOptions
+) -> list[Loaded]:
+    loaded = []
+    for dir, config in part:
+        result: Log | KafkaError | OSError
+        try:
+            result = load_log(directory, dir.name, dir.partition, config, options)
+        except (KafkaError, OSError) as error:
+            result = error
+        loaded.append(Loaded(dir, result))
+    return loaded
+
+
+def of_two(one: Log, other: Log, belongs: Callable[[Log], bool]) -> tuple[Log, Log]:
+    """Of two logs of a partition, the one that is meant, and the other: left behind on a disk that had failed
+    while the topic was deleted, or the replica removed, and made anew elsewhere.
+    """
+    if belongs(one) and belongs(other):
+        both = f"{one.topic_partition} is in both {other.dir} and {one.dir}"
+        hint = "remove the one that is out of date: most likely the one on the disk that failed last"
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{both}; {hint}")
+    kept, stray = (one, other) if belongs(one) else (other, one)
+    _log.warning("%s is in %s, too; that one is kept as a stray", kept.topic_partition, stray.directory.path)
+    return kept, stray

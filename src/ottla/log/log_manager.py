@@ -1,0 +1,595 @@
+"""The log directories of a node and the partitions in them.
+
+`LogManager` locks the directories, loads what is in them side by side, creates and deletes logs, and has a
+method for each thing that has to be done from time to time (flush, checkpoint, retention, removal of deleted
+files); the node decides when. What may block runs in the pool; everything else on the event loop, in small
+steps.
+
+A directory that fails is offline with all its logs; the others go on. A log that cannot be recovered is
+refused with the reason (`failed`), its files and checkpoints are kept, and its directory gets no mark of a
+clean shutdown, so that nobody ever takes it for sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from ottla.log.directory.checkpointing import DirectoryOffsets
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.directory.loading import Loaded, list_directory, load_part, of_two, open_directory
+from ottla.log.directory.log_creation import settle
+from ottla.log.directory.shutdown import close_logs, seal
+from ottla.log.files import (
+    DirKind,
+    TopicPartition,
+    dir_name,
+    moved_dir_name,
+)
+from ottla.log.log_config import LogConfig
+from ottla.log.producers.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
+from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log
+from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
+from ottla.log.segment.segment import LogSegment
+from ottla.log.unified_log import Log
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.clock import Clock
+from ottla.runtime.disk import Disk, Lock, remove_tree
+from ottla.runtime.pool import Pool
+from ottla.runtime.random import Random
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 256
+"""Logs that one call in the pool loads."""
+_STEP = 64
+"""Logs that are looked at before others get a turn."""
+
+ConfigOf = Callable[[str], LogConfig]
+
+
+class LogManager:
+    """All logs of a node. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        dirs: Sequence[str],
+        *,
+        disk: Disk,
+        clock: Clock,
+        random: Random,
+        pool: Pool,
+        producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
+        corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE,
+        open_files: int = DEFAULT_CAPACITY,
+        unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
+        on_directory_failure: Callable[[LogDirectory], None] | None = None,
+        lock: bool = True,
+        failed: Mapping[str, str] | None = None,
+    ) -> None:
+        """`open_files` and, besides, `unsynced_files` bound the files that are open at once (`FileHandles`).
+        `on_directory_failure` may be called in any thread, once for each directory. Without `lock` the
+        caller holds the locks of the directories itself, and says why those that `failed` stay offline.
+        """
+        if not dirs or len(set(dirs)) != len(dirs):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG, f"log.dirs must name at least one directory, each once: {dirs}"
+            )
+        self._disk = disk
+        self._clock = clock
+        self._random = random
+        self._pool = pool
+        self._producer_config = producer_config
+        self._corruption_policy = corruption_policy
+        self.handles = FileHandles(disk, open_files, unsynced_files)
+        self._directories = [
+            LogDirectory(path, self.handles, clock, random, on_directory_failure) for path in dirs
+        ]
+        for directory in self._directories:
+            if failed is not None and directory.path in failed:
+                directory.fail(failed[directory.path])
+        self._lock = lock
+        self._locks: dict[str, Lock] = {}
+        self._logs: dict[TopicPartition, Log] = {}
+        self._future_logs: dict[TopicPartition, Log] = {}
+        self._failed: dict[TopicPartition, tuple[LogDirectory, KafkaError]] = {}
+        # (due time, number, directory, path): partitions to remove, and when.
+        self._removals: list[tuple[int, int, LogDirectory, str]] = []
+        self._removals_made = 0
+        # Being flushed, each with the event that says that it no longer is.
+        self._flushing: dict[Log, asyncio.Event] = {}
+        self._unsettled: deque[Log] = deque()
+        self._settling: asyncio.Task[None] | None = None
+        self._strays: list[str] = []
+        # Loaded beside another log of the same partition, in the map where that one is.
+        self._doubles: list[tuple[dict[TopicPartition, Log], Log]] = []
+        self._clean_epochs: dict[str, int] = {}
+
+    # What there is
+
+    @property
+    def directories(self) -> tuple[LogDirectory, ...]:
+        return tuple(self._directories)
+
+    @property
+    def live_directories(self) -> tuple[LogDirectory, ...]:
+        return tuple(each for each in self._directories if each.is_online)
+
+    @property
+    def failed(self) -> dict[TopicPartition, KafkaError]:
+        """The partitions that could not be loaded, and why."""
+        return {partition: error for partition, (_, error) in self._failed.items()}
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """The directories of partitions that do not belong to this node."""
+        return tuple(self._strays)
+
+    @property
+    def clean_shutdown_epoch(self) -> int | None:
+        """The broker epoch of the last shutdown if every directory agrees that it was clean; None if not."""
+        epochs = {self._clean_epochs.get(directory.path) for directory in self._directories}
+        return epochs.pop() if len(epochs) == 1 else None
+
+    def logs(self) -> list[Log]:
+        """The current logs, without the future ones."""
+        return list(self._logs.values())
+
+    def logs_in(self, directory: LogDirectory) -> list[Log]:
+        """All logs of a directory, the future ones too."""
+        every = (*self._logs.values(), *self._future_logs.values())
+        return [log for log in every if log.directory is directory]
+
+    def get_log(self, partition: TopicPartition, *, future: bool = False) -> Log | None:
+        """The log, if there is one here; KAFKA_STORAGE_ERROR if there is, but it cannot be used."""
+        log = (self._future_logs if future else self._logs).get(partition)
+        if log is not None:
+            log.directory.check_online()
+        elif not future and partition in self._failed:
+            raise self._failed[partition][1]
+        return log
+
+    def directory_of_id(self, directory_id: bytes) -> LogDirectory | None:
+        for directory in self.live_directories:
+            if directory.directory_id == directory_id:
+                return directory
+        return None
+
+    # Starting
+
+    async def start(self, config_of: ConfigOf, belongs: Callable[[Log], bool] = lambda _: True) -> None:
+        """Lock the directories and load their logs; `config_of` gives the settings of a topic by its name.
+        `belongs` is asked where a partition is in two directories: whether the metadata mean this log.
+
+        A directory whose disk fails is offline afterwards. KAFKA_STORAGE_ERROR if that is true of all, or if
+        another process uses one of them, or if both logs of a partition seem to belong here.
+        """
+        try:
+            for directory in self.live_directories:
+                lock = await self._pool.run(partial(open_directory, directory, lock=self._lock))
+                if lock is not None:
+                    self._locks[directory.path] = lock
+            self._check_some_online()
+            await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
+            await self._pool.run(self._settle_doubles, belongs)
+            await self._pool.run(self._complete_moves)
+            self._check_some_online()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _check_some_online(self) -> None:
+        if not self.live_directories:
+            reasons = "; ".join(f"{each.path}: {each.failure}" for each in self._directories)
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory can be used: {reasons}")
+
+    async def _load(self, directory: LogDirectory, config_of: ConfigOf) -> None:
+        try:
+            contents = await self._pool.run(list_directory, directory)
+        except OSError as error:
+            directory.fail(f"it could not be listed: {error}")
+            return
+        if contents.clean_epoch is not None:
+            self._clean_epochs[directory.path] = contents.clean_epoch
+        for path in contents.deleted:
+            self._remove_later(directory, path, 0)
+        self._strays.extend(contents.strays)
+        options = LoadOptions(
+            contents.clean_epoch is not None, self._producer_config, self._corruption_policy
+        )
+        found = [(each, config_of(each.partition.topic)) for each in contents.partitions]
+        parts = (found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE))
+        for part in await asyncio.gather(
+            *(self._pool.run(load_part, directory, part, options) for part in parts)
+        ):
+            for loaded in part:
+                self._take_in(directory, loaded, contents.high_watermarks)
+
+    def _take_in(
+        self, directory: LogDirectory, loaded: Loaded, high_watermarks: Mapping[TopicPartition, int]
+    ) -> None:
+        (name, partition, kind), result = loaded
+        if isinstance(result, OSError):
+            directory.fail(f"{name} could not be loaded: {result}")
+        elif isinstance(result, KafkaError):
+            _log.error("%s is not served: %s", name, result.message)
+            self._failed[partition] = (directory, result)
+        else:
+            logs = self._future_logs if kind is DirKind.FUTURE else self._logs
+            if partition in high_watermarks:
+                result.update_high_watermark(high_watermarks[partition])
+            if logs.setdefault(partition, result) is not result:
+                self._doubles.append((logs, result))
+
+    def _settle_doubles(self, belongs: Callable[[Log], bool]) -> None:
+        while self._doubles:
+            logs, one = self._doubles.pop()
+            partition = one.topic_partition
+            logs[partition], stray = of_two(one, logs[partition], belongs)
+            gone, errors = self._take_out([partition], {partition: stray}, DirKind.STRAY)
+            self._strays.extend(log.dir for log in gone)
+            if errors and stray.directory.is_online:
+                raise errors[partition]
+
+    def _complete_moves(self) -> None:
+        """Let a future log take the place of a current one that has gone: the node stopped between the two
+        renames of `promote_future_log`, and the future log is the only copy. Where a directory is offline,
+        the current one may be there.
+        """
+        if len(self.live_directories) < len(self._directories):
+            return
+        for partition, future in list(self._future_logs.items()):
+            if partition not in self._logs and partition not in self._failed:
+                _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
+                self._adopt(partition)
+
+    def adopt_future_logs(self, is_counted_on: Callable[[Log], bool]) -> None:
+        """Let future logs take the place of current ones that are not here, where the controller was told
+        that the replica is about to be there, and the node stopped before it was.
+        """
+        for partition, future in list(self._future_logs.items()):
+            here = partition in self._logs or partition in self._failed
+            if not here and is_counted_on(future):
+                _log.warning(
+                    "%s was about to become the log of %s and does so now: the other one is offline",
+                    future.dir,
+                    partition,
+                )
+                self._adopt(partition)
+
+    def _adopt(self, partition: TopicPartition) -> None:
+        try:
+            self._future_logs[partition].rename_dir(dir_name(partition))
+        except KafkaError as error:
+            _log.error("the move of %s could not be completed: %s", partition, error.message)
+            return
+        self._logs[partition] = self._future_logs.pop(partition)
+
+    # Creating and deleting
+
+    def get_or_create_log(
+        self,
+        partition: TopicPartition,
+        config: LogConfig,
+        *,
+        topic_id: bytes | None = None,
+        is_new: bool = True,
+        directory_id: bytes | None = None,
+        future: bool = False,
+    ) -> Log:
+        """The log of the partition, made if it is not here: in the directory asked for, or else in the one
+        with the fewest logs.
+
+        A partition that is not `is_new` may lie in a directory that is offline; then it is not made anew
+        elsewhere. INCONSISTENT_TOPIC_ID if the partition here is one of another topic of that name.
+        """
+        log = self.get_log(partition, future=future)
+        if log is None:
+            log = self._create(partition, config, topic_id, is_new, directory_id, future)
+        elif topic_id is not None:
+            log.assign_topic_id(topic_id)
+        return log
+
+    def _create(
+        self,
+        partition: TopicPartition,
+        config: LogConfig,
+        topic_id: bytes | None,
+        is_new: bool,
+        directory_id: bytes | None,
+        future: bool,
+    ) -> Log:
+        offline = [each.path for each in self._directories if not each.is_online]
+        if offline and not is_new:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{partition} may be in a log directory that is offline: {', '.join(offline)}",
+            )
+        current = self._logs.get(partition)
+        if future and current is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is not here, so it cannot be moved"
+            )
+        wanted = self.directory_of_id(directory_id) if directory_id is not None else None
+        if future and (wanted is None or (current is not None and current.directory is wanted)):
+            raise KafkaError(
+                ErrorCode.LOG_DIR_NOT_FOUND, f"{partition} can be moved only to another log directory"
+            )
+        name = dir_name(partition)
+        if future:
+            name = moved_dir_name(partition, DirKind.FUTURE, self._random.uuid())
+        error: KafkaError | None = None
+        for directory in [wanted] if wanted is not None else self._by_load():
+            try:
+                log = create_log(
+                    directory,
+                    name,
+                    partition,
+                    config,
+                    topic_id=topic_id,
+                    producer_config=self._producer_config,
+                )
+            except KafkaError as refused:
+                if refused.code is not ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise
+                error = refused
+                continue
+            (self._future_logs if future else self._logs)[partition] = log
+            self._unsettled.append(log)
+            return log
+        raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
+
+    def _by_load(self) -> list[LogDirectory]:
+        """The directories that can be used, the one with the fewest logs first."""
+        if len(self._directories) == 1:
+            return list(self.live_directories)
+        counts = {directory.path: 0 for directory in self.live_directories}
+        for log in (*self._logs.values(), *self._future_logs.values()):
+            if log.directory.path in counts:
+                counts[log.directory.path] += 1
+        return sorted(self.live_directories, key=lambda directory: counts[directory.path])
+
+    def delete_logs(
+        self, partitions: Iterable[TopicPartition], *, future: bool = False
+    ) -> dict[TopicPartition, KafkaError]:
+        """Take logs out of service at once, and remove their directories after `file.delete.delay.ms`; those
+        that could not be deleted for good, and why.
+        """
+        gone, errors = self._take_out(partitions, self._future_logs if future else self._logs, DirKind.DELETE)
+        for log in gone:
+            self._remove_later(log.directory, log.dir, log.config.file_delete_delay_ms)
+        return errors
+
+    def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
+        for error in self.delete_logs([partition], future=future).values():
+            raise error
+
+    def set_stray(self, partition: TopicPartition) -> None:
+        """Take the log out of service, but keep its directory: the metadata does not know it."""
+        gone, errors = self._take_out([partition], self._logs, DirKind.STRAY)
+        self._strays.extend(log.dir for log in gone)
+        for error in errors.values():
+            raise error
+
+    def _take_out(
+        self, partitions: Iterable[TopicPartition], logs: dict[TopicPartition, Log], kind: DirKind
+    ) -> tuple[list[Log], dict[TopicPartition, KafkaError]]:
+        """Let go of logs and rename their directories, with one sync of names and one write of each
+        checkpoint for all of them; those that are gone, and what went wrong.
+        """
+        errors: dict[TopicPartition, KafkaError] = {}
+        gone: dict[LogDirectory, list[Log]] = {}
+        for log in [logs[partition] for partition in partitions if partition in logs]:
+            partition = log.topic_partition
+            try:
+                log.rename_dir(moved_dir_name(partition, kind, self._random.uuid()), sync=False)
+            except KafkaError as error:
+                errors[partition] = error
+                continue
+            del logs[partition]
+            log.release()
+            gone.setdefault(log.directory, []).append(log)
+        for directory, moved in gone.items():
+            try:
+                self._disk.sync_dir(directory.path)
+                directory.forget(log.topic_partition for log in moved)
+            except OSError as error:
+                failure = directory.io_error("forgetting logs that are gone", error)
+                errors |= {log.topic_partition: failure for log in moved}
+        return [log for moved in gone.values() for log in moved], errors
+
+    def promote_future_log(self, partition: TopicPartition) -> Log:
+        """Let the future log, which has caught up, take the place of the current one."""
+        future, current = self._future_logs.get(partition), self._logs.get(partition)
+        if future is None or current is None:
+            raise KafkaError(
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition} has no log to replace, or none to do it"
+            )
+        # Durable before the old one goes: from then on it is the only copy.
+        future.flush()
+        current.rename_dir(moved_dir_name(partition, DirKind.DELETE, self._random.uuid()))
+        future.rename_dir(dir_name(partition))
+        future.update_high_watermark(current.high_watermark)
+        del self._future_logs[partition]
+        self._logs[partition] = future
+        self._drop(current)
+        self._remove_later(current.directory, current.dir, current.config.file_delete_delay_ms)
+        return future
+
+    def _drop(self, log: Log) -> None:
+        log.release()
+        try:
+            log.directory.forget([log.topic_partition])
+        except OSError as error:
+            raise log.directory.io_error(f"forgetting {log.topic_partition}", error) from error
+
+    def _remove_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
+        self._removals_made += 1
+        due_ms = self._clock.wall_ms() + delay_ms
+        heapq.heappush(self._removals, (due_ms, self._removals_made, directory, path))
+
+    def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Cut several logs, with one write of each checkpoint for all of them."""
+        logs = {partition: self._logs[partition] for partition in offsets if partition in self._logs}
+        for directory in self.live_directories:
+            here = {
+                partition: log.end_below(offsets[partition])
+                for partition, log in logs.items()
+                if log.directory is directory and offsets[partition] < log.log_end_offset
+            }
+            if here:
+                try:
+                    directory.lower_recovery_points(here)
+                except OSError as error:
+                    raise directory.io_error("lowering recovery points", error) from error
+        for partition, log in logs.items():
+            log.truncate_to(offsets[partition])
+
+    # From time to time
+
+    def settle_new(self) -> None:
+        """Begin to make the logs that were created since the last time durable, off the event loop."""
+        if self._unsettled and (self._settling is None or self._settling.done()):
+            work = settle(self._unsettled, self._pool)
+            self._settling = asyncio.get_running_loop().create_task(work)
+
+    async def flush_dirty(self, now_ms: int) -> int:
+        """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
+        flushed = 0
+        async for log in self._each_log():
+            due = log.unflushed_messages > 0 and now_ms - log.last_flush_ms >= log.config.flush_ms
+            closed = log.recovery_point < log.active_segment.base_offset
+            if due or closed:
+                try:
+                    await self.flush(log, None if due else log.active_segment.base_offset)
+                    flushed += 1
+                except KafkaError as error:
+                    _log.error("flushing %s: %s", log.topic_partition, error.message)
+        return flushed
+
+    async def flush(self, log: Log, upto: int | None = None) -> None:
+        """Make a log durable below `upto`, the log end if None, without blocking the event loop. One flush of
+        a log at a time: what comes meanwhile is for the next, for all who wait.
+        """
+        while (running := self._flushing.get(log)) is not None:
+            await running.wait()
+        plan = log.prepare_flush(upto)
+        if plan is None:
+            return
+        over = self._flushing[log] = asyncio.Event()
+        try:
+            await self._pool.run(log.run_flush, plan)
+            log.complete_flush(plan)
+        finally:
+            del self._flushing[log]
+            over.set()
+
+    async def checkpoint_recovery_points(self) -> None:
+        """Write the recovery points of all logs, so that the next recovery is short."""
+        for directory in self.live_directories:
+            await self._offsets(directory).checkpoint_recovery_points(self._pool)
+
+    async def checkpoint_log_starts(self) -> None:
+        """Write the log starts that do not follow from the file names."""
+        for directory in self.live_directories:
+            await self._offsets(directory).checkpoint_log_starts(self._pool)
+
+    async def checkpoint_high_watermarks(self) -> None:
+        for directory in self.live_directories:
+            await self._offsets(directory).checkpoint_high_watermarks(self._pool)
+
+    def _offsets(self, directory: LogDirectory) -> DirectoryOffsets:
+        refused = {partition for partition, (where, _) in self._failed.items() if where is directory}
+        return DirectoryOffsets(directory, self.logs_in(directory), refused)
+
+    async def delete_expired(self, now_ms: int) -> int:
+        """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
+        passed: list[tuple[Log, list[LogSegment]]] = []
+        async for log in self._each_log():
+            try:
+                passed += [(log, log.pass_over(each, now_ms)) for each in log.deletable(now_ms)]
+            except KafkaError as error:
+                _log.error("retention of %s: %s", log.topic_partition, error.message)
+        if not passed:
+            return 0
+        await self.checkpoint_log_starts()
+        self._keep_log_starts([log for log, _ in passed])
+        deleted = 0
+        for log, segments in passed:
+            try:
+                deleted += log.remove_passed(segments)
+            except KafkaError as error:
+                _log.error("retention of %s: %s", log.topic_partition, error.message)
+            # Names are synced for each: others get their turn in between.
+            await asyncio.sleep(0)
+        return deleted
+
+    def _keep_log_starts(self, logs: Sequence[Log]) -> None:
+        """Where another checkpoint came between, write these log starts now: once for all, not for each."""
+        starts: dict[LogDirectory, dict[TopicPartition, int]] = {}
+        for log in logs:
+            if log.directory.is_online and not log.is_closed:
+                starts.setdefault(log.directory, {})[log.topic_partition] = log.log_start_offset
+        for directory, offsets in starts.items():
+            try:
+                directory.set_log_starts(offsets)
+            except OSError as error:
+                _log.error("%s", directory.io_error("noting new starts of logs", error).message)
+
+    async def expire_producers(self, now_ms: int) -> None:
+        async for log in self._each_log():
+            log.remove_expired_producers(now_ms)
+
+    async def remove_deleted(self, now_ms: int) -> int:
+        """Remove the files and partitions whose delay is over; how many went."""
+        removed = 0
+        for directory in self.live_directories:
+            due = directory.take_due(now_ms)
+            try:
+                removed += await self._pool.run(directory.remove, due) if due else 0
+            except OSError as error:
+                directory.delete_later(due, 0)
+                _log.error("%s", directory.io_error("removing files", error).message)
+        while self._removals and self._removals[0][0] <= now_ms:
+            _, _, directory, path = heapq.heappop(self._removals)
+            if not directory.is_online:
+                continue
+            try:
+                await self._pool.run(remove_tree, self._disk, path)
+                removed += 1
+            except OSError as error:
+                _log.error("%s", directory.io_error(f"removing {path}", error).message)
+        return removed
+
+    async def _each_log(self) -> AsyncIterator[Log]:
+        """All logs whose directory is online, with a pause for others now and then."""
+        for number, log in enumerate([*self._logs.values(), *self._future_logs.values()]):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if log.directory.is_online and not log.is_closed:
+                yield log
+
+    # Stopping
+
+    async def shutdown(self, broker_epoch: int = -1) -> None:
+        """Make everything durable and say so, directory by directory, and let go of them."""
+        self._unsettled.clear()
+        if self._settling is not None:
+            await self._settling
+        try:
+            await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
+        finally:
+            self._unlock()
+
+    async def _close(self, directory: LogDirectory, broker_epoch: int) -> None:
+        offsets = self._offsets(directory)
+        if await close_logs(directory, offsets.logs, self._pool) and directory.is_online:
+            await self._pool.run(seal, offsets, broker_epoch)
+
+    def _unlock(self) -> None:
+        while self._locks:
+            self._locks.popitem()[1].release()

@@ -1,0 +1,1 @@
+"""Producer state: what a partition remembers of each producer id, its rules, and its snapshots on disk."""

@@ -1,0 +1,368 @@
+"""The producers of a partition: who may append what, and which offsets are not yet decided.
+
+`ProducerStateManager` maps each producer id to its `ProducerStateEntry`. An append goes in two steps, so
+that a failed write leaves no trace: `analyze` checks the batches and says what they would change (or finds
+that they were written before), and after the log has taken them `apply` makes the change.
+
+From the open transactions follows the first unstable offset, which bounds what a `read_committed` reader
+may see: a transaction is unstable from its first record until the high watermark has passed its marker,
+since a marker that is not replicated may still be lost.
+
+The manager holds no file and no clock. Whoever runs it keeps `map_end_offset` at the end of the log, takes
+snapshots (`producer_state_snapshot`) and replays the log from the snapshot it reloads.
+
+Invariants: `_txns` and `_ongoing` are in the order of first offsets; each producer with an open transaction
+is in `_ongoing` once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots, encode_snapshot
+from ottla.log.producers.state_entry import (
+    SENTINEL_GUARD,
+    BatchMetadata,
+    CompletedTxn,
+    LastRecord,
+    ProducerAppendInfo,
+    ProducerBatch,
+    ProducerStateEntry,
+    VerificationGuard,
+    VerificationStateEntry,
+)
+from ottla.log.segment.txn_index import AbortedTxn
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.control import EndTransactionMarker
+from ottla.records.types import NO_PRODUCER_ID
+from ottla.records.validation import AppendOrigin
+
+__all__ = ["LATE_TRANSACTION_BUFFER_MS", "ProducerAppend", "ProducerStateManager"]
+
+LATE_TRANSACTION_BUFFER_MS = 5 * 60 * 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ProducerAppend:
+    """What the batches of one append change; or that they are a repetition, and of which batch."""
+
+    duplicate: BatchMetadata | None = None
+    updated: dict[int, ProducerAppendInfo] = field(default_factory=dict)
+    completed: list[CompletedTxn] = field(default_factory=list)
+    # Producer ids whose verification the batches use up.
+    verified: list[int] = field(default_factory=list)
+
+
+class ProducerStateManager:
+    """The producer state of one partition up to `map_end_offset`."""
+
+    __slots__ = (
+        "_completed",
+        "_expiration_ms",
+        "_last_snapshot_offset",
+        "_ongoing",
+        "_partition",
+        "_producers",
+        "_txns",
+        "_verifications",
+        "_verify_transactions",
+        "map_end_offset",
+        "max_transaction_timeout_ms",
+    )
+
+    def __init__(
+        self,
+        partition: str,
+        *,
+        producer_id_expiration_ms: int = 86_400_000,
+        max_transaction_timeout_ms: int = 900_000,
+        transaction_verification: bool = True,
+    ) -> None:
+        self._partition = partition
+        self._expiration_ms = producer_id_expiration_ms
+        self.max_transaction_timeout_ms = max_transaction_timeout_ms
+        self._verify_transactions = transaction_verification
+        self._producers: dict[int, ProducerStateEntry] = {}
+        self._verifications: dict[int, VerificationStateEntry] = {}
+        # First offset -> producer id, of all unstable transactions and of the undecided ones among them.
+        self._txns: dict[int, int] = {}
+        self._ongoing: dict[int, int] = {}
+        # (last offset, first offset) of the decided transactions that are still unstable, by their markers.
+        self._completed: deque[tuple[int, int]] = deque()
+        # The state is that of the log up to here.
+        self.map_end_offset = 0
+        self._last_snapshot_offset = 0
+
+    # What is known
+
+    @property
+    def active_producers(self) -> Mapping[int, ProducerStateEntry]:
+        return MappingProxyType(self._producers)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._producers and not self._txns
+
+    def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
+        return self._producers.get(producer_id)
+
+    def last_records_of_active_producers(self) -> dict[int, LastRecord]:
+        return {producer_id: entry.last_record for producer_id, entry in self._producers.items()}
+
+    def first_unstable_offset(self) -> int | None:
+        """The first offset of a transaction that is undecided, or decided above the high watermark."""
+        return next(iter(self._txns), None)
+
+    def first_undecided_offset(self) -> int | None:
+        return next(iter(self._ongoing), None)
+
+    def has_late_transaction(self, now_ms: int) -> bool:
+        """True if the oldest open transaction has outlived every timeout it can have: it hangs."""
+        producer_id = next(iter(self._ongoing.values()), None)
+        entry = self._producers.get(producer_id) if producer_id is not None else None
+        if entry is None or entry.last_timestamp <= 0:
+            return False
+        return now_ms - entry.last_timestamp > self.max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
+
+    def has_ongoing_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        entry = self._producers.get(producer_id)
+        return (
+            entry is not None
+            and entry.current_txn_first_offset is not None
+            and entry.producer_epoch == producer_epoch
+        )
+
+    # Verification with the transaction coordinator (KIP-890)
+
+    def maybe_start_verification(
+        self, producer_id: int, sequence: int, epoch: int, *, supports_epoch_bump: bool, now_ms: int
+    ) -> VerificationGuard:
+        """The guard that the append has to present once the coordinator has confirmed the transaction; the
+        sentinel if the transaction is open here already and needs no confirmation.
+        """
+        self._check_not_fenced(producer_id, epoch)
+        if self.has_ongoing_transaction(producer_id, epoch):
+            return SENTINEL_GUARD
+        entry = self._verifications.get(producer_id)
+        if entry is None:
+            entry = VerificationStateEntry(now_ms, sequence, epoch, supports_epoch_bump=supports_epoch_bump)
+            self._verifications[producer_id] = entry
+        entry.observe(sequence, epoch)
+        return entry.guard
+
+    def verification_entry(self, producer_id: int) -> VerificationStateEntry | None:
+        return self._verifications.get(producer_id)
+
+    # An append
+
+    def analyze(
+        self,
+        batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]],
+        origin: AppendOrigin,
+        *,
+        guard: VerificationGuard = SENTINEL_GUARD,
+        transaction_version: int | None = None,
+    ) -> ProducerAppend:
+        """Check the batches, with their final offsets, and say what they change. Changes nothing.
+
+        A control batch comes with its marker; with None if compaction has left it empty. Raises KafkaError if
+        a batch must not be written.
+        """
+        append = ProducerAppend()
+        for batch, marker in batches:
+            producer_id = batch.producer_id
+            if producer_id == NO_PRODUCER_ID:
+                continue
+            if origin is AppendOrigin.CLIENT:
+                known = self._producers.get(producer_id)
+                duplicate = known.find_duplicate(batch) if known is not None else None
+                if duplicate is not None:
+                    return ProducerAppend(duplicate=duplicate)
+            if origin is not AppendOrigin.REPLICATION and batch.is_transactional and not batch.is_control:
+                self._check_verified(batch, guard)
+            info = append.updated.get(producer_id)
+            if info is None:
+                info = append.updated[producer_id] = self._prepare(producer_id, origin)
+            if not batch.is_control:
+                info.append_data(batch)
+            elif marker is not None:
+                completed = info.append_marker(batch, marker, transaction_version)
+                if completed is not None:
+                    append.completed.append(completed)
+            else:
+                info.append_empty_control(batch)
+            if batch.is_transactional and self._uses_up_verification(batch):
+                append.verified.append(producer_id)
+        return append
+
+    def apply(self, append: ProducerAppend) -> list[AbortedTxn]:
+        """Make the change; the log now holds the batches. Returns what belongs into the transaction index.
+
+        A transaction completed here is decided, but unstable until the high watermark has passed its marker.
+        """
+        started: list[tuple[int, int]] = []
+        for producer_id, info in append.updated.items():
+            entry = self._producers.get(producer_id)
+            if entry is None:
+                entry = self._producers[producer_id] = ProducerStateEntry(producer_id)
+            info.apply_to(entry)
+            started.extend((first_offset, producer_id) for first_offset in info.started_txns)
+        if len(started) > 1:
+            started.sort()
+        for first_offset, producer_id in started:
+            self._txns[first_offset] = producer_id
+            self._ongoing[first_offset] = producer_id
+        for producer_id in append.verified:
+            self._verifications.pop(producer_id, None)
+        return [
+            AbortedTxn(txn.producer_id, txn.first_offset, txn.last_offset, stable)
+            for txn in append.completed
+            for stable in [self._complete(txn)]
+            if txn.is_aborted
+        ]
+
+    def replay(
+        self, batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]]
+    ) -> list[AbortedTxn]:
+        """Take in batches that are in the log already, in recovery or after a reload."""
+        return self.apply(self.analyze(batches, AppendOrigin.REPLICATION))
+
+    def _prepare(self, producer_id: int, origin: AppendOrigin) -> ProducerAppendInfo:
+        entry = self._producers.get(producer_id) or ProducerStateEntry(producer_id)
+        return ProducerAppendInfo(self._partition, entry, origin, self._verifications.get(producer_id))
+
+    def _check_not_fenced(self, producer_id: int, epoch: int) -> None:
+        entry = self._producers.get(producer_id)
+        if entry is not None and epoch < entry.producer_epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"{self._partition}: producer {producer_id} sends with the epoch {epoch}, but a producer "
+                f"with the epoch {entry.producer_epoch} has taken over",
+            )
+
+    def _check_verified(self, batch: ProducerBatch, guard: VerificationGuard) -> None:
+        """A transactional batch belongs to a transaction that is open here, or that the coordinator has just
+        confirmed. Otherwise nobody would ever end the transaction it starts.
+        """
+        producer_id = batch.producer_id
+        if self.has_ongoing_transaction(producer_id, batch.producer_epoch):
+            return
+        self._check_not_fenced(producer_id, batch.producer_epoch)
+        if not self._verify_transactions:
+            return
+        entry = self._verifications.get(producer_id)
+        if entry is None or guard is not entry.guard:
+            raise KafkaError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"{self._partition}: producer {producer_id} with epoch {batch.producer_epoch} has no open "
+                "transaction here, and none was verified for this write: add the partition first",
+            )
+
+    def _uses_up_verification(self, batch: ProducerBatch) -> bool:
+        entry = self._verifications.get(batch.producer_id)
+        if entry is None:
+            return False
+        # With version 2 the marker of the last transaction already carries the epoch of the next one, whose
+        # verification may be on its way.
+        return not (entry.supports_epoch_bump and batch.is_control and batch.producer_epoch == entry.epoch)
+
+    def _complete(self, txn: CompletedTxn) -> int:
+        """Mark the transaction as decided; the last stable offset at that moment."""
+        if self._ongoing.pop(txn.first_offset, None) != txn.producer_id:
+            raise ValueError(f"{self._partition}: {txn} was never begun")
+        self._completed.append((txn.last_offset, txn.first_offset))
+        return min(next(iter(self._ongoing), txn.last_offset + 1), txn.last_offset + 1)
+
+    # The log moves
+
+    def on_high_watermark_updated(self, high_watermark: int) -> None:
+        """Let go of the transactions whose marker is replicated."""
+        completed = self._completed
+        while completed and completed[0][0] < high_watermark:
+            del self._txns[completed.popleft()[1]]
+
+    def on_log_start_offset_incremented(self, log_start_offset: int, latest_snapshot: int | None) -> None:
+        self.on_high_watermark_updated(log_start_offset)
+        self.map_end_offset = max(self.map_end_offset, log_start_offset)
+        self._last_snapshot_offset = log_start_offset if latest_snapshot is None else latest_snapshot
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Forget everything; the log begins anew at `offset`. The snapshots are the caller's to delete."""
+        self._clear()
+        self._last_snapshot_offset = 0
+        self.map_end_offset = offset
+
+    def truncate_and_reload(
+        self, snapshots: ProducerSnapshots, log_start_offset: int, log_end_offset: int, now_ms: int
+    ) -> None:
+        """Go back to the newest snapshot at or below `log_end_offset`; the batches from `map_end_offset` up
+        to there are then the caller's to replay. The high watermark must not be below `log_end_offset`.
+        """
+        snapshots.delete_outside(log_start_offset, log_end_offset)
+        if log_end_offset == self.map_end_offset:
+            self.on_log_start_offset_incremented(log_start_offset, snapshots.latest)
+            return
+        self._clear()
+        while (offset := snapshots.latest) is not None:
+            try:
+                entries = snapshots.load(offset)
+            except CorruptSnapshotError as error:
+                _log.warning("a producer snapshot is damaged and will be removed: %s", error)
+                snapshots.delete(offset)
+                continue
+            self.load(entries, now_ms)
+            break
+        self._last_snapshot_offset = self.map_end_offset = log_start_offset if offset is None else offset
+
+    def load(self, entries: Iterable[ProducerStateEntry], now_ms: int) -> None:
+        """Add the entries of a snapshot, without those that have expired."""
+        open_txns = []
+        for entry in entries:
+            if self._is_expired(entry, now_ms):
+                continue
+            self._producers[entry.producer_id] = entry
+            if entry.current_txn_first_offset is not None:
+                open_txns.append((entry.current_txn_first_offset, entry.producer_id))
+        for first_offset, producer_id in sorted(open_txns):
+            self._txns[first_offset] = producer_id
+            self._ongoing[first_offset] = producer_id
+
+    # Snapshots and expiry
+
+    def take_snapshot(self, snapshots: ProducerSnapshots, *, sync: bool = False) -> int | None:
+        """Write a snapshot at `map_end_offset` if there is none yet; its offset, if one was written."""
+        if self.map_end_offset <= self._last_snapshot_offset:
+            return None
+        snapshots.write(self.map_end_offset, self.snapshot(), sync=sync)
+        self._last_snapshot_offset = self.map_end_offset
+        return self.map_end_offset
+
+    def snapshot(self) -> bytes:
+        return encode_snapshot(self._producers.values())
+
+    def remove_expired(self, now_ms: int) -> None:
+        """Forget producers that were idle too long, unless a transaction is open, and stale verifications."""
+        for producer_id in [id for id, entry in self._producers.items() if self._is_expired(entry, now_ms)]:
+            del self._producers[producer_id]
+        stale = [
+            producer_id
+            for producer_id, entry in self._verifications.items()
+            if now_ms - entry.timestamp >= self._expiration_ms
+        ]
+        for producer_id in stale:
+            del self._verifications[producer_id]
+
+    def _is_expired(self, entry: ProducerStateEntry, now_ms: int) -> bool:
+        return entry.current_txn_first_offset is None and now_ms - entry.last_timestamp >= self._expiration_ms
+
+    def _clear(self) -> None:
+        self._producers.clear()
+        self._txns.clear()
+        self._ongoing.clear()
+        self._completed.clear()

@@ -1,0 +1,1 @@
+"""Recovery: load a partition after a clean shutdown or a crash, and report damage that it finds."""

@@ -1,0 +1,455 @@
+"""Opening a partition: after a clean shutdown by its file names alone, after a crash by what its batches say.
+
+After a crash, what a process had half done is completed or undone first (`leftovers`). Then the segments from
+the recovery point on are read: every batch is checked, the indexes, the transaction index, the leader epochs
+and the producer state are made anew, and the log ends before the first batch that is not whole.
+
+Below the recovery point everything was synced. What is damaged there was not torn by a crash, and cutting the
+log would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which
+says where it is damaged and what to do, unless the policy says to truncate. Damage above the recovery point
+ends the log; where good batches follow it, that is reported as an error with their number and place, as
+records that had not been synced are lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from dataclasses import dataclass
+from enum import Enum
+
+from ottla.log.directory import checkpoints
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.epochs.epoch_file import read_epochs
+from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
+from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TopicPartition, segment_file_name
+from ottla.log.local_log import LocalLog
+from ottla.log.log_config import LogConfig
+from ottla.log.producers.log_producers import (
+    DEFAULT_PRODUCER_CONFIG,
+    LogProducers,
+    ProducerConfig,
+    new_producers,
+)
+from ottla.log.producers.replay import batches_between, end_txn_marker
+from ottla.log.producers.snapshot import ProducerSnapshots
+from ottla.log.producers.state_manager import ProducerStateManager
+from ottla.log.recovery.damage_report import whole_batches
+from ottla.log.recovery.interrupted_operations import tidy
+from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
+from ottla.log.segment.segment import LogSegment
+from ottla.log.segment.sparse_index import is_lack_of_room
+from ottla.log.segment.walk import CorruptBatch
+from ottla.log.unified_log import Log
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+_log = logging.getLogger(__name__)
+
+_MIN_PREALLOCATED_BYTES = 4096
+"""Smaller indexes are not told from our own after a crash, which may leave zeros in them too."""
+
+
+class CorruptionPolicy(Enum):
+    """What to do with a log that is damaged below its recovery point."""
+
+    REFUSE = "refuse"
+    """Leave it as it is and do not serve it."""
+    TRUNCATE = "truncate"
+    """End it before the damage, as Apache Kafka does; where the partition has a leader it fetches the rest.
+    """
+
+
+class CorruptLog(KafkaError):
+    """Synced records are damaged or missing."""
+
+    __slots__ = ()
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What a load has to know besides the partition."""
+
+    clean: bool
+    """True after a clean shutdown of the directory."""
+    producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG
+    corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE
+
+
+def create_log(
+    directory: LogDirectory,
+    name: str,
+    partition: TopicPartition,
+    config: LogConfig,
+    *,
+    topic_id: bytes | None = None,
+    producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
+) -> Log:
+    """Make the directory of a new partition, with an empty segment at offset 0. It is durable once it has
+    been settled: from then on a log that does not begin with this segment has lost it on purpose.
+    """
+    directory.check_online()
+    dir = posixpath.join(directory.path, name)
+    try:
+        if directory.knows(partition):
+            directory.forget([partition])
+        directory.disk.make_dirs(dir)
+        segment = LogSegment.create(directory.handles, dir, 0, config, created_ms=directory.clock.wall_ms())
+    except OSError as error:
+        raise directory.io_error(f"creating {dir}", error) from error
+    local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
+    producers = LogProducers(local, producer_config, new_producers(partition, producer_config))
+    return Log(local, 0, producers, epochs=LeaderEpochCache(), settled=False, topic_id=topic_id)
+
+
+def load_log(
+    directory: LogDirectory, name: str, partition: TopicPartition, config: LogConfig, options: LoadOptions
+) -> Log:
+    """Open the partition in the directory `name`. OSError where the disk fails, CorruptLog where synced
+    records are damaged.
+    """
+    return _Loader(directory, name, partition, config, options).load()
+
+
+class _Loader:
+    def __init__(
+        self,
+        directory: LogDirectory,
+        name: str,
+        partition: TopicPartition,
+        config: LogConfig,
+        options: LoadOptions,
+    ) -> None:
+        self.directory = directory
+        self.disk = directory.disk
+        self.dir = posixpath.join(directory.path, name)
+        self.partition = partition
+        self.config = config
+        self.options = options
+        self.start_is_known = directory.log_start(partition) is not None
+        self.log_start = directory.log_start(partition) or 0
+        checkpointed = directory.recovery_point(partition)
+        self.end_is_known = options.clean and checkpointed is not None
+        self.recovery_point = checkpointed or 0
+
+    def load(self) -> Log:
+        bases = tidy(self.directory.handles, self.dir, self.config)
+        segments = [self._segment(base) for base in bases]
+        if not self.options.clean:
+            return self._recover(segments)
+        if segments and self.end_is_known:
+            end_offset = self.recovery_point
+            if self.log_start > end_offset:
+                self._check_start(end_offset)
+            known = self.log_start <= end_offset and segments[-1].base_offset <= end_offset
+        else:
+            try:
+                end_offset, known = segments[-1].next_offset() if segments else 0, False
+            except CorruptBatch:
+                return self._recover(segments)
+        if not segments or end_offset < max(self.log_start, segments[-1].base_offset):
+            # The checkpoints and the files contradict each other: clean it was not.
+            return self._recover(segments)
+        return self._log(segments, end_offset, end_offset, verified_end=not known, names_synced=True)
+
+    def _check_start(self, end_offset: int) -> None:
+        """Do not give up a whole log for one wrong number."""
+        message = (
+            f"{self.dir} ended at offset {end_offset} at its clean shutdown, but {checkpoints.LOG_STARTS} "
+            f"says that everything below {self.log_start} was deleted"
+        )
+        if self.options.corruption_policy is CorruptionPolicy.REFUSE:
+            raise CorruptLog(
+                f"{message}. The files are left as they are. Correct the line, or remove it to have all "
+                "records that are in the files, or start with the corruption policy 'truncate' to go on "
+                f"at {self.log_start} without them"
+            )
+        _log.error("%s; the log begins there, as the corruption policy says", message)
+
+    def _segment(self, base_offset: int) -> LogSegment:
+        return LogSegment(
+            self.directory.handles,
+            self.dir,
+            base_offset,
+            self.config,
+            created_ms=self.directory.clock.wall_ms(),
+        )
+
+    def _log(
+        self,
+        segments: list[LogSegment],
+        end_offset: int,
+        recovery_point: int,
+        *,
+        verified_end: bool,
+        names_synced: bool,
+        epochs: LeaderEpochCache | None = None,
+        producers: ProducerStateManager | None = None,
+        snapshots: ProducerSnapshots | None = None,
+    ) -> Log:
+        local = LocalLog(
+            self.directory,
+            self.dir,
+            self.partition,
+            self.config,
+            segments,
+            end_offset,
+            recovery_point,
+            names_synced=names_synced,
+        )
+        return Log(
+            local,
+            max(self.log_start, segments[0].base_offset),
+            LogProducers(local, self.options.producer_config, producers, snapshots),
+            epochs=epochs,
+            verified_end=verified_end,
+        )
+
+    # After a crash
+
+    def _recover(self, segments: list[LogSegment]) -> Log:
+        while len(segments) > 1 and segments[1].base_offset <= self.log_start:
+            # Below the log start nobody reads, so nobody has seen to it that it is sound.
+            self._remove(segments.pop(0))
+        made_by_kafka = bool(segments) and self._has_preallocated_indexes(segments[-1])
+        if (
+            segments
+            and self.start_is_known
+            and segments[0].base_offset > self.log_start
+            and not made_by_kafka
+        ):
+            # The log start is durable before the segments below it go, so what lies above it was lost.
+            self._check_loss(
+                segments[0].path(LOG), 0, self.log_start, "the records before this segment are missing"
+            )
+            self._discard(segments, 0, self.log_start)
+        first = self._first_to_scan(segments)
+        epochs = read_epochs(self.disk, self.dir, segments[:first])
+        snapshots = ProducerSnapshots(self.disk, self.dir)
+        snapshots.remove_stray(segment.base_offset for segment in segments)
+        producers = new_producers(self.partition, self.options.producer_config)
+        if segments:
+            self._reload(producers, snapshots, segments, segments[first].base_offset)
+        end_offset = segments[first].base_offset if segments else 0
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            gap = number > first and segment.base_offset != end_offset
+            if gap and not self._is_plausible_gap(segments[number - 1], segment, end_offset, made_by_kafka):
+                self._check_loss(
+                    segments[number - 1].path(LOG),
+                    segments[number - 1].size,
+                    end_offset,
+                    f"the records from {end_offset} to {segment.base_offset} are missing",
+                )
+                self._discard(segments, number, end_offset)
+                break
+            if number > first:
+                producers.map_end_offset = segment.base_offset
+                self._take_snapshot(producers, snapshots)
+            end_offset, complete = self._scan(segment, epochs, producers)
+            if not complete:
+                self._discard(segments, number + 1, end_offset)
+                break
+        if end_offset < self.recovery_point and end_offset >= self.log_start and segments:
+            self._check_loss(
+                segments[-1].path(LOG),
+                segments[-1].size,
+                end_offset,
+                f"the log ends at offset {end_offset}, but it was synced up to {self.recovery_point}",
+            )
+        if not segments or end_offset < self.log_start:
+            end_offset = self._start_anew(segments, snapshots, producers)
+            epochs.clear()
+        epochs.fit(max(self.log_start, segments[0].base_offset), end_offset)
+        snapshots.delete_outside(self.log_start, end_offset)
+        producers.map_end_offset = end_offset
+        self.disk.sync_dir(self.dir)
+        log = self._log(
+            segments,
+            end_offset,
+            min(self.recovery_point, end_offset),
+            verified_end=True,
+            names_synced=True,
+            epochs=epochs,
+            producers=producers,
+            snapshots=snapshots,
+        )
+        _log.info("%r was recovered from offset %d on", log, self.recovery_point)
+        if log.committable_offset < end_offset:
+            # Nobody else would flush it before the next append, and until then its readers would wait.
+            log.flush()
+        return log
+
+    def _take_snapshot(self, producers: ProducerStateManager, snapshots: ProducerSnapshots) -> None:
+        try:
+            producers.take_snapshot(snapshots)
+        except OSError as error:
+            if not is_lack_of_room(error):
+                raise
+            _log.warning("no room for a producer snapshot, the log will do: %s", error)
+
+    def _first_to_scan(self, segments: list[LogSegment]) -> int:
+        scan_from = max(self.recovery_point, self.log_start)
+        first = 0
+        for number, segment in enumerate(segments):
+            if segment.base_offset <= scan_from:
+                first = number
+        return first
+
+    def _reload(
+        self,
+        producers: ProducerStateManager,
+        snapshots: ProducerSnapshots,
+        segments: list[LogSegment],
+        end_offset: int,
+    ) -> None:
+        """The producer state as of the first segment to be scanned."""
+        producers.truncate_and_reload(
+            snapshots, min(self.log_start, end_offset), end_offset, self.directory.clock.wall_ms()
+        )
+        for batch in batches_between(segments, producers.map_end_offset, end_offset):
+            producers.replay([batch])
+        producers.map_end_offset = end_offset
+
+    def _scan(
+        self, segment: LogSegment, epochs: LeaderEpochCache, producers: ProducerStateManager
+    ) -> tuple[int, bool]:
+        """Check every batch and make everything anew that follows from them; the offset after the last good
+        one, and whether the file ends with it.
+        """
+        segment.start_rebuild()
+        aborted = []
+        end_offset = segment.base_offset
+        end_position = 0
+        damage: CorruptBatch | None = None
+        try:
+            for position, header, buffer, at in segment.batches():
+                if not end_offset <= header.base_offset <= header.last_offset or not segment.fits(
+                    header.last_offset
+                ):
+                    raise CorruptBatch(
+                        segment.path(LOG),
+                        position,
+                        f"the offsets {header.base_offset} to {header.last_offset} after {end_offset - 1}",
+                    )
+                segment.rebuild_from(position, header)
+                epochs.reconcile(header.leader_epoch, header.base_offset)
+                if header.last_offset >= self.log_start:
+                    marker = end_txn_marker(buffer, at, header) if header.is_control else None
+                    aborted.extend(producers.replay([(header, marker)]))
+                end_offset = header.next_offset
+                end_position = position + header.size
+        except CorruptBatch as error:
+            damage = error
+        segment.end_rebuild()
+        segment.txn_index.reset(aborted)
+        if damage is not None:
+            self._report(segment, damage, end_offset)
+            segment.set_size(end_position)
+        return end_offset, damage is None
+
+    def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
+        """Say what is lost with the bytes behind the last good batch, or refuse to lose it."""
+        self._check_loss(damage.path, damage.position, end_offset, damage.reason)
+        found = whole_batches(segment, damage.position)
+        if found is None:
+            _log.warning("%s; the log ends at offset %d", damage, end_offset)
+            return
+        _log.error(
+            "%s; the log ends at offset %d. %d whole batches behind it, with offsets from %d to %d, were not "
+            "synced before the crash and are lost with it",
+            damage,
+            end_offset,
+            *found,
+        )
+
+    def _check_loss(self, path: str, position: int, end_offset: int, reason: str) -> None:
+        if max(end_offset, self.log_start) >= self.recovery_point:
+            return
+        message = (
+            f"{path} is damaged at position {position}, after offset {end_offset - 1}: {reason}. Everything "
+            f"up to offset {self.recovery_point} had been synced, so a crash does not explain it"
+        )
+        if self.options.corruption_policy is CorruptionPolicy.TRUNCATE:
+            _log.error("%s; the log is truncated, as the corruption policy says", message)
+            self.recovery_point = end_offset
+            return
+        raise CorruptLog(
+            f"{message}. The files are left as they are. If the partition has other replicas, move "
+            f"{self.dir} away and it is fetched from its leader; if not, restore the file, or start with the "
+            "corruption policy 'truncate' to go on without the records from there on"
+        )
+
+    def _is_plausible_gap(
+        self, before: LogSegment, segment: LogSegment, end_offset: int, made_by_kafka: bool
+    ) -> bool:
+        """A new segment starts where the log ends, so a gap means lost bytes: unless the offsets would not
+        have fitted, compaction has made it below the recovery point, or Apache Kafka has written the log,
+        which starts a segment at its first record.
+        """
+        if segment.base_offset < end_offset:
+            return False
+        overflow = segment.base_offset - before.base_offset > MAX_RELATIVE_OFFSET + 1
+        return overflow or made_by_kafka or segment.base_offset <= self.recovery_point
+
+    def _has_preallocated_indexes(self, segment: LogSegment) -> bool:
+        """True if both indexes of the active segment have the full size and zeros at the end, as only Apache
+        Kafka leaves them.
+        """
+        full = max(self.config.segment_index_bytes, _MIN_PREALLOCATED_BYTES)
+        for kind, width in ((INDEX, 8), (TIME_INDEX, 12)):
+            path = posixpath.join(self.dir, segment_file_name(segment.base_offset, kind))
+            if not self.disk.exists(path):
+                return False
+            file = self.disk.open(path, writable=False)
+            try:
+                size = file.size()
+                if size != full - full % width or any(file.pread(width, size - width)):
+                    return False
+            finally:
+                file.close()
+        return True
+
+    def _discard(self, segments: list[LogSegment], start: int, end_offset: int) -> None:
+        """Remove the segments from `start` on, the last one first."""
+        while len(segments) > start:
+            segment = segments.pop()
+            found = whole_batches(segment, 0)
+            if found is not None:
+                _log.error(
+                    "%s: the log ends at offset %d; %d whole batches from %d to %d were not synced before "
+                    "the crash and are lost with the segment",
+                    segment.path(LOG),
+                    end_offset,
+                    *found,
+                )
+            self._remove(segment)
+            self.disk.sync_dir(self.dir)
+
+    def _remove(self, segment: LogSegment) -> None:
+        segment.release()
+        for kind in SEGMENT_KINDS:
+            if self.disk.exists(segment.path(kind)):
+                self.disk.unlink(segment.path(kind))
+
+    def _start_anew(
+        self, segments: list[LogSegment], snapshots: ProducerSnapshots, producers: ProducerStateManager
+    ) -> int:
+        """The log lies wholly below its start: go on with an empty one there."""
+        if segments:
+            _log.warning("%s ends below its start offset %d and begins there anew", self.dir, self.log_start)
+        self._discard(segments, 0, self.log_start)
+        snapshots.delete_all()
+        producers.truncate_fully_and_start_at(self.log_start)
+        segments.append(
+            LogSegment.create(
+                self.directory.handles,
+                self.dir,
+                self.log_start,
+                self.config,
+                created_ms=self.directory.clock.wall_ms(),
+            )
+        )
+        return self.log_start

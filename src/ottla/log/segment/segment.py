@@ -1,0 +1,440 @@
+"""One segment of a log: a file of record batches and the indexes that find a place in it.
+
+The file holds whole batches, one after another, in the order of their offsets; every other file of a segment
+can be made again from it. A segment opened from disk reads nothing until it is asked: its size, its indexes
+and its greatest timestamp are fetched when they are first needed, so that a node with many thousands of them
+starts at once.
+
+Appends are one write and no sync. A write that fails may leave a part of itself behind the end of the
+segment; `cut` removes it. Invariant: the bytes up to `size` are whole batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Iterator, Sequence
+
+from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
+from ottla.log.log_config import LogConfig
+from ottla.log.segment.handles import FileHandles, LazyFile
+from ottla.log.segment.indexes import SegmentIndexes
+from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
+from ottla.log.segment.sparse_index import CorruptIndex, is_lack_of_room
+from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
+from ottla.log.segment.txn_index import TransactionIndex
+from ottla.log.segment.walk import (
+    BatchPosition,
+    CorruptBatch,
+    ScannedBatch,
+    find_batch,
+    scan_batches,
+    walk_headers,
+)
+from ottla.records.batch import BatchHeader
+from ottla.runtime.disk import Buffer, waiting
+
+_log = logging.getLogger(__name__)
+
+
+class LogSegment:
+    __slots__ = (
+        "_config",
+        "_damage",
+        "_first_timestamp",
+        "_handles",
+        "_indexes",
+        "_log",
+        "_size",
+        "_txn_index",
+        "base_offset",
+        "created_ms",
+        "dir",
+        "roll_jitter_ms",
+        "suffix",
+    )
+
+    def __init__(
+        self,
+        handles: FileHandles,
+        dir: str,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        suffix: str = "",
+        created_ms: int = 0,
+        roll_jitter_ms: int = 0,
+    ) -> None:
+        self._handles = handles
+        self._config = config
+        self.dir = dir
+        self.base_offset = base_offset
+        self.suffix = suffix
+        self.created_ms = created_ms
+        self.roll_jitter_ms = roll_jitter_ms
+        self._log = LazyFile(handles, self.path(LOG))
+        # Opened when they are first needed.
+        self._indexes: SegmentIndexes | None = None
+        self._txn_index: TransactionIndex | None = None
+        # The greatest timestamp of the first batch: None until looked up, -1 while there is no batch.
+        self._first_timestamp: int | None = None
+        # Why its batches could not be indexed to the end.
+        self._damage: CorruptBatch | None = None
+        # -1 until it has been looked up.
+        self._size = -1
+
+    @classmethod
+    def create(
+        cls,
+        handles: FileHandles,
+        dir: str,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        suffix: str = "",
+        created_ms: int = 0,
+        roll_jitter_ms: int = 0,
+    ) -> LogSegment:
+        """Make the files of an empty segment; what had their names is overwritten."""
+        segment = cls(
+            handles,
+            dir,
+            base_offset,
+            config,
+            suffix=suffix,
+            created_ms=created_ms,
+            roll_jitter_ms=roll_jitter_ms,
+        )
+        try:
+            segment.txn_index.delete_if_exists()
+            segment._new_indexes()
+            segment._log.create()
+            if config.preallocate:
+                segment._log.for_write().truncate(config.segment_bytes)
+        except OSError:
+            segment.release()
+            raise
+        segment._size = 0
+        segment._first_timestamp = NO_TIMESTAMP
+        return segment
+
+    def __repr__(self) -> str:
+        return f"<segment {self.path(LOG)}, {self._size if self._size >= 0 else 'unknown'} bytes>"
+
+    def path(self, kind: str) -> str:
+        return posixpath.join(self.dir, segment_file_name(self.base_offset, kind, self.suffix))
+
+    # What it holds
+
+    @property
+    def size(self) -> int:
+        """Bytes of whole batches."""
+        if self._size < 0:
+            self._size = self._handles.disk.size(self._log.path)
+        return self._size
+
+    @property
+    def indexes(self) -> SegmentIndexes:
+        indexes = self._indexes
+        return indexes if indexes is not None else self._open_indexes()
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        return self.indexes.offsets
+
+    @property
+    def time_index(self) -> TimeIndex:
+        return self.indexes.times
+
+    @property
+    def txn_index(self) -> TransactionIndex:
+        if self._txn_index is None:
+            self._txn_index = TransactionIndex(self._handles.disk, self.path(TXN_INDEX), self.base_offset)
+        return self._txn_index
+
+    @property
+    def max_timestamp(self) -> TimestampOffset:
+        """The greatest timestamp of its records and the last offset of the first batch that has it.
+        CorruptBatch where that cannot be said.
+        """
+        greatest = self.indexes.greatest
+        if self._damage is not None:
+            raise self._damage
+        return greatest
+
+    @property
+    def largest_timestamp(self) -> int:
+        """Of its records; where they have none, or are damaged, the time its file was last written."""
+        try:
+            timestamp = self.max_timestamp.timestamp
+        except CorruptBatch:
+            timestamp = NO_TIMESTAMP
+        return timestamp if timestamp >= 0 else self._handles.disk.mtime_ms(self._log.path)
+
+    @property
+    def first_timestamp(self) -> int:
+        """The greatest timestamp of the first batch, by which the age of the segment counts; -1 of none."""
+        if self._first_timestamp is None:
+            header = next(self.headers(), None)
+            if header is None:
+                return NO_TIMESTAMP
+            self._first_timestamp = header[1].max_timestamp
+        return self._first_timestamp
+
+    @property
+    def mtime_ms(self) -> int:
+        return self._handles.disk.mtime_ms(self._log.path)
+
+    def set_mtime_ms(self, mtime_ms: int) -> None:
+        self._handles.disk.set_mtime_ms(self._log.path, mtime_ms)
+
+    def fits(self, last_offset: int) -> bool:
+        """True if the offset can be written relative to the base offset."""
+        return 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    def should_roll(self, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
+        """True if these records belong into a new segment."""
+        held = self.size
+        config = self._config
+        if held > config.segment_bytes - size:
+            return True
+        if held > 0:
+            first = self.first_timestamp
+            waited = max_timestamp - first if first >= 0 else now_ms - self.created_ms
+            if waited > config.max_segment_ms - self.roll_jitter_ms:
+                return True
+        return self.indexes.are_full or not self.fits(last_offset)
+
+    def reconfigure(self, config: LogConfig) -> None:
+        self._config = config
+
+    # Writing
+
+    def append(self, data: Buffer, batches: Sequence[BatchHeader]) -> None:
+        """Write whole batches, given with their headers. After an OSError the segment is unchanged, but the
+        file has to be cut.
+        """
+        indexes = self.indexes
+        position = self.size
+        self._log.for_write().pwrite(data, position)
+        if position == 0:
+            self._first_timestamp = batches[0].max_timestamp
+        interval = self._config.index_interval_bytes
+        for batch in batches:
+            indexes.add(position, batch, interval)
+            position += batch.size
+        self._size = position
+
+    @property
+    def index_flush_due(self) -> bool:
+        return self._indexes is not None and self._indexes.flush_due
+
+    def flush_indexes(self) -> None:
+        """Write what the indexes hold in memory."""
+        if self._indexes is not None:
+            self._indexes.flush()
+
+    def cut(self) -> None:
+        """Remove what a failed write has left behind the end, for good."""
+        self._log.for_write().truncate(self.size)
+        self._log.sync()
+
+    def seal(self) -> None:
+        """Make the files final: the greatest timestamp becomes the last entry of the time index, and nothing
+        lies behind the ends.
+        """
+        self.indexes.seal()
+        if self._config.preallocate:
+            self._log.for_write().truncate(self.size)
+
+    def sync_log(self) -> None:
+        self._log.sync()
+
+    def sync(self) -> None:
+        """Make everything durable but the names of the files."""
+        self.flush_indexes()
+        self.sync_log()
+        self.indexes.sync()
+        self.txn_index.flush()
+
+    def truncate_to(self, offset: int) -> bool:
+        """Remove the batches that hold `offset` or more, for good; True if there were any."""
+        found = self.find(offset)
+        indexes = self.indexes
+        indexes.truncate_to(offset)
+        self.txn_index.truncate_to(offset)
+        if found is None:
+            return False
+        self._size = found.position
+        self.cut()
+        if found.position == 0:
+            self._first_timestamp = NO_TIMESTAMP
+            indexes.clear_greatest()
+        else:
+            indexes.restore_greatest(self.headers(indexes.unindexed_position))
+        return True
+
+    # Reading
+
+    def find(self, offset: int) -> BatchPosition | None:
+        """The first batch that ends at or above `offset`; None if all end below it."""
+        try:
+            return self._find(offset)
+        except CorruptIndex as error:
+            self._rebuild(error)
+            return self._find(offset)
+
+    def _find(self, offset: int) -> BatchPosition | None:
+        indexes = self._indexes if self._indexes is not None else self._open_indexes()
+        size = self._size if self._size >= 0 else self.size
+        return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset)
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of the file; short only if the segment ends before."""
+        return self._log.get().pread(min(size, self.size - position), position)
+
+    def headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        """Position and header of each batch from a batch's position on, without reading the records;
+        CorruptBatch where the file does not go on with a whole one.
+        """
+        return walk_headers(self._log.get(), self.size, position)
+
+    def batches(self, position: int = 0) -> Iterator[ScannedBatch]:
+        """Each batch with its bytes, from a batch's position on, checksums verified; CorruptBatch where the
+        file does not go on with a good one.
+        """
+        return scan_batches(self._log.get(), self.size, position)
+
+    def end_below(self, offset: int) -> int:
+        """The offset after the last batch that ends below `offset`; the base offset if there is none."""
+        end = self.base_offset
+        for _, header in self.headers(self.offset_index.lookup(offset - 1).position):
+            if header.last_offset >= offset:
+                break
+            end = header.next_offset
+        return end
+
+    def next_offset(self) -> int:
+        """The offset after the last batch; the base offset of an empty segment. Reads from the last index
+        entry on.
+        """
+        last = self.offset_index.last_entry
+        next_offset = self.base_offset
+        first = True
+        for _, header in self.headers(last.position):
+            if first and last.position and header.last_offset != last.offset:
+                self._rebuild(CorruptIndex(f"{self.path(INDEX)}: {last} is not where a batch ends"))
+                return self.next_offset()
+            first = False
+            next_offset = header.next_offset
+        if first and last.position:
+            self._rebuild(CorruptIndex(f"{self.path(INDEX)}: there is no batch at {last}"))
+            return self.next_offset()
+        return next_offset
+
+    # Indexes
+
+    def _new_indexes(self) -> None:
+        self.close_indexes()
+        self._indexes = SegmentIndexes.create(
+            self._handles,
+            self.path(INDEX),
+            self.path(TIME_INDEX),
+            self.base_offset,
+            self._config.segment_index_bytes,
+        )
+
+    def _open_indexes(self) -> SegmentIndexes:
+        try:
+            indexes = SegmentIndexes.open(
+                self._handles,
+                self.path(INDEX),
+                self.path(TIME_INDEX),
+                self.base_offset,
+                self._config.segment_index_bytes,
+                self.size,
+            )
+            indexes.check_end(self.headers(indexes.offsets.last_entry.position))
+            self._indexes = indexes
+        except (CorruptIndex, CorruptBatch, FileNotFoundError) as error:
+            self._rebuild(error)
+        assert self._indexes is not None
+        return self._indexes
+
+    def _rebuild(self, error: Exception) -> None:
+        _log.warning("an index is damaged and will be built anew from its segment: %s", error)
+        self.start_rebuild()
+        damage = None
+        with waiting(True):  # once begun, it has to be finished
+            try:
+                for position, header in self.headers():
+                    self.rebuild_from(position, header)
+            except CorruptBatch as found:
+                # What lies before it can be read; whoever asks for more will be told.
+                _log.error("%s; the records from there on are not indexed and cannot be read", found)
+                damage = found
+        self.end_rebuild()
+        self._damage = damage
+        # The segment may lie below the recovery point, where no flush comes by any more.
+        self.indexes.sync()
+
+    def start_rebuild(self) -> None:
+        """Empty both indexes; the batches are to follow, one by one."""
+        self._new_indexes()
+        self._damage = None
+        self._first_timestamp = None
+
+    def rebuild_from(self, position: int, header: BatchHeader) -> None:
+        self.indexes.add(position, header, self._config.index_interval_bytes)
+
+    def end_rebuild(self) -> None:
+        self.indexes.add_last()
+        try:
+            self.flush_indexes()
+        except OSError as error:
+            if not is_lack_of_room(error):
+                raise
+            # A full disk must not keep a log from being read; the entries wait in memory.
+            _log.warning("no room for an index that was built anew: %s", error)
+
+    # Files
+
+    def set_size(self, size: int) -> None:
+        """Cut the file to `size`, which must be the end of a batch, for good."""
+        self._size = size
+        self.cut()
+
+    def rename(self, suffix: str) -> None:
+        """Give all files another suffix, the batches first; an index that is missing stays missing."""
+        old = [self.path(kind) for kind in SEGMENT_KINDS]
+        self.suffix = suffix
+        for kind, path in zip(SEGMENT_KINDS, old):
+            try:
+                self._handles.disk.rename(path, self.path(kind))
+            except FileNotFoundError:
+                if kind == LOG:
+                    raise
+        self._renamed()
+
+    def moved_to(self, dir: str) -> None:
+        """The directory was renamed."""
+        self.dir = dir
+        self._renamed()
+
+    def _renamed(self) -> None:
+        self._log.path = self.path(LOG)
+        if self._indexes is not None:
+            self._indexes.moved(self.path(INDEX), self.path(TIME_INDEX))
+        if self._txn_index is not None:
+            self._txn_index.path = self.path(TXN_INDEX)
+
+    def release(self) -> None:
+        """Close the files, if they are open; they open again when they are needed. Not for a segment that
+        has yet to be synced.
+        """
+        self._log.release()
+        self.close_indexes()
+
+    def close_indexes(self) -> None:
+        if self._indexes is not None:
+            self._indexes.close()

@@ -1,0 +1,296 @@
+"""Brokers and controllers: registration, heartbeats, fencing, controlled shutdown, directories that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ottla.metadata.controller.heartbeats import BrokerControlState, BrokerHeartbeats
+from ottla.metadata.controller.partitions import leader_and_isr_updates, partitions_where
+from ottla.metadata.controller.state import ControlState, Result
+from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, VersionRange
+from ottla.metadata.image.entities import NO_LEADER, is_reserved_directory
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
+from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
+from ottla.protocol.metadata_records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    BrokerRegistrationChangeRecord,
+    ControllerEndpoint,
+    ControllerFeature,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnregisterBrokerRecord,
+)
+
+_FENCE = 1
+_UNFENCE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    is_caught_up: bool
+    is_fenced: bool
+    in_controlled_shutdown: bool
+    should_shut_down: bool
+
+
+def register_broker(
+    state: ControlState,
+    heartbeats: BrokerHeartbeats,
+    request: BrokerRegistrationRequest,
+    *,
+    new_epoch: int,
+    now_ns: int,
+    supersede: bool = False,
+    version: int = 4,
+) -> Result[int]:
+    """Register a broker; the response is its epoch. A new incarnation first tidies up after the last one.
+
+    While the session of another incarnation lasts, the id is taken: unless ``supersede`` says that its
+    process is known to be gone.
+    """
+    if request.cluster_id != state.settings.cluster_id:
+        raise KafkaError(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"the broker is of cluster {request.cluster_id}; this is cluster {state.settings.cluster_id}",
+        )
+    broker = request.broker_id
+    existing = state.image.cluster.brokers.get(broker)
+    incarnation = bytes(request.incarnation_id)
+    same_incarnation = existing is not None and existing.incarnation_id == incarnation
+    if (
+        existing is not None
+        and not same_incarnation
+        and not supersede
+        and heartbeats.has_valid_session(broker, existing.epoch, now_ns)
+    ):
+        raise KafkaError(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            "a broker with this id is registered and alive; if it is the former life "
+            "of this one, try again when its session has ended",
+        )
+    if request.is_migrating_zk_broker:
+        raise KafkaError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, "a broker that is under ZooKeeper cannot register"
+        )
+    if state.version.directory_assignment:
+        _check_directories(state, broker, request.log_dirs)
+    record = RegisterBrokerRecord(
+        broker_id=broker,
+        incarnation_id=incarnation,
+        rack=request.rack,
+        end_points=[
+            BrokerEndpoint(name=e.name, host=e.host, port=e.port, security_protocol=e.security_protocol)
+            for e in request.listeners
+        ],
+        features=_checked_features(state, request),
+        log_dirs=[bytes(d) for d in request.log_dirs] if state.version.directory_assignment else [],
+    )
+    records: list[MetadataRecord] = []
+    if same_incarnation and existing is not None:
+        record.fenced = existing.fenced
+        record.in_controlled_shutdown = existing.in_controlled_shutdown
+        record.broker_epoch = existing.epoch
+    else:
+        previous_epoch = -2 if existing is None else existing.epoch
+        clean = version >= 3 and previous_epoch == request.previous_broker_epoch
+        records += _shutdown_records(state, broker, clean=clean)
+        record.broker_epoch = new_epoch
+    records.append(record)
+    return Result(records, record.broker_epoch)
+
+
+def _check_directories(state: ControlState, broker: int, directories: Sequence[bytes]) -> None:
+    if not directories:
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "the broker names no log directory")
+    if any(is_reserved_directory(bytes(directory)) for directory in directories):
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "a directory id is one of the reserved ones")
+    wanted = {bytes(directory) for directory in directories}
+    if len(wanted) != len(directories):
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "a directory id is given twice")
+    for other in state.image.cluster.brokers.values():
+        taken = wanted.intersection(other.directories)
+        if other.id != broker and taken:
+            raise KafkaError(
+                ErrorCode.INVALID_REGISTRATION,
+                f"the directory {min(taken).hex()} is registered by broker {other.id}",
+            )
+
+
+def _checked_features(state: ControlState, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
+    """The broker's features, once every finalised level is found to be within its ranges."""
+    offered = {
+        feature.name: VersionRange(feature.min_supported_version, feature.max_supported_version)
+        for feature in request.features
+    }
+    if METADATA_VERSION not in offered:
+        raise KafkaError(
+            ErrorCode.INVALID_REGISTRATION,
+            f"the broker does not say which versions of {METADATA_VERSION} it supports",
+        )
+    finalized: Mapping[str, int] = {**state.image.features.finalized(), KRAFT_VERSION: state.kraft_version}
+    for name in offered.keys() | finalized.keys():
+        supported = offered.get(name, VersionRange(0, 0))
+        level = finalized.get(name, 0)
+        if level not in supported:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"the cluster is at {name} {level}; the broker supports {supported.min} to {supported.max}",
+            )
+    return [
+        BrokerFeature(name=name, min_supported_version=supported.min, max_supported_version=supported.max)
+        for name, supported in offered.items()
+    ]
+
+
+def _shutdown_records(state: ControlState, broker: int, *, clean: bool) -> list[MetadataRecord]:
+    """What the end of a broker's previous incarnation means for the partitions it was in sync or eligible
+    for.
+    """
+    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
+    if not state.elr_enabled or clean:
+        return leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    in_elr = partitions_where(state, lambda partition: broker in partition.elr)
+    return [
+        *leader_and_isr_updates(state, in_isr, unclean_shutdown_broker=broker),
+        *leader_and_isr_updates(state, in_elr, unclean_shutdown_broker=broker),
+    ]
+
+
+def register_controller(state: ControlState, request: ControllerRegistrationRequest) -> Result[None]:
+    if not state.version.controller_registration:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "controllers register only from a later metadata.version on",
+        )
+    record = RegisterControllerRecord(
+        controller_id=request.controller_id,
+        incarnation_id=bytes(request.incarnation_id),
+        zk_migration_ready=False,
+        end_points=[
+            ControllerEndpoint(name=e.name, host=e.host, port=e.port, security_protocol=e.security_protocol)
+            for e in request.listeners
+        ],
+        features=[
+            ControllerFeature(
+                name=f.name,
+                min_supported_version=f.min_supported_version,
+                max_supported_version=f.max_supported_version,
+            )
+            for f in request.features
+        ],
+    )
+    return Result([record], None)
+
+
+def unregister_broker(state: ControlState, broker: int) -> Result[None]:
+    registration = state.image.cluster.brokers.get(broker)
+    if registration is None:
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {broker} is not registered")
+    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
+    in_elr = partitions_where(state, lambda partition: broker in partition.elr)
+    records = leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    records += leader_and_isr_updates(state, in_elr, broker_to_remove=broker)
+    records.append(UnregisterBrokerRecord(broker_id=broker, broker_epoch=registration.epoch))
+    return Result(records, None)
+
+
+def process_heartbeat(
+    state: ControlState,
+    heartbeats: BrokerHeartbeats,
+    request: BrokerHeartbeatRequest,
+    *,
+    registration_offset: int,
+) -> Result[HeartbeatReply]:
+    """Move the broker between fenced, active and leaving. Its record lies at ``registration_offset``."""
+    broker, epoch = request.broker_id, request.broker_epoch
+    state.check_broker_epoch(broker, epoch)
+    current, target = heartbeats.next_state(
+        request, registration_offset, lambda: _leads_anything(state, broker)
+    )
+    records: list[MetadataRecord] = []
+    if current is not target:
+        if target.fenced:
+            records += fence_broker(state, broker)
+        elif target is BrokerControlState.UNFENCED:
+            records += _unfence_broker(state, broker, epoch)
+        else:
+            records += _begin_controlled_shutdown(state, broker, epoch)
+    heartbeats.touch(broker, fenced=target.fenced, metadata_offset=request.current_metadata_offset)
+    if state.version.directory_assignment:
+        records += _offline_directories(state, broker, epoch, request.offline_log_dirs)
+    if state.version.cordoned_log_dirs and request.cordoned_log_dirs is not None:
+        records += _cordoned_directories(state, broker, epoch, request.cordoned_log_dirs)
+    reply = HeartbeatReply(
+        is_caught_up=request.current_metadata_offset >= registration_offset,
+        is_fenced=target.fenced,
+        in_controlled_shutdown=target is BrokerControlState.CONTROLLED_SHUTDOWN,
+        should_shut_down=target is BrokerControlState.SHUTDOWN_NOW,
+    )
+    return Result(records, reply)
+
+
+def _leads_anything(state: ControlState, broker: int) -> bool:
+    return any(partition.leader == broker for _, _, partition in state.image.topics.partitions())
+
+
+def fence_broker(state: ControlState, broker: int) -> list[MetadataRecord]:
+    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
+    return [
+        *leader_and_isr_updates(state, in_isr, broker_to_remove=broker),
+        BrokerRegistrationChangeRecord(
+            broker_id=broker, broker_epoch=state.image.cluster.brokers[broker].epoch, fenced=_FENCE
+        ),
+    ]
+
+
+def _unfence_broker(state: ControlState, broker: int, epoch: int) -> list[MetadataRecord]:
+    leaderless = partitions_where(state, lambda partition: partition.leader == NO_LEADER)
+    return [
+        BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_UNFENCE),
+        *leader_and_isr_updates(state, leaderless, broker_to_add=broker),
+    ]
+
+
+def _begin_controlled_shutdown(state: ControlState, broker: int, epoch: int) -> list[MetadataRecord]:
+    records: list[MetadataRecord] = []
+    if not state.image.cluster.brokers[broker].in_controlled_shutdown:
+        records.append(
+            BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, in_controlled_shutdown=1)
+        )
+    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
+    return records + leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+
+
+def _offline_directories(
+    state: ControlState, broker: int, epoch: int, offline: Sequence[bytes]
+) -> list[MetadataRecord]:
+    gone = {bytes(directory) for directory in offline}
+    online = state.image.cluster.brokers[broker].directories
+    lost = [directory for directory in online if directory in gone]
+    if not lost:
+        return []
+    affected = partitions_where(
+        state,
+        lambda partition: broker in partition.replicas and partition.directory(broker) in gone,
+    )
+    return [
+        *leader_and_isr_updates(state, affected, broker_to_remove=broker),
+        BrokerRegistrationChangeRecord(
+            broker_id=broker, broker_epoch=epoch, log_dirs=[d for d in online if d not in gone]
+        ),
+    ]
+
+
+def _cordoned_directories(
+    state: ControlState, broker: int, epoch: int, cordoned: Sequence[bytes]
+) -> list[MetadataRecord]:
+    known = state.image.cluster.brokers[broker].cordoned_directories
+    wanted = [bytes(directory) for directory in cordoned]
+    if known is not None and set(known) == set(wanted):
+        return []
+    return [BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, cordoned_log_dirs=wanted)]

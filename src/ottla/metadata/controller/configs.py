@@ -1,0 +1,372 @@
+"""Configs of topics, brokers, the cluster's default, groups and client metrics: set, delete, append,
+subtract.
+
+A resource changes as a whole or not at all. The values are judged by the schema that is passed in; here
+live the rules of the resources themselves, and those that protect eligible leader replicas: while they are
+on, ``min.insync.replicas`` is one setting of the cluster, and a change of it clears the eligible sets that
+it had produced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Final
+
+from ottla.metadata.controller.state import (
+    CLUSTER_NAME,
+    NO_ERROR,
+    AclOperation,
+    ApiError,
+    ControlState,
+    RequestContext,
+    ResourceType,
+    Result,
+    check_record_count,
+)
+from ottla.metadata.controller.topic_names import invalid_topic_name
+from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, config_record
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.alter_configs import (
+    AlterableConfig as LegacyAlterableConfig,
+)
+from ottla.protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+)
+from ottla.protocol.messages.alter_configs import (
+    AlterConfigsResourceResponse as LegacyResourceResponse,
+)
+from ottla.protocol.messages.create_topics import CreatableTopicConfig
+from ottla.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from ottla.protocol.metadata_records import ClearElrRecord, ConfigRecord
+
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+CORDONED_LOG_DIRS: Final = "cordoned.log.dirs"
+MAX_VALUE_LENGTH: Final = 32767
+
+
+class OpType(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+_ALTERABLE: Final = frozenset(
+    {
+        ConfigResourceType.TOPIC,
+        ConfigResourceType.BROKER,
+        ConfigResourceType.CLIENT_METRICS,
+        ConfigResourceType.GROUP,
+    }
+)
+
+
+def incremental_alter_configs(
+    state: ControlState, request: IncrementalAlterConfigsRequest, context: RequestContext
+) -> Result[IncrementalAlterConfigsResponse]:
+    records: list[MetadataRecord] = []
+    responses: list[AlterConfigsResourceResponse] = []
+    repeated = _repeated((r.resource_type, r.resource_name) for r in request.resources)
+    for asked in request.resources:
+        resource = ConfigResource(asked.resource_type, asked.resource_name)
+        decide = partial(_incremental_records, state, resource, asked.configs)
+        error = _alter(state, resource, decide, context, repeated, records)
+        responses.append(
+            AlterConfigsResourceResponse(
+                error_code=int(error.code),
+                error_message=error.message,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+        )
+    records += clear_elr_records(state, records)
+    check_record_count(records)
+    response = IncrementalAlterConfigsResponse(responses=responses)
+    return Result([] if request.validate_only else records, response)
+
+
+def alter_configs(
+    state: ControlState, request: AlterConfigsRequest, context: RequestContext
+) -> Result[AlterConfigsResponse]:
+    """The old way: what is given replaces everything that is set."""
+    records: list[MetadataRecord] = []
+    responses: list[LegacyResourceResponse] = []
+    repeated = _repeated((r.resource_type, r.resource_name) for r in request.resources)
+    for asked in request.resources:
+        resource = ConfigResource(asked.resource_type, asked.resource_name)
+        decide = partial(_replacing_records, state, resource, asked.configs)
+        error = _alter(state, resource, decide, context, repeated, records)
+        responses.append(
+            LegacyResourceResponse(
+                error_code=int(error.code),
+                error_message=error.message,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+        )
+    records += clear_elr_records(state, records)
+    check_record_count(records)
+    return Result([] if request.validate_only else records, AlterConfigsResponse(responses=responses))
+
+
+def creation_config_records(
+    state: ControlState, topic: str, configs: Sequence[CreatableTopicConfig]
+) -> tuple[list[MetadataRecord], dict[str, str]]:
+    """The records that configure a topic which is being created, and the configs themselves."""
+    nulls = [config.name for config in configs if config.value is None]
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"no value is given for {', '.join(nulls)}")
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    overrides = {config.name: config.value for config in configs if config.value is not None}
+    if not overrides:
+        return [], overrides
+    records = [config_record(resource, name, value) for name, value in overrides.items()]
+    _validate(state, resource, records, existing={}, must_exist=False, forwarded=True)
+    return [*records, *clear_elr_records(state, records)], overrides
+
+
+def clear_elr_records(state: ControlState, records: Iterable[MetadataRecord]) -> list[ClearElrRecord]:
+    if not state.elr_enabled:
+        return []
+    return [
+        ClearElrRecord(
+            topic_name=record.resource_name if record.resource_type == ConfigResourceType.TOPIC else ""
+        )
+        for record in records
+        if isinstance(record, ConfigRecord) and record.name == MIN_INSYNC_REPLICAS
+    ]
+
+
+def elr_safety_records(state: ControlState) -> list[MetadataRecord]:
+    """What must be set before eligible leader replicas are switched on: one min.insync.replicas for the
+    cluster.
+    """
+    records: list[MetadataRecord] = []
+    if MIN_INSYNC_REPLICAS not in state.image.config(CLUSTER_DEFAULT):
+        value = str(state.settings.min_insync_replicas)
+        records.append(config_record(CLUSTER_DEFAULT, MIN_INSYNC_REPLICAS, value))
+    records += [
+        config_record(resource, MIN_INSYNC_REPLICAS, None)
+        for resource, configs in state.image.configs.items()
+        if resource.type == ConfigResourceType.BROKER and resource.name and MIN_INSYNC_REPLICAS in configs
+    ]
+    return records
+
+
+def _repeated(resources: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
+    return {resource for resource, count in Counter(resources).items() if count > 1}
+
+
+def _alter(
+    state: ControlState,
+    resource: ConfigResource,
+    decide: Callable[[], list[ConfigRecord]],
+    context: RequestContext,
+    repeated: set[tuple[int, str]],
+    records: list[MetadataRecord],
+) -> ApiError:
+    """Decide on one resource; its records are added only if all of it is valid."""
+    try:
+        if resource in repeated:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a resource is named twice in the request")
+        if resource.type not in _ALTERABLE:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"resources of type {int(resource.type)} have no settings"
+            )
+        _authorize(resource, context)
+        changes = decide()
+        existing = state.image.config(resource)
+        _validate(state, resource, changes, existing, must_exist=True, forwarded=context.forwarded)
+    except KafkaError as error:
+        return ApiError.of(error)
+    records += changes
+    return NO_ERROR
+
+
+def _authorize(resource: ConfigResource, context: RequestContext) -> None:
+    if resource.type == ConfigResourceType.TOPIC:
+        kind, name, error = ResourceType.TOPIC, resource.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    elif resource.type == ConfigResourceType.GROUP:
+        kind, name, error = ResourceType.GROUP, resource.name, ErrorCode.GROUP_AUTHORIZATION_FAILED
+    else:
+        kind, name, error = ResourceType.CLUSTER, CLUSTER_NAME, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    if not context.allowed(AclOperation.ALTER_CONFIGS, kind, name):
+        raise KafkaError(error, error.text)
+
+
+def _check_keys(names: Sequence[str], nulls: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting is named twice for one resource")
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no value is given for {', '.join(nulls)}")
+
+
+def _incremental_records(
+    state: ControlState, resource: ConfigResource, configs: Sequence[AlterableConfig]
+) -> list[ConfigRecord]:
+    _check_keys(
+        [config.name for config in configs],
+        [c.name for c in configs if c.value is None and c.config_operation != OpType.DELETE],
+    )
+    current = state.image.config(resource)
+    records = []
+    for config in configs:
+        old = current.get(config.name)
+        if config.config_operation == OpType.SET:
+            new = config.value
+        elif config.config_operation == OpType.DELETE:
+            new = None
+        elif config.config_operation in (OpType.APPEND, OpType.SUBTRACT):
+            new = _edited_list(state, resource, config, old)
+        else:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"there is no operation {config.config_operation} on settings"
+            )
+        # A broker's config is written even if it stays the same: brokers then reload files it may name.
+        if new != old or resource.type == ConfigResourceType.BROKER:
+            records.append(config_record(resource, config.name, new))
+    return records
+
+
+def _replacing_records(
+    state: ControlState, resource: ConfigResource, configs: Sequence[LegacyAlterableConfig]
+) -> list[ConfigRecord]:
+    _check_keys([config.name for config in configs], [c.name for c in configs if c.value is None])
+    given = {config.name: config.value for config in configs}
+    current = state.image.config(resource)
+    records = [
+        config_record(resource, name, value)
+        for name, value in given.items()
+        if current.get(name) != value or resource.type == ConfigResourceType.BROKER
+    ]
+    return records + [config_record(resource, name, None) for name in current if name not in given]
+
+
+def _edited_list(
+    state: ControlState, resource: ConfigResource, config: AlterableConfig, old: str | None
+) -> str:
+    operation = OpType(config.config_operation)
+    if not state.schema.is_list(resource.type, config.name):
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"{config.name} is not a list, so {operation.name} makes no sense for it; use SET",
+        )
+    text = state.schema.default(resource.type, config.name) if old is None else old
+    items = [item for item in (text or "").split(",") if item]
+    for item in (config.value or "").split(","):
+        if operation is OpType.APPEND and item not in items:
+            items.append(item)
+        elif operation is OpType.SUBTRACT and item in items:
+            items.remove(item)
+    return ",".join(items)
+
+
+def _validate(
+    state: ControlState,
+    resource: ConfigResource,
+    changes: Sequence[ConfigRecord],
+    existing: Mapping[str, str],
+    *,
+    must_exist: bool,
+    forwarded: bool,
+) -> None:
+    configs = dict(existing)
+    for change in changes:
+        _check_protected(state, resource, change, existing, forwarded=forwarded)
+        if change.value is None:
+            configs.pop(change.name, None)
+        elif len(change.value) > MAX_VALUE_LENGTH:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"the value of {change.name} is longer than {MAX_VALUE_LENGTH} characters",
+            )
+        else:
+            configs[change.name] = change.value
+    _check_resource_name(resource)
+    state.schema.validate(resource, configs, existing)
+    if must_exist:
+        _check_existence(state, resource)
+
+
+def _check_protected(
+    state: ControlState,
+    resource: ConfigResource,
+    change: ConfigRecord,
+    existing: Mapping[str, str],
+    *,
+    forwarded: bool,
+) -> None:
+    if resource.type != ConfigResourceType.BROKER:
+        return
+    if change.name == MIN_INSYNC_REPLICAS and state.elr_enabled:
+        if resource.name:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{MIN_INSYNC_REPLICAS} is set for topics or for the whole cluster, not for "
+                "one broker, while eligible leader replicas are on",
+            )
+        if change.value is None:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"the cluster needs a {MIN_INSYNC_REPLICAS} while eligible leader replicas "
+                "are on; set another value instead of none",
+            )
+    if change.name == CORDONED_LOG_DIRS:
+        if not state.version.cordoned_log_dirs:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{CORDONED_LOG_DIRS} needs metadata.version 4.3-IV0 or later",
+            )
+        added = set(_paths(change.value)) - set(_paths(existing.get(CORDONED_LOG_DIRS)))
+        if not forwarded and added:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"through a controller {CORDONED_LOG_DIRS} can only lose directories; ask "
+                "the broker itself to add one",
+            )
+
+
+def _paths(value: str | None) -> list[str]:
+    return [path.strip() for path in (value or "").split(",") if path.strip()]
+
+
+def _check_resource_name(resource: ConfigResource) -> None:
+    if resource.type == ConfigResourceType.TOPIC:
+        if not resource.name:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "the name of the topic is empty; there is no default for topics"
+            )
+        reason = invalid_topic_name(resource.name)
+        if reason is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    elif resource.type == ConfigResourceType.BROKER and resource.name:
+        if not resource.name.lstrip("-").isdecimal():
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of a broker is its id, a decimal number")
+        if resource.name.startswith("-"):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a broker id is not negative")
+    elif resource.type == ConfigResourceType.GROUP and not resource.name:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "the name of the group is empty; there is no default for groups"
+        )
+    elif resource.type == ConfigResourceType.CLIENT_METRICS and not resource.name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of the client metrics subscription is empty")
+
+
+def _check_existence(state: ControlState, resource: ConfigResource) -> None:
+    if resource.type == ConfigResourceType.TOPIC and resource.name not in state.image.topics.by_name:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {resource.name}")
+    if resource.type == ConfigResourceType.BROKER and resource.name:
+        node = int(resource.name)
+        cluster = state.image.cluster
+        if node not in cluster.brokers and node not in cluster.controllers and node not in state.voters:
+            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"there is no node {node}")

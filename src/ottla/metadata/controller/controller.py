@@ -1,0 +1,330 @@
+"""The controller: requests in, records and a response out.
+
+It decides on an image of everything appended so far, committed or not; whoever drives it appends the
+records of a result, calls :meth:`Controller.replay` with them at once, and answers when they are committed.
+Beside the image it keeps only what an active controller may lose: sessions of brokers and indexes over the
+image. Invariant: the image changes by :meth:`Controller.replay` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ottla.metadata.controller import brokers as control_brokers
+from ottla.metadata.controller import configs as control_configs
+from ottla.metadata.controller import features as control_features
+from ottla.metadata.controller import partitions as control_partitions
+from ottla.metadata.controller import producer_ids as control_producer_ids
+from ottla.metadata.controller import reassignment as control_reassignment
+from ottla.metadata.controller import topics as control_topics
+from ottla.metadata.controller.brokers import HeartbeatReply
+from ottla.metadata.controller.heartbeats import BrokerHeartbeats
+from ottla.metadata.controller.placement import RandomSource
+from ottla.metadata.controller.state import (
+    ConfigSchema,
+    ControllerSettings,
+    ControlState,
+    RequestContext,
+    Result,
+)
+from ottla.metadata.controller.topic_names import can_collide, collision_key
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.image import MetadataImage, Provenance
+from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.log.replay import Replayer
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.allocate_producer_ids import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+)
+from ottla.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
+from ottla.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
+from ottla.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+)
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
+from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
+from ottla.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
+from ottla.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from ottla.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
+from ottla.protocol.messages.incremental_alter_configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from ottla.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from ottla.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
+from ottla.protocol.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
+
+ANYONE = RequestContext()
+
+
+class Controller:
+    """Decisions of the active controller, from ``loaded`` on; it was activated at ``now_ns`` of a monotonic
+    clock.
+    """
+
+    def __init__(
+        self,
+        loaded: Replayer,
+        settings: ControllerSettings,
+        schema: ConfigSchema,
+        random: RandomSource,
+        new_uuid: Callable[[], bytes],
+        *,
+        now_ns: int,
+        voters: Sequence[int] = (),
+        kraft_version: int = 0,
+        upgrade_quorum: Callable[[int, bool], None] | None = None,
+    ) -> None:
+        _, image = loaded.publish()
+        self._state = ControlState(
+            image,
+            settings,
+            schema,
+            random,
+            new_uuid,
+            voters or (settings.node_id,),
+            kraft_version,
+            upgrade_quorum,
+        )
+        self._replayer = loaded
+        self._heartbeats = BrokerHeartbeats(settings.session_timeout_ms)
+        # Where each broker's registration lies; a broker is caught up once it has read that far.
+        self._registration_offsets: dict[int, int] = {}
+        self._collisions: dict[str, set[str]] = {}
+        for name in image.topics.by_name:
+            self._index_name(name)
+        for broker in image.cluster.brokers.values():
+            self._registration_offsets[broker.id] = image.provenance.last_contained_offset
+            self._heartbeats.register(broker.id, fenced=broker.fenced)
+            if not broker.fenced:
+                self._heartbeats.assume(broker.id, broker.epoch, now_ns)
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._state.image
+
+    @property
+    def transaction_open(self) -> bool:
+        """Whether the log ends inside a metadata transaction, which then has to be aborted first."""
+        return self._replayer.transaction_open
+
+    def follow_quorum(self, voters: Sequence[int], kraft_version: int) -> None:
+        """Decide from here on with these voters and this version of the quorum."""
+        self._state.voters, self._state.kraft_version = voters, kraft_version
+
+    @property
+    def settings(self) -> ControllerSettings:
+        return self._state.settings
+
+    def replay(
+        self, records: Sequence[MetadataRecord], provenance: Provenance
+    ) -> tuple[MetadataDelta, MetadataImage]:
+        """Take in records that were appended up to ``provenance``; gives what they change, for when they are
+        committed."""
+        self._replayer.replay(records, provenance)
+        delta, image = self._replayer.publish()
+        self._state.image = image
+        offset = provenance.last_contained_offset - len(records) + 1
+        for record in records:
+            if isinstance(record, RegisterBrokerRecord):
+                self._registration_offsets[record.broker_id] = offset
+            elif isinstance(record, UnregisterBrokerRecord):
+                self._registration_offsets.pop(record.broker_id, None)
+            offset += 1
+        self._follow_brokers(delta, image)
+        for topic in delta.deleted_topics.values():
+            self._unindex_name(topic.name)
+        for created in delta.created_topics():
+            self._index_name(created.name)
+        return delta, image
+
+    def _follow_brokers(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        for id in delta.changed_brokers:
+            before, after = delta.base.cluster.brokers.get(id), image.cluster.brokers.get(id)
+            if after is None or (before is not None and before.epoch != after.epoch):
+                self._heartbeats.remove(id)
+            if after is not None:
+                self._heartbeats.register(id, fenced=after.fenced)
+
+    def _index_name(self, name: str) -> None:
+        if can_collide(name):
+            self._collisions.setdefault(collision_key(name), set()).add(name)
+
+    def _unindex_name(self, name: str) -> None:
+        names = self._collisions.get(collision_key(name))
+        if names is not None:
+            names.discard(name)
+            if not names:
+                del self._collisions[collision_key(name)]
+
+    # Topics and partitions
+
+    def create_topics(
+        self, request: CreateTopicsRequest, context: RequestContext = ANYONE
+    ) -> Result[CreateTopicsResponse]:
+        return control_topics.create_topics(self._state, request, context, self._collisions)
+
+    def delete_topics(
+        self, request: DeleteTopicsRequest, context: RequestContext = ANYONE, *, version: int = 6
+    ) -> Result[DeleteTopicsResponse]:
+        return control_topics.delete_topics(self._state, request, context, version=version)
+
+    def create_partitions(
+        self, request: CreatePartitionsRequest, context: RequestContext = ANYONE
+    ) -> Result[CreatePartitionsResponse]:
+        return control_topics.create_partitions(self._state, request, context)
+
+    def alter_partition(
+        self, request: AlterPartitionRequest, *, version: int = 3
+    ) -> Result[AlterPartitionResponse]:
+        return control_partitions.alter_partition(self._state, request, version=version)
+
+    def elect_leaders(self, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
+        return control_partitions.elect_leaders(self._state, request)
+
+    def balance_leaders(self) -> Result[bool]:
+        return control_partitions.balance_leaders(self._state)
+
+    def elect_unclean_leaders(self) -> Result[bool]:
+        return control_partitions.elect_unclean_leaders(self._state)
+
+    def assign_replicas_to_dirs(
+        self, request: AssignReplicasToDirsRequest
+    ) -> Result[AssignReplicasToDirsResponse]:
+        return control_partitions.assign_replicas_to_dirs(self._state, request)
+
+    def alter_partition_reassignments(
+        self, request: AlterPartitionReassignmentsRequest
+    ) -> Result[AlterPartitionReassignmentsResponse]:
+        return control_reassignment.alter_partition_reassignments(self._state, request)
+
+    def list_partition_reassignments(
+        self, request: ListPartitionReassignmentsRequest
+    ) -> ListPartitionReassignmentsResponse:
+        return control_reassignment.list_partition_reassignments(self._state, request)
+
+    # Configs, features, producer ids
+
+    def alter_configs(
+        self, request: AlterConfigsRequest, context: RequestContext = ANYONE
+    ) -> Result[AlterConfigsResponse]:
+        return control_configs.alter_configs(self._state, request, context)
+
+    def incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest, context: RequestContext = ANYONE
+    ) -> Result[IncrementalAlterConfigsResponse]:
+        return control_configs.incremental_alter_configs(self._state, request, context)
+
+    def update_features(
+        self, request: UpdateFeaturesRequest, *, version: int = 2
+    ) -> Result[UpdateFeaturesResponse]:
+        return control_features.update_features(self._state, request, version=version)
+
+    def allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest
+    ) -> Result[AllocateProducerIdsResponse]:
+        return control_producer_ids.allocate_producer_ids(self._state, request)
+
+    # Brokers
+
+    def register_broker(
+        self,
+        request: BrokerRegistrationRequest,
+        *,
+        next_offset: int,
+        now_ns: int,
+        supersede: bool = False,
+        version: int = 4,
+    ) -> Result[int]:
+        """``next_offset``, where the records will begin, becomes the epoch of a new incarnation."""
+        return control_brokers.register_broker(
+            self._state,
+            self._heartbeats,
+            request,
+            new_epoch=next_offset,
+            now_ns=now_ns,
+            supersede=supersede,
+            version=version,
+        )
+
+    def register_controller(self, request: ControllerRegistrationRequest) -> Result[None]:
+        return control_brokers.register_controller(self._state, request)
+
+    def unregister_broker(self, broker: int) -> Result[None]:
+        return control_brokers.unregister_broker(self._state, broker)
+
+    def process_heartbeat(self, request: BrokerHeartbeatRequest, *, now_ns: int) -> Result[HeartbeatReply]:
+        broker = request.broker_id
+        offset = self._registration_offsets.get(broker)
+        if offset is None:
+            raise KafkaError(
+                ErrorCode.STALE_BROKER_EPOCH, f"broker {broker} sent a heartbeat before it registered"
+            )
+        self._state.check_broker_epoch(broker, request.broker_epoch)
+        self._heartbeats.track(broker, request.broker_epoch, now_ns)
+        return control_brokers.process_heartbeat(
+            self._state, self._heartbeats, request, registration_offset=offset
+        )
+
+    def begin_controlled_shutdown(self, broker: int, offset: int) -> None:
+        """Called with the last offset of the records of a heartbeat that began a controlled shutdown."""
+        self._heartbeats.begin_controlled_shutdown(broker, offset)
+
+    def fence_expired_broker(self, now_ns: int) -> Result[bool]:
+        """Fence one broker whose session has ended; the response says whether to call again.
+
+        One at a time, so that each fencing sees the elections of the one before.
+        """
+        expired = self._heartbeats.pop_expired(now_ns)
+        if expired is None:
+            return Result([], False)
+        id, epoch = expired
+        registration = self.image.cluster.brokers.get(id)
+        if registration is None or registration.epoch != epoch or registration.fenced:
+            return Result([], True)
+        return Result(control_brokers.fence_broker(self._state, id), True)
+
+    def fence_gone_broker(self, broker: int, epoch: int) -> Result[bool]:
+        """End the session of a broker whose process is known to be gone, and fence it; the response says
+        whether that was to do.
+        """
+        registration = self.image.cluster.brokers.get(broker)
+        if registration is None or registration.epoch != epoch:
+            return Result([], False)
+        self._heartbeats.end_session(broker, epoch)
+        if registration.fenced:
+            return Result([], False)
+        return Result(control_brokers.fence_broker(self._state, broker), True)
+
+    def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those that serve and have not been heard of for so long."""
+        brokers = self.image.cluster.brokers
+        return [
+            (id, epoch)
+            for id, epoch in self._heartbeats.silent(now_ns - for_ns)
+            if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
+        ]
+
+    def unheard_brokers(self) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those that serve and have not been heard of since this controller began."""
+        brokers = self.image.cluster.brokers
+        return [
+            (id, epoch)
+            for id, epoch in self._heartbeats.unheard()
+            if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
+        ]
+
+    def excuse_brokers(self, gap_ns: int) -> None:
+        """This controller did not run for a while: whatever brokers said meanwhile lies unread."""
+        self._heartbeats.excuse(gap_ns)

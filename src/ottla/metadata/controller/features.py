@@ -1,0 +1,157 @@
+"""Feature levels: raise them, lower them, but only to what every node of the cluster supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ottla.metadata.controller.configs import elr_safety_records
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControlState, Result
+from ottla.metadata.features import (
+    DISABLED,
+    ELIGIBLE_LEADER_REPLICAS_VERSION,
+    KRAFT_VERSION,
+    METADATA_VERSION,
+    METADATA_VERSIONS,
+    VersionRange,
+    metadata_changed_between,
+    missing_dependency,
+)
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.update_features import (
+    FeatureUpdateKey,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from ottla.protocol.metadata_records import FeatureLevelRecord
+
+UPGRADE = 1
+SAFE_DOWNGRADE = 2
+UNSAFE_DOWNGRADE = 3
+
+
+def update_features(
+    state: ControlState, request: UpdateFeaturesRequest, *, version: int = 2
+) -> Result[UpdateFeaturesResponse]:
+    """All updates or none: the first one that is refused fails the request."""
+    if version == 0:  # the version without upgrade types
+        for update in request.feature_updates:
+            update.upgrade_type = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
+    wanted = {update.feature: update.max_version_level for update in request.feature_updates}
+    proposed = {**state.image.features.finalized(), **wanted}
+    records: list[MetadataRecord] = []
+    for update in request.feature_updates:
+        error = _update(state, update, proposed, records)
+        if not error.failed and update.feature == KRAFT_VERSION:
+            error = _upgrade_quorum(state, update.max_version_level, validate_only=True)
+        if error.failed:
+            text = f"nothing was changed: {error.message}"
+            return Result([], UpdateFeaturesResponse(error_code=int(error.code), error_message=text))
+    if wanted.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) > 0:
+        records = elr_safety_records(state) + records
+    if KRAFT_VERSION in wanted and not request.validate_only:
+        _upgrade_quorum(state, wanted[KRAFT_VERSION], validate_only=False)
+    response = UpdateFeaturesResponse()
+    if version <= 1:
+        response.results = [UpdatableFeatureResult(feature=u.feature) for u in request.feature_updates]
+    return Result([] if request.validate_only else records, response)
+
+
+def _refused(feature: str, level: int, why: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_UPDATE_VERSION, f"{feature} cannot be set to {level}: {why}")
+
+
+def _update(
+    state: ControlState, update: FeatureUpdateKey, proposed: Mapping[str, int], records: list[MetadataRecord]
+) -> ApiError:
+    name, level, kind = update.feature, update.max_version_level, update.upgrade_type
+    if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        return _refused(
+            name, level, "the type of the update is none of upgrade, safe downgrade and unsafe downgrade"
+        )
+    if level < 0:
+        return _refused(name, level, "a level is not negative")
+    if name == KRAFT_VERSION:
+        current = state.kraft_version
+    else:
+        current = state.image.features.finalized().get(name, 0)
+    reason = _unsupported_by(state, name, level)
+    if reason is not None:
+        return _refused(name, level, reason)
+    if level < current and kind == UPGRADE:
+        return _refused(
+            name,
+            level,
+            "that is below the current level; ask for a downgrade, safe or unsafe",
+        )
+    if level > current and kind != UPGRADE:
+        return _refused(name, level, "that is above the current level; ask for an upgrade")
+    if name == METADATA_VERSION:
+        return _update_metadata_version(state, level, kind, records)
+    if name == KRAFT_VERSION:
+        if level == current:
+            return NO_ERROR
+        return _refused(name, level, "it cannot go back") if level < current else NO_ERROR
+    missing = missing_dependency(name, level, proposed)
+    if missing is not None:
+        return _refused(name, level, missing)
+    records.append(FeatureLevelRecord(name=name, feature_level=level))
+    return NO_ERROR
+
+
+def _upgrade_quorum(state: ControlState, level: int, *, validate_only: bool) -> ApiError:
+    """The level of the quorum is in its own records, and the quorum says whether it can be."""
+    if level == state.kraft_version:
+        return NO_ERROR
+    if state.upgrade_quorum is None:
+        return _refused(KRAFT_VERSION, level, "there is no quorum to raise it")
+    try:
+        state.upgrade_quorum(level, validate_only)
+    except KafkaError as error:
+        return _refused(KRAFT_VERSION, level, error.message or error.code.name)
+    return NO_ERROR
+
+
+def _update_metadata_version(
+    state: ControlState, level: int, kind: int, records: list[MetadataRecord]
+) -> ApiError:
+    current, target = state.version, METADATA_VERSIONS[level]
+    if target < current and metadata_changed_between(current, target):
+        why = (
+            "a downgrade that loses metadata is not supported"
+            if kind == UNSAFE_DOWNGRADE
+            else "metadata that the older version does not know might be lost"
+        )
+        return ApiError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"metadata.version cannot go back from {current.level} to {level}: {why}",
+        )
+    records.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=level))
+    return NO_ERROR
+
+
+def _unsupported_by(state: ControlState, name: str, level: int) -> str | None:
+    """The first node that does not support the level, in words."""
+    local = state.settings.node_id
+    nodes: list[tuple[str, Mapping[str, VersionRange]]] = [
+        (f"controller {local}, which is asked,", state.settings.supported_features)
+    ]
+    nodes += [(f"Broker {b.id}", b.supported_features) for b in state.image.cluster.brokers.values()]
+    registered = {local}
+    if state.version.controller_registration:
+        for controller in state.image.cluster.controllers.values():
+            registered.add(controller.id)
+            if controller.id != local:
+                nodes.append((f"controller {controller.id}", controller.supported_features))
+    for who, features in nodes:
+        supported = features.get(name, DISABLED)
+        if level not in supported:
+            if supported.max == 0:
+                return f"{who} does not know it"
+            return f"{who} supports {supported}"
+    if state.version.controller_registration:
+        for voter in state.voters:
+            if voter not in registered:
+                return f"controller {voter} has not registered, and may not support this feature"
+    return None

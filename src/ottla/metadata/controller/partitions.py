@@ -1,0 +1,340 @@
+"""Partitions: who leads, who is in sync, on which directory a replica lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ottla.metadata.controller.partition_change import Election
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControlState, Result
+from ottla.metadata.image.entities import (
+    NO_LEADER,
+    NO_LEADER_CHANGE,
+    LeaderRecoveryState,
+    PartitionRegistration,
+    TopicImage,
+)
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartitionData,
+    AlterPartitionResponseTopicData,
+    BrokerState,
+)
+from ottla.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
+    AssignReplicasToDirsResponseDirectoryData,
+    AssignReplicasToDirsResponsePartitionData,
+    AssignReplicasToDirsResponseTopicData,
+)
+from ottla.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+_ELECTIONS = {0: Election.PREFERRED, 1: Election.UNCLEAN}
+
+
+class PartitionRef(NamedTuple):
+    topic: TopicImage
+    number: int
+    partition: PartitionRegistration
+
+
+def partitions_where(
+    state: ControlState, condition: Callable[[PartitionRegistration], bool]
+) -> list[PartitionRef]:
+    return [PartitionRef(*found) for found in state.image.topics.partitions() if condition(found[2])]
+
+
+def leader_and_isr_updates(
+    state: ControlState,
+    partitions: Iterable[PartitionRef],
+    *,
+    broker_to_remove: int = NO_LEADER,
+    broker_to_add: int = NO_LEADER,
+    unclean_shutdown_broker: int = NO_LEADER,
+) -> list[MetadataRecord]:
+    """New leaders and in-sync sets after a broker went or came.
+
+    ``broker_to_add`` may lead although the image still shows it fenced; ``broker_to_remove`` may not
+    although it shows it active; a broker whose shutdown was unclean is besides no longer eligible, as it
+    may have lost records.
+    """
+    gone = {broker_to_remove, unclean_shutdown_broker}
+
+    def may_lead(replica: int) -> bool:
+        return replica not in gone and (replica == broker_to_add or state.is_active(replica))
+
+    records: list[MetadataRecord] = []
+    for topic, index, partition in partitions:
+        change = state.change(topic, index, partition, may_lead=may_lead)
+        if state.unclean_election_enabled(topic.name):
+            change.election = Election.UNCLEAN
+        if unclean_shutdown_broker != NO_LEADER:
+            change.unclean_shutdown_replicas = frozenset({unclean_shutdown_broker})
+        change.isr = [replica for replica in partition.isr if replica not in gone]
+        record = change.build()
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def alter_partition(
+    state: ControlState, request: AlterPartitionRequest, *, version: int = 3
+) -> Result[AlterPartitionResponse]:
+    """A leader asks for another in-sync set; KafkaError STALE_BROKER_EPOCH fails the request as a whole."""
+    state.check_broker_epoch(request.broker_id, request.broker_epoch)
+    records: list[MetadataRecord] = []
+    topics: list[AlterPartitionResponseTopicData] = []
+    for asked_topic in request.topics:
+        topic = state.image.topics.by_id.get(bytes(asked_topic.topic_id))
+        answers: list[AlterPartitionResponsePartitionData] = []
+        for asked in asked_topic.partitions:
+            if version < 3:
+                asked.new_isr_with_epochs = [BrokerState(broker_id=replica) for replica in asked.new_isr]
+            if topic is None:
+                answers.append(_refused(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_ID))
+            else:
+                answers.append(_alter_one(state, topic, asked, request.broker_id, records))
+        topics.append(AlterPartitionResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers))
+    return Result(records, AlterPartitionResponse(topics=topics))
+
+
+def _refused(index: int, error: ErrorCode) -> AlterPartitionResponsePartitionData:
+    return AlterPartitionResponsePartitionData(partition_index=index, error_code=int(error))
+
+
+def _alter_one(
+    state: ControlState,
+    topic: TopicImage,
+    asked: AlterPartitionRequestPartitionData,
+    broker: int,
+    records: list[MetadataRecord],
+) -> AlterPartitionResponsePartitionData:
+    index = asked.partition_index
+    partition = topic.partitions.get(index)
+    if partition is None:
+        return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    error = _alteration_error(state, partition, asked, broker)
+    if error is not ErrorCode.NONE:
+        return _refused(index, error)
+    change = state.change(topic, index, partition)
+    if state.unclean_election_enabled(topic.name):
+        change.election = Election.UNCLEAN
+    change.isr = [member.broker_id for member in asked.new_isr_with_epochs]
+    change.leader_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
+    record = change.build()
+    if record is not None:
+        records.append(record)
+        partition = partition.merge(record)
+        if record.leader not in (broker, NO_LEADER_CHANGE):
+            # The change finished a reassignment that took the leadership away: both an error and a record.
+            return _refused(index, ErrorCode.NEW_LEADER_ELECTED)
+    return AlterPartitionResponsePartitionData(
+        partition_index=index,
+        leader_id=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        isr=list(partition.isr),
+        leader_recovery_state=int(partition.leader_recovery_state),
+        partition_epoch=partition.partition_epoch,
+    )
+
+
+def _alteration_error(
+    state: ControlState,
+    partition: PartitionRegistration,
+    asked: AlterPartitionRequestPartitionData,
+    broker: int,
+) -> ErrorCode:
+    # A leader that is ahead of this controller must have heard of a newer one.
+    if asked.leader_epoch > partition.leader_epoch or asked.partition_epoch > partition.partition_epoch:
+        return ErrorCode.NOT_CONTROLLER
+    if asked.leader_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    if broker != partition.leader:
+        return ErrorCode.INVALID_REQUEST
+    if asked.partition_epoch < partition.partition_epoch:
+        return ErrorCode.INVALID_UPDATE_VERSION
+    isr = [member.broker_id for member in asked.new_isr_with_epochs]
+    if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas) or partition.leader not in isr:
+        return ErrorCode.INVALID_REQUEST
+    if asked.leader_recovery_state not in (0, 1):
+        return ErrorCode.INVALID_REQUEST
+    recovering = asked.leader_recovery_state == LeaderRecoveryState.RECOVERING
+    if recovering and (len(isr) > 1 or partition.leader_recovery_state == LeaderRecoveryState.RECOVERED):
+        return ErrorCode.INVALID_REQUEST
+    for member in asked.new_isr_with_epochs:
+        registration = state.image.cluster.brokers.get(member.broker_id)
+        if registration is None or not registration.is_active:
+            return ErrorCode.INELIGIBLE_REPLICA
+        if member.broker_epoch not in (-1, registration.epoch):
+            return ErrorCode.INELIGIBLE_REPLICA
+    return ErrorCode.NONE
+
+
+def elect_leaders(state: ControlState, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
+    election = _ELECTIONS.get(request.election_type)
+    if election is None:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no election of type {request.election_type}")
+    records: list[MetadataRecord] = []
+    results: list[ReplicaElectionResult] = []
+    if request.topic_partitions is None:
+        for topic in state.image.topics.by_name.values():
+            outcome = [
+                (index, elect_leader(state, topic, index, election, records)) for index in topic.partitions
+            ]
+            # When all are asked for, those that have the wished-for leader already are not worth a line.
+            outcome = [
+                (index, error) for index, error in outcome if error.code is not ErrorCode.ELECTION_NOT_NEEDED
+            ]
+            results.append(_election_result(topic.name, outcome))
+    else:
+        for asked in request.topic_partitions:
+            found = state.image.topics.by_name.get(asked.topic)
+            if found is None:
+                missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {asked.topic}")
+                outcome = [(index, missing) for index in asked.partitions]
+            else:
+                outcome = [(i, elect_leader(state, found, i, election, records)) for i in asked.partitions]
+            results.append(_election_result(asked.topic, outcome))
+    return Result(records, ElectLeadersResponse(replica_election_results=results))
+
+
+def _election_result(topic: str, outcome: Iterable[tuple[int, ApiError]]) -> ReplicaElectionResult:
+    return ReplicaElectionResult(
+        topic=topic,
+        partition_result=[
+            PartitionResult(partition_id=index, error_code=int(error.code), error_message=error.message)
+            for index, error in outcome
+        ],
+    )
+
+
+def elect_leader(
+    state: ControlState, topic: TopicImage, index: int, election: Election, records: list[MetadataRecord]
+) -> ApiError:
+    partition = topic.partitions.get(index)
+    if partition is None:
+        return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic.name}-{index}")
+    done = partition.has_preferred_leader if election is Election.PREFERRED else partition.leader != NO_LEADER
+    if done:
+        return _plain(ErrorCode.ELECTION_NOT_NEEDED)
+    change = state.change(topic, index, partition)
+    change.election = election
+    record = change.build()
+    if record is None:
+        if election is Election.PREFERRED:
+            return _plain(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
+        return _plain(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE)
+    records.append(record)
+    return NO_ERROR
+
+
+def _plain(code: ErrorCode) -> ApiError:
+    return ApiError(code, code.text)
+
+
+def balance_leaders(state: ControlState) -> Result[bool]:
+    """Give partitions back to their preferred leaders; the response says whether more may be left to do."""
+    limit = state.settings.max_elections_per_imbalance
+    records: list[MetadataRecord] = []
+    for topic, index, partition in state.image.topics.partitions():
+        if len(records) >= limit:
+            break
+        if not partition.has_preferred_leader:
+            elect_leader(state, topic, index, Election.PREFERRED, records)
+    return Result(records, len(records) >= limit)
+
+
+def elect_unclean_leaders(state: ControlState) -> Result[bool]:
+    """Bring leaderless partitions back where unclean.leader.election.enable says that losing data is the
+    lesser evil.
+    """
+    limit = state.settings.max_elections_per_imbalance
+    records: list[MetadataRecord] = []
+    for topic, index, partition in state.image.topics.partitions():
+        if len(records) >= limit:
+            break
+        if partition.leader == NO_LEADER and state.unclean_election_enabled(topic.name):
+            elect_leader(state, topic, index, Election.UNCLEAN, records)
+    return Result(records, len(records) >= limit)
+
+
+def assign_replicas_to_dirs(
+    state: ControlState, request: AssignReplicasToDirsRequest
+) -> Result[AssignReplicasToDirsResponse]:
+    """A broker tells on which of its directories replicas lie; on a directory that is offline they cannot
+    lead. A replica that was made anew, as its directory is lost, is not written down while nobody leads and
+    another one may have the records: it must not be elected and have the others cut what it lacks.
+    """
+    if not state.version.directory_assignment:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION, "the metadata.version knows no directories of replicas yet"
+        )
+    broker = request.broker_id
+    state.check_broker_epoch(broker, request.broker_epoch)
+    registration = state.image.cluster.brokers[broker]
+    records: list[MetadataRecord] = []
+    offline: list[PartitionRef] = []
+    leaderless: list[PartitionRef] = []
+    directories: list[AssignReplicasToDirsResponseDirectoryData] = []
+    for asked_dir in request.directories:
+        directory = bytes(asked_dir.id)
+        online = registration.has_online_directory(directory)
+        topics: list[AssignReplicasToDirsResponseTopicData] = []
+        for asked_topic in asked_dir.topics:
+            topic = state.image.topics.by_id.get(bytes(asked_topic.topic_id))
+            answers: list[AssignReplicasToDirsResponsePartitionData] = []
+            for asked in asked_topic.partitions:
+                index = asked.partition_index
+                partition = None if topic is None else topic.partitions.get(index)
+                if topic is None:
+                    error = ErrorCode.UNKNOWN_TOPIC_ID
+                elif partition is None:
+                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif broker not in partition.replicas:
+                    error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                elif _lacks_what_others_may_have(state, partition, broker):
+                    error = ErrorCode.NONE
+                else:
+                    error = ErrorCode.NONE
+                    change = state.change(topic, index, partition)
+                    change.directories[broker] = directory
+                    record = change.build()
+                    if record is not None:
+                        records.append(record)
+                    after = partition if record is None else partition.merge(record)
+                    if not online:
+                        offline.append(PartitionRef(topic, index, after))
+                    elif after.leader == NO_LEADER:
+                        leaderless.append(PartitionRef(topic, index, after))
+                answers.append(
+                    AssignReplicasToDirsResponsePartitionData(partition_index=index, error_code=int(error))
+                )
+            topics.append(
+                AssignReplicasToDirsResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers)
+            )
+        directories.append(AssignReplicasToDirsResponseDirectoryData(id=asked_dir.id, topics=topics))
+    records += leader_and_isr_updates(state, offline, broker_to_remove=broker)
+    records += leader_and_isr_updates(state, leaderless)
+    return Result(records, AssignReplicasToDirsResponse(directories=directories))
+
+
+def _lacks_what_others_may_have(state: ControlState, partition: PartitionRegistration, broker: int) -> bool:
+    """Whether nobody leads, and of the replicas only this one is known to have lost its directory."""
+    if partition.leader != NO_LEADER:
+        return False
+    brokers = state.image.cluster.brokers
+
+    def has_directory(replica: int) -> bool:
+        registration = brokers.get(replica)
+        return registration is not None and registration.has_online_directory(partition.directory(replica))
+
+    return not has_directory(broker) and any(map(has_directory, partition.replicas))

@@ -1,0 +1,227 @@
+"""The active controller at work: decide, append, wait for the commit, answer.
+
+Decisions are made one after the other on the image of everything appended; their records are appended in
+the same order and at once, so the log is what the decisions were. An answer waits for its records, and a
+decision without records for those before it, as it may rest on them. Every node replays what is committed
+by itself, this one too, before the answer goes out. Invariant: what an answer says is in the published
+image, and on the disks of a majority; who cannot be told so hears NOT_CONTROLLER.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from ottla.metadata.controller.activation import activation_records, bootstrap_metadata_version
+from ottla.metadata.controller.brokers import HeartbeatReply
+from ottla.metadata.controller.controller import Controller
+from ottla.metadata.controller.state import ConfigSchema, ControllerSettings, Result
+from ottla.metadata.features import MetadataVersion
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.metadata_log import MetadataLog
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
+from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
+from ottla.runtime.runtime import Runtime
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_FENCINGS_PER_TICK: Final = 1_000
+# A tick that comes later than this was held up with everything else: heartbeats were not read either.
+_LATE_TICK_NS: Final = 3_000_000_000
+
+
+class QuorumController:
+    """Use :meth:`activate`, once this node leads. ``controller`` decides; :meth:`commit` makes it real::
+
+    response = await qc.commit(qc.controller.create_topics(request, context))
+    """
+
+    def __init__(self, runtime: Runtime, log: MetadataLog, controller: Controller) -> None:
+        self._runtime: Final = runtime
+        self.log: Final = log
+        self._controller: Final = controller
+        self.epoch: Final = log.epoch
+        self._quorum: tuple[Sequence[int], int] | None = None
+        self._began_ns: Final = runtime.clock.monotonic_ns()
+        self._last_tick_ns = self._began_ns
+
+    @classmethod
+    def activate(
+        cls,
+        runtime: Runtime,
+        log: MetadataLog,
+        settings: ControllerSettings,
+        schema: ConfigSchema,
+        bootstrap: Sequence[MetadataRecord],
+    ) -> QuorumController:
+        """Take over the log; on an empty one the bootstrap records are appended first."""
+        controller = Controller(
+            log.fork(),
+            settings,
+            schema,
+            runtime.random,
+            runtime.random.uuid,
+            now_ns=runtime.clock.monotonic_ns(),
+            voters=log.voters.ids,
+            kraft_version=log.kraft_version,
+            upgrade_quorum=log.upgrade,
+        )
+        self = cls(runtime, log, controller)
+        records = activation_records(
+            controller.image,
+            bootstrap,
+            transaction_open=controller.transaction_open,
+            min_insync_replicas=settings.min_insync_replicas,
+        )
+        if controller.image.is_empty:
+            version = bootstrap_metadata_version(bootstrap)
+            _log.info("the metadata log is empty; starting it at metadata.version %s", version)
+        else:
+            version = controller.image.metadata_version
+        if records:
+            self._append(records, version)
+        return self
+
+    @property
+    def controller(self) -> Controller:
+        """Who decides, with the voters as they are now."""
+        quorum = (self.log.voters.ids, self.log.kraft_version)
+        if quorum != self._quorum:
+            self._quorum = quorum
+            self._controller.follow_quorum(*quorum)
+        return self._controller
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed image."""
+        return self.log.image
+
+    def commit(self, result: Result[T]) -> Awaitable[T]:
+        """Append the records of a decision now; the awaitable gives the response once they are committed."""
+        if result.records:
+            self._append(result.records, self._controller.image.metadata_version)
+        self._check_active()
+        return _answered(result.response, self.log.committed_end(self.log.next_offset))
+
+    def _check_active(self) -> None:
+        if self.log.led_epoch != self.epoch:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER, f"the controller of epoch {self.epoch} is not active any more"
+            )
+
+    def _append(self, records: Sequence[MetadataRecord], version: MetadataVersion) -> None:
+        self._check_active()
+        provenance = self.log.append(records, version)
+        self._controller.replay(records, provenance)
+
+    # Brokers
+
+    def register_broker(
+        self, request: BrokerRegistrationRequest, *, supersede: bool = False, version: int = 4
+    ) -> Awaitable[int]:
+        """Register a broker; gives its epoch.
+
+        A node registers its own broker with ``supersede``: it holds the lock of the directory, so its former
+        incarnation is gone, and there is no session to wait for.
+        """
+        return self.commit(
+            self.controller.register_broker(
+                request,
+                next_offset=self.log.next_offset,
+                now_ns=self._runtime.clock.monotonic_ns(),
+                supersede=supersede,
+                version=version,
+            )
+        )
+
+    def process_heartbeat(self, request: BrokerHeartbeatRequest) -> Awaitable[HeartbeatReply]:
+        result = self.controller.process_heartbeat(request, now_ns=self._runtime.clock.monotonic_ns())
+        answer = self.commit(result)
+        if result.response.in_controlled_shutdown:
+            self.controller.begin_controlled_shutdown(request.broker_id, self.log.next_offset - 1)
+        return answer
+
+    async def fence_gone_broker(self, broker: int, epoch: int) -> bool:
+        """Fence a broker whose process is known to be gone; whether that was to do."""
+        return await self.commit(self.controller.fence_gone_broker(broker, epoch))
+
+    def silent_brokers(self, for_ms: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of those that serve and have not been heard of for so long."""
+        return self.controller.silent_brokers(self._runtime.clock.monotonic_ns(), for_ms * 1_000_000)
+
+    def unheard_brokers(self, for_ms: int) -> list[tuple[int, int]]:
+        """Those that serve and have not been heard of since this controller began, if that is so long ago."""
+        age_ns = self._runtime.clock.monotonic_ns() - self._began_ns
+        return self.controller.unheard_brokers() if age_ns >= for_ms * 1_000_000 else []
+
+    # Periodic work
+
+    async def tick(self) -> None:
+        """Fence brokers that fell silent. To be called about once a second."""
+        now_ns = self._runtime.clock.monotonic_ns()
+        gap_ns, self._last_tick_ns = now_ns - self._last_tick_ns, now_ns
+        if gap_ns > _LATE_TICK_NS:
+            self.controller.excuse_brokers(gap_ns)
+        for _ in range(_MAX_FENCINGS_PER_TICK):
+            result = self.controller.fence_expired_broker(self._runtime.clock.monotonic_ns())
+            if not result.response:
+                break
+            await self.commit(result)
+
+    async def balance_leaders(self) -> None:
+        """Give leadership back to preferred replicas; for every
+        ``leader.imbalance.check.interval.seconds``.
+        """
+        while await self.commit(self.controller.balance_leaders()):
+            _log.debug("more leaders to balance")
+
+    async def elect_unclean_leaders(self) -> None:
+        """For every ``unclean.leader.election.interval.ms``."""
+        while await self.commit(self.controller.elect_unclean_leaders()):
+            _log.debug("more leaders to elect")
+
+
+async def _answered(response: T, committed: Awaitable[None]) -> T:
+    await committed
+    return response
+
+
+class ControllerSeat:
+    """Where the active controller is, if this node leads: made when it begins to, gone when it no longer
+    does. A node that is no voter has one that stays empty.
+    """
+
+    def __init__(self, log: MetadataLog, activate: Callable[[], QuorumController]) -> None:
+        self._activate: Final = activate
+        self._active: QuorumController | None = None
+        self._log: Final = log
+        log.follow_leadership(self._take, self._leave)
+
+    @property
+    def active(self) -> QuorumController | None:
+        """The active controller, unless it is not here."""
+        active = self._active
+        return active if active is not None and active.epoch == self._log.led_epoch else None
+
+    def occupied(self) -> QuorumController:
+        """The active controller; KafkaError NOT_CONTROLLER if it is not here."""
+        active = self.active
+        if active is None:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER, f"the active controller is not here; {self._log.leader_id} leads"
+            )
+        return active
+
+    def _take(self, epoch: int) -> None:
+        self._active = self._activate()
+        _log.info("this node is the active controller of epoch %d", epoch)
+
+    def _leave(self) -> None:
+        if self._active is not None:
+            _log.info("the controller of epoch %d is not active any more", self._active.epoch)
+        self._active = None

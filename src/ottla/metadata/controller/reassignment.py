@@ -1,0 +1,158 @@
+"""Reassignment: moving the replicas of a partition, in steps that never cost durability.
+
+A reassignment first adds the new replicas beside the old ones; once the in-sync set holds them, the old
+ones go (see :func:`~ottla.metadata.controller.partition_change.completed_reassignment`). Until then it can be
+cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ottla.metadata.controller.assignment import check_assignment
+from ottla.metadata.controller.partition_change import Election, Reassignment, Revert
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControlState, Result, check_record_count
+from ottla.metadata.image.entities import PartitionRegistration, TopicImage
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from ottla.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+from ottla.protocol.metadata_records import PartitionChangeRecord
+
+
+def alter_partition_reassignments(
+    state: ControlState, request: AlterPartitionReassignmentsRequest
+) -> Result[AlterPartitionReassignmentsResponse]:
+    allow_change = request.allow_replication_factor_change
+    records: list[MetadataRecord] = []
+    responses: list[ReassignableTopicResponse] = []
+    for asked_topic in request.topics:
+        answers: list[ReassignablePartitionResponse] = []
+        for asked in asked_topic.partitions:
+            error = NO_ERROR
+            try:
+                record = _reassign(state, asked_topic.name, asked, allow_change=allow_change)
+                if record is not None:
+                    records.append(record)
+            except KafkaError as raised:
+                error = ApiError.of(raised)
+            answers.append(
+                ReassignablePartitionResponse(
+                    partition_index=asked.partition_index,
+                    error_code=int(error.code),
+                    error_message=error.message,
+                )
+            )
+        responses.append(ReassignableTopicResponse(name=asked_topic.name, partitions=answers))
+    check_record_count(records)
+    return Result(
+        records,
+        AlterPartitionReassignmentsResponse(
+            allow_replication_factor_change=allow_change, responses=responses
+        ),
+    )
+
+
+def _reassign(
+    state: ControlState, name: str, asked: ReassignablePartition, *, allow_change: bool
+) -> PartitionChangeRecord | None:
+    topic = state.image.topics.by_name.get(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+    partition = topic.partitions.get(asked.partition_index)
+    if partition is None:
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{asked.partition_index}"
+        )
+    if asked.replicas is None:
+        return _cancel(state, topic, asked.partition_index, partition)
+    check_assignment(state, asked.replicas, None)
+    if not allow_change:
+        _check_replication_factor(partition, len(asked.replicas))
+    way = Reassignment.between(partition.replicas, asked.replicas)
+    change = state.change(topic, asked.partition_index, partition)
+    change.replicas = way.replicas
+    # A move that is under way may have added what this one does not want, and be removing what it does.
+    change.removing = way.removing
+    change.adding = sorted({*way.adding, *(set(partition.adding_replicas) & set(asked.replicas))})
+    return change.build()
+
+
+def _check_replication_factor(partition: PartitionRegistration, target: int) -> None:
+    current = len({*partition.replicas, *partition.adding_replicas} - set(partition.removing_replicas))
+    if current != target:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"the replication factor would change from {current} to {target}, which the "
+            "request does not allow",
+        )
+
+
+def _cancel(
+    state: ControlState, topic: TopicImage, index: int, partition: PartitionRegistration
+) -> PartitionChangeRecord | None:
+    if not partition.is_reassigning:
+        raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS.text)
+    revert = Revert.of(partition)
+    if not revert.replicas:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "every replica would be new, so none could be copied from",
+        )
+    unclean_enabled = state.unclean_election_enabled(topic.name)
+    if revert.unclean and not unclean_enabled:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"the reassignment of {topic.name}-{index} cannot be undone: no former replica "
+            "is in sync, and an unclean election would lose records",
+        )
+    change = state.change(topic, index, partition)
+    if unclean_enabled:
+        change.election = Election.UNCLEAN
+    change.isr = revert.isr
+    change.replicas = revert.replicas
+    change.removing = []
+    change.adding = []
+    return change.build()
+
+
+def list_partition_reassignments(
+    state: ControlState, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    """The reassignments under way: all of them, or those among the partitions that are named."""
+    by_name = state.image.topics.by_name
+    wanted: Iterable[tuple[TopicImage, Iterable[int]]]
+    if request.topics is None:
+        wanted = ((topic, topic.partitions) for topic in by_name.values())
+    else:
+        wanted = (
+            (by_name[asked.name], asked.partition_indexes)
+            for asked in request.topics
+            if asked.name in by_name
+        )
+    topics: list[OngoingTopicReassignment] = []
+    for topic, indexes in wanted:
+        ongoing = [
+            OngoingPartitionReassignment(
+                partition_index=index,
+                replicas=list(partition.replicas),
+                adding_replicas=list(partition.adding_replicas),
+                removing_replicas=list(partition.removing_replicas),
+            )
+            for index in indexes
+            if (partition := topic.partitions.get(index)) is not None and partition.is_reassigning
+        ]
+        if ongoing:
+            topics.append(OngoingTopicReassignment(name=topic.name, partitions=ongoing))
+    return ListPartitionReassignmentsResponse(topics=topics)

@@ -1,0 +1,270 @@
+"""What every decision of the controller starts from: the image, the settings, and who asks.
+
+The ``control_*`` modules are functions from a :class:`ControlState` and a request to a :class:`Result`: the
+records to append and the response to give once they are committed. They change nothing. Invariant:
+replaying the records of a result onto the state's image is always possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from ottla.metadata.controller.partition_change import PartitionChange
+from ottla.metadata.controller.placement import RandomSource, UsableBroker
+from ottla.metadata.features import SUPPORTED_FEATURES, MetadataVersion, VersionRange
+from ottla.metadata.image.entities import (
+    CLUSTER_DEFAULT,
+    DIRECTORY_MIGRATING,
+    DIRECTORY_UNASSIGNED,
+    ConfigResource,
+    ConfigResourceType,
+    PartitionRegistration,
+    TopicImage,
+)
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+# No request may write more records than this; Kafka draws the line at the same place.
+MAX_RECORDS_PER_REQUEST: Final = 10_000
+# The most partitions that one CreateTopics may ask for, checked before anything is allocated.
+MAX_PARTITIONS_PER_REQUEST: Final = 10_000
+
+T = TypeVar("T")
+
+
+class ApiError(NamedTuple):
+    """An error code and the words that go with it."""
+
+    code: ErrorCode
+    message: str | None = None
+
+    @classmethod
+    def of(cls, error: KafkaError) -> ApiError:
+        return cls(error.code, error.message)
+
+    @property
+    def failed(self) -> bool:
+        return self.code is not ErrorCode.NONE
+
+
+NO_ERROR: Final = ApiError(ErrorCode.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[T]):
+    """Records to append, all or none of them, and the response for when they are committed."""
+
+    records: Sequence[MetadataRecord]
+    response: T
+
+
+class EffectiveConfig(NamedTuple):
+    """A topic config as CreateTopics returns it; ``source`` is Kafka's number of the ConfigSource."""
+
+    name: str
+    value: str | None
+    read_only: bool
+    source: int
+    sensitive: bool
+
+
+class ConfigSchema(Protocol):
+    """What the controller needs to know of configurations; the node's table of configs answers."""
+
+    def validate(
+        self, resource: ConfigResource, configs: Mapping[str, str], existing: Mapping[str, str]
+    ) -> None:
+        """Raise KafkaError when ``configs``, the whole overrides of the resource, are not valid."""
+
+    def is_list(self, type: int, name: str) -> bool:
+        """Whether APPEND and SUBTRACT make sense for the config."""
+
+    def default(self, type: int, name: str) -> str | None:
+        """The default that APPEND and SUBTRACT start from when there is no override."""
+
+    def topic_config(
+        self, name: str, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> str:
+        """The value in effect: of the topic, else of this broker, else of the cluster, else static or
+        default.
+        """
+
+    def topic_configs(
+        self, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> list[EffectiveConfig]:
+        """Every topic config in effect, sorted by name."""
+
+
+class AclOperation:
+    """Kafka's numbers of the operations that the controller asks permission for."""
+
+    CREATE: Final = 5
+    DELETE: Final = 6
+    ALTER: Final = 7
+    DESCRIBE: Final = 8
+    DESCRIBE_CONFIGS: Final = 10
+    ALTER_CONFIGS: Final = 11
+
+
+class ResourceType:
+    TOPIC: Final = 2
+    GROUP: Final = 3
+    CLUSTER: Final = 4
+
+
+CLUSTER_NAME: Final = "kafka-cluster"
+
+
+def _allow(_operation: int, _resource_type: int, _name: str) -> bool:
+    return True
+
+
+def _no_quota(_partitions: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Who asks and what they may do: permission, and the quota on partition changes.
+
+    ``charge_partitions`` raises KafkaError(THROTTLING_QUOTA_EXCEEDED) when the caller has used up its share.
+    """
+
+    allowed: Callable[[int, int, str], bool] = _allow
+    charge_partitions: Callable[[int], None] = _no_quota
+    forwarded: bool = True  # whether a broker, which has checked what only it can, passed the request on
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    node_id: int
+    cluster_id: str
+    num_partitions: int = 1
+    default_replication_factor: int = 1
+    session_timeout_ms: int = 9_000
+    max_elections_per_imbalance: int = 1_000
+    min_insync_replicas: int = 1
+    delete_topic_enable: bool = True
+    supported_features: Mapping[str, VersionRange] = field(default_factory=lambda: SUPPORTED_FEATURES)
+
+
+@dataclass(slots=True)
+class ControlState:
+    """The image that decisions are made on: everything appended so far, committed or not yet."""
+
+    image: MetadataImage
+    settings: ControllerSettings
+    schema: ConfigSchema
+    random: RandomSource
+    new_uuid: Callable[[], bytes]
+    voters: Sequence[int] = ()  # the controllers of the quorum
+    kraft_version: int = 0
+    # Raises the version of the quorum, or (the second argument) only says by a KafkaError why it cannot.
+    upgrade_quorum: Callable[[int, bool], None] | None = None
+
+    @property
+    def version(self) -> MetadataVersion:
+        return self.image.metadata_version
+
+    @property
+    def elr_enabled(self) -> bool:
+        return self.image.features.elr_enabled
+
+    # Brokers
+
+    def is_active(self, broker: int) -> bool:
+        return self.image.cluster.is_active(broker)
+
+    def default_directory(self, broker: int) -> bytes:
+        if not self.version.directory_assignment:
+            return DIRECTORY_MIGRATING
+        registration = self.image.cluster.brokers.get(broker)
+        return DIRECTORY_UNASSIGNED if registration is None else registration.default_directory
+
+    def usable_brokers(self) -> Iterator[UsableBroker]:
+        for broker in self.image.cluster.brokers.values():
+            if not (broker.in_controlled_shutdown and not broker.fenced) and broker.has_uncordoned_directory:
+                yield UsableBroker(broker.id, broker.rack, broker.fenced)
+
+    def check_broker_epoch(self, broker: int, epoch: int) -> None:
+        registration = self.image.cluster.brokers.get(broker)
+        if registration is None:
+            raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"broker {broker} is not registered")
+        if registration.epoch != epoch:
+            raise KafkaError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"broker {broker} is registered with epoch {registration.epoch}; the request "
+                f"has epoch {epoch}",
+            )
+
+    # Configs
+
+    def topic_config(self, topic: str, name: str) -> str:
+        return self.schema.topic_config(
+            name,
+            self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic)),
+            self._controller_configs(),
+            self.image.config(CLUSTER_DEFAULT),
+        )
+
+    def topic_configs(self, overrides: Mapping[str, str]) -> list[EffectiveConfig]:
+        return self.schema.topic_configs(
+            overrides, self._controller_configs(), self.image.config(CLUSTER_DEFAULT)
+        )
+
+    def unclean_election_enabled(self, topic: str) -> bool:
+        return self.topic_config(topic, "unclean.leader.election.enable").lower() == "true"
+
+    def min_isr(self, topic: TopicImage) -> int:
+        """``min.insync.replicas``, never above the number of replicas there are."""
+        configured = int(self.topic_config(topic.name, "min.insync.replicas"))
+        first = topic.partitions.get(0)
+        return configured if first is None else min(configured, len(first.replicas))
+
+    def _controller_configs(self) -> Mapping[str, str]:
+        return self.image.config(ConfigResource(ConfigResourceType.BROKER, str(self.settings.node_id)))
+
+    # Partitions
+
+    def change(
+        self,
+        topic: TopicImage,
+        partition_id: int,
+        partition: PartitionRegistration,
+        *,
+        may_lead: Callable[[int], bool] | None = None,
+    ) -> PartitionChange:
+        """Begin a change of a partition; a leader must be active and have the replica's directory online."""
+        acceptable = self.is_active if may_lead is None else may_lead
+        brokers = self.image.cluster.brokers
+
+        def is_acceptable_leader(replica: int) -> bool:
+            registration = brokers.get(replica)
+            if registration is None or not acceptable(replica):
+                return False
+            return replica not in partition.replicas or registration.has_online_directory(
+                partition.directory(replica)
+            )
+
+        return PartitionChange(
+            partition,
+            topic.id,
+            partition_id,
+            is_acceptable_leader=is_acceptable_leader,
+            default_directory=self.default_directory,
+            version=self.version,
+            min_isr=self.min_isr(topic),
+            elr_enabled=self.elr_enabled,
+        )
+
+
+def check_record_count(records: Sequence[MetadataRecord]) -> None:
+    if len(records) > MAX_RECORDS_PER_REQUEST:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"the request would write {len(records)} metadata records; at most {MAX_RECORDS_PER_REQUEST} "
+            "are allowed: split it into smaller requests",
+        )

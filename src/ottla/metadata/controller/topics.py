@@ -1,0 +1,418 @@
+"""Topics: create, delete, grow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from ottla.metadata.controller.assignment import assigned_partition, placed_partition
+from ottla.metadata.controller.configs import creation_config_records
+from ottla.metadata.controller.placement import place_replicas
+from ottla.metadata.controller.state import (
+    CLUSTER_NAME,
+    MAX_PARTITIONS_PER_REQUEST,
+    NO_ERROR,
+    AclOperation,
+    ApiError,
+    ControlState,
+    RequestContext,
+    ResourceType,
+    Result,
+    check_record_count,
+)
+from ottla.metadata.controller.topic_names import (
+    CLUSTER_METADATA_TOPIC,
+    can_collide,
+    collision_key,
+    invalid_topic_name,
+)
+from ottla.metadata.image.entities import PartitionRegistration, TopicImage
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from ottla.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from ottla.protocol.metadata_records import RemoveTopicRecord, TopicRecord
+
+_ZERO_UUID = bytes(16)
+
+_Shown: TypeAlias = dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]]
+"""What the topics of one request are told of their settings, by those they bring: most bring the same."""
+
+
+def create_topics(
+    state: ControlState,
+    request: CreateTopicsRequest,
+    context: RequestContext,
+    collisions: Mapping[str, Collection[str]],
+) -> Result[CreateTopicsResponse]:
+    """Each topic stands or falls alone. ``collisions`` maps collision keys to the names that exist under
+    them.
+    """
+    duplicates = {
+        name for name, count in Counter(topic.name for topic in request.topics).items() if count > 1
+    }
+    wanted = [topic for topic in request.topics if topic.name not in duplicates]
+    _check_total_partitions(state, wanted)
+    may_create_all = context.allowed(AclOperation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME)
+    records: list[MetadataRecord] = []
+    results: list[CreatableTopicResult] = []
+    created_keys: dict[str, list[str]] = {}
+    shown: _Shown = {}
+    for topic in wanted:
+        topic_records: list[MetadataRecord] = []
+        try:
+            if topic.name == CLUSTER_METADATA_TOPIC:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{CLUSTER_METADATA_TOPIC} belongs to the cluster itself and cannot be created",
+                )
+            if not may_create_all and not context.allowed(
+                AclOperation.CREATE, ResourceType.TOPIC, topic.name
+            ):
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the client may not create it")
+            _check_name(state, topic.name, collisions, created_keys)
+            result = _create_topic(state, topic, context, topic_records, shown)
+        except KafkaError as error:
+            results.append(_failed_topic(topic.name, error.code, error.message))
+            continue
+        if can_collide(topic.name):
+            created_keys.setdefault(collision_key(topic.name), []).append(topic.name)
+        records += topic_records
+        results.append(result)
+    results += [
+        _failed_topic(name, ErrorCode.INVALID_REQUEST, "the topic is named twice in the request")
+        for name in sorted(duplicates)
+    ]
+    check_record_count(records)
+    response = CreateTopicsResponse(topics=results)
+    return Result([] if request.validate_only else records, response)
+
+
+def _failed_topic(name: str, code: ErrorCode, message: str | None) -> CreatableTopicResult:
+    return CreatableTopicResult(name=name, error_code=int(code), error_message=message)
+
+
+def _check_total_partitions(state: ControlState, topics: Sequence[CreatableTopic]) -> None:
+    total = 0
+    for topic in topics:
+        if topic.assignments:
+            total += len(topic.assignments)
+        elif topic.num_partitions == -1:
+            total += state.settings.num_partitions
+        else:
+            total += max(0, topic.num_partitions)
+    if total > MAX_PARTITIONS_PER_REQUEST:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, "too many partitions for one request; split it into smaller ones"
+        )
+
+
+def _check_name(
+    state: ControlState,
+    name: str,
+    collisions: Mapping[str, Collection[str]],
+    created: Mapping[str, Collection[str]],
+) -> None:
+    reason = invalid_topic_name(name)
+    if reason is not None:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    if name in state.image.topics.by_name:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+    if can_collide(name):
+        key = collision_key(name)
+        for existing in (*collisions.get(key, ()), *created.get(key, ())):
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"topic {name} and the existing topic {existing} differ only in '.' and '_', "
+                "which metrics cannot tell apart",
+            )
+
+
+def _create_topic(
+    state: ControlState,
+    topic: CreatableTopic,
+    context: RequestContext,
+    records: list[MetadataRecord],
+    shown: _Shown,
+) -> CreatableTopicResult:
+    config_records, overrides = creation_config_records(state, topic.name, topic.configs)
+    if topic.assignments:
+        partitions = _manually_assigned(state, topic)
+    else:
+        partitions = _placed(state, topic)
+    context.charge_partitions(len(partitions))
+    topic_id = state.new_uuid()
+    result = CreatableTopicResult(name=topic.name, topic_id=topic_id)
+    if context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name):
+        result.num_partitions = len(partitions)
+        result.replication_factor = len(partitions[0].replicas)
+        result.configs = _shown_configs(state, overrides, shown)
+    else:
+        result.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    records.append(TopicRecord(name=topic.name, topic_id=topic_id))
+    records += config_records
+    records += [
+        registration.to_record(topic_id, index, state.version, elr_enabled=state.elr_enabled)
+        for index, registration in enumerate(partitions)
+    ]
+    return result
+
+
+def _shown_configs(
+    state: ControlState, overrides: Mapping[str, str], shown: _Shown
+) -> list[CreatableTopicConfigs]:
+    key = frozenset(overrides.items())
+    if key not in shown:
+        shown[key] = [
+            CreatableTopicConfigs(
+                name=config.name,
+                value=None if config.sensitive else config.value,
+                read_only=config.read_only,
+                config_source=config.source,
+                is_sensitive=config.sensitive,
+            )
+            for config in state.topic_configs(overrides)
+        ]
+    return shown[key]
+
+
+def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistration]:
+    if topic.replication_factor != -1:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "replicas are given for each partition, so the replication factor must be -1",
+        )
+    if topic.num_partitions != -1:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "replicas are given for each partition, so the number of partitions must be -1",
+        )
+    partitions: dict[int, PartitionRegistration] = {}
+    replication_factor: int | None = None
+    for assignment in topic.assignments:
+        if assignment.partition_index in partitions:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"replicas are given twice for partition {assignment.partition_index}",
+            )
+        partitions[assignment.partition_index] = assigned_partition(
+            state, assignment.partition_index, assignment.broker_ids, replication_factor
+        )
+        replication_factor = len(assignment.broker_ids)
+    if partitions.keys() != set(range(len(partitions))):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "the partitions that were given do not run from 0 without a gap",
+        )
+    return [partitions[index] for index in range(len(partitions))]
+
+
+def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistration]:
+    if topic.replication_factor < -1 or topic.replication_factor == 0:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "the replication factor must be at least 1, or -1 for the default",
+        )
+    if topic.num_partitions < -1 or topic.num_partitions == 0:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, "the number of partitions must be at least 1, or -1 for the default"
+        )
+    settings = state.settings
+    count = settings.num_partitions if topic.num_partitions == -1 else topic.num_partitions
+    factor = (
+        settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
+    )
+    try:
+        placement = place_replicas(state.usable_brokers(), count, factor, state.random)
+    except KafkaError as error:
+        raise KafkaError(
+            error.code, f"no place for {factor} replica(s) of each partition: {error.message}"
+        ) from None
+    return [placed_partition(state, replicas, factor) for replicas in placement]
+
+
+def delete_topics(
+    state: ControlState, request: DeleteTopicsRequest, context: RequestContext, *, version: int = 6
+) -> Result[DeleteTopicsResponse]:
+    """Delete by name or, from version 6 on, by id. Who may not describe a topic does not learn that it
+    exists.
+    """
+    if not state.settings.delete_topic_enable:
+        if version < 3:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "topics cannot be deleted while delete.topic.enable is false",
+            )
+        raise KafkaError(
+            ErrorCode.TOPIC_DELETION_DISABLED, "topics cannot be deleted while delete.topic.enable is false"
+        )
+    responses: list[DeletableTopicResult] = []
+
+    def respond(name: str | None, topic_id: bytes, error: ApiError) -> None:
+        responses.append(
+            DeletableTopicResult(
+                name=name, topic_id=topic_id, error_code=int(error.code), error_message=error.message
+            )
+        )
+
+    names: list[str] = list(request.topic_names)
+    ids: list[bytes] = []
+    for topic in request.topics:
+        if topic.name is not None and topic.topic_id != _ZERO_UUID:
+            text = "the topic has a name and an id; give one of them"
+            respond(topic.name, topic.topic_id, ApiError(ErrorCode.INVALID_REQUEST, text))
+        elif topic.name is not None:
+            names.append(topic.name)
+        elif topic.topic_id != _ZERO_UUID:
+            ids.append(bytes(topic.topic_id))
+        else:
+            text = "the topic has neither a name nor an id"
+            respond(None, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, text))
+    duplicate_ids = {id for id, count in Counter(ids).items() if count > 1}
+    duplicate_names = {name for name, count in Counter(names).items() if count > 1}
+    for name in sorted(duplicate_names):
+        respond(
+            name, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, "the topic is named twice in the request")
+        )
+    for topic_id in sorted(duplicate_ids):
+        respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "the topic id is given twice"))
+
+    cluster_wide = context.allowed(AclOperation.DELETE, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def allowed(operation: int, name: str) -> bool:
+        return cluster_wide or context.allowed(operation, ResourceType.TOPIC, name)
+
+    denied = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED.text)
+    doomed: dict[bytes, TopicImage] = {}
+    for topic_id in ids:
+        if topic_id in duplicate_ids:
+            continue
+        found = state.image.topics.by_id.get(topic_id)
+        if found is None:
+            respond(None, topic_id, ApiError(ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_ID.text))
+        elif not allowed(AclOperation.DELETE, found.name):
+            respond(found.name if allowed(AclOperation.DESCRIBE, found.name) else None, topic_id, denied)
+        else:
+            doomed[topic_id] = found
+    for name in names:
+        if name in duplicate_names:
+            continue
+        found = state.image.topics.by_name.get(name)
+        if not allowed(AclOperation.DESCRIBE, name):
+            respond(name, _ZERO_UUID, denied)
+        elif found is None:
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            respond(name, _ZERO_UUID, ApiError(unknown, unknown.text))
+        elif not allowed(AclOperation.DELETE, name):
+            respond(name, _ZERO_UUID, denied)
+        elif found.id in doomed or found.id in duplicate_ids:
+            doomed.pop(found.id, None)
+            duplicate_ids.add(found.id)
+            text = "the topic is given by its name and by its id"
+            respond(name, found.id, ApiError(ErrorCode.INVALID_REQUEST, text))
+        else:
+            doomed[found.id] = found
+
+    records: list[MetadataRecord] = []
+    for topic_id, found in doomed.items():
+        try:
+            context.charge_partitions(len(found.partitions))
+        except KafkaError as error:
+            respond(found.name, topic_id, ApiError.of(error))
+            continue
+        records.append(RemoveTopicRecord(topic_id=topic_id))
+        respond(found.name, topic_id, NO_ERROR)
+    check_record_count(records)
+    return Result(records, DeleteTopicsResponse(responses=responses))
+
+
+def create_partitions(
+    state: ControlState, request: CreatePartitionsRequest, context: RequestContext
+) -> Result[CreatePartitionsResponse]:
+    counts = Counter(topic.name for topic in request.topics)
+    results = [
+        CreatePartitionsTopicResult(
+            name=name,
+            error_code=int(ErrorCode.INVALID_REQUEST),
+            error_message="the topic is named twice in the request",
+        )
+        for name, count in counts.items()
+        if count > 1
+    ]
+    records: list[MetadataRecord] = []
+    for topic in request.topics:
+        if counts[topic.name] > 1:
+            continue
+        error = NO_ERROR
+        try:
+            if not context.allowed(AclOperation.ALTER, ResourceType.TOPIC, topic.name):
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            records += _grow_topic(state, topic, context)
+        except KafkaError as raised:
+            error = ApiError.of(raised)
+        results.append(
+            CreatePartitionsTopicResult(
+                name=topic.name, error_code=int(error.code), error_message=error.message
+            )
+        )
+    check_record_count(records)
+    return Result([] if request.validate_only else records, CreatePartitionsResponse(results=results))
+
+
+def _grow_topic(
+    state: ControlState, request: CreatePartitionsTopic, context: RequestContext
+) -> list[MetadataRecord]:
+    topic = state.image.topics.by_name.get(request.name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    existing = len(topic.partitions)
+    if request.count == existing:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"the topic has {existing} partition(s) already")
+    if request.count < existing:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{request.name} has {existing} partition(s) already; a topic can only grow, "
+            f"not go to {request.count}",
+        )
+    additional = request.count - existing
+    if request.assignments is not None and len(request.assignments) != additional:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"replicas are given for {len(request.assignments)} partition(s), but {additional} "
+            "are to be added",
+        )
+    if additional > MAX_PARTITIONS_PER_REQUEST:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, "too many partitions for one request; split it into smaller ones"
+        )
+    context.charge_partitions(additional)
+    factor = len(topic.partitions[0].replicas)
+    if request.assignments is not None:
+        partitions = [
+            assigned_partition(state, existing + i, assignment.broker_ids, factor)
+            for i, assignment in enumerate(request.assignments)
+        ]
+    else:
+        placement = place_replicas(state.usable_brokers(), additional, factor, state.random)
+        partitions = [placed_partition(state, replicas, factor) for replicas in placement]
+    return [
+        registration.to_record(topic.id, existing + i, state.version, elr_enabled=state.elr_enabled)
+        for i, registration in enumerate(partitions)
+    ]

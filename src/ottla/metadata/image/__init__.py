@@ -1,0 +1,1 @@
+"""The metadata image: immutable entities, the image that holds them, and deltas between images."""

@@ -1,0 +1,1 @@
+"""The metadata log: append to the quorum, replay committed records into images, write snapshots."""

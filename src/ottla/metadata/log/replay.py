@@ -1,0 +1,82 @@
+"""From batches of the metadata log to images, metadata transactions included.
+
+A transaction (BeginTransactionRecord to EndTransactionRecord) lets a change span batches: nothing of it
+shows in an image before its end, and an AbortTransactionRecord takes it back. Invariant: ``image`` never
+contains part of a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ottla.metadata.image.delta import MetadataDelta, ReplayError
+from ottla.metadata.image.image import MetadataImage, Provenance
+from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.metadata_records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    EndTransactionRecord,
+)
+
+
+class Replayer:
+    """Feed it the log in order; take the image whenever it is wanted.
+
+    Batches are collected in one delta until ``publish`` is called, so that loading a long log costs one
+    image and not one per batch.
+    """
+
+    def __init__(self, image: MetadataImage = MetadataImage.EMPTY) -> None:
+        self._settled = image  # the image at the last publish
+        self._delta = image.delta()  # what was committed since
+        self._provenance = image.provenance
+        self._transaction: list[MetadataRecord] | None = None  # the records of the open transaction
+
+    @property
+    def transaction_open(self) -> bool:
+        return self._transaction is not None
+
+    @property
+    def changed(self) -> bool:
+        return self._delta.records > 0 or self._provenance != self._settled.provenance
+
+    def replay(self, records: Iterable[MetadataRecord], provenance: Provenance) -> None:
+        """Take in one batch, which ends at ``provenance``."""
+        for record in records:
+            if isinstance(record, BeginTransactionRecord):
+                if self._transaction is not None:
+                    raise ReplayError("a metadata transaction begins inside another one")
+                self._transaction = []
+            elif isinstance(record, EndTransactionRecord):
+                for held in self._take_transaction("ends"):
+                    self._delta.replay(held)
+            elif isinstance(record, AbortTransactionRecord):
+                self._take_transaction("is aborted")
+            elif self._transaction is not None:
+                self._transaction.append(record)
+            else:
+                self._delta.replay(record)
+        self._provenance = provenance
+
+    def _take_transaction(self, what: str) -> list[MetadataRecord]:
+        held = self._transaction
+        if held is None:
+            raise ReplayError(f"a metadata transaction {what} that had not begun")
+        self._transaction = None
+        return held
+
+    def fork(self) -> Replayer:
+        """Another one that has replayed the same; to be taken right after a publish."""
+        assert self._delta.records == 0, "what was replayed is not published yet"
+        other = Replayer(self._settled)
+        if self._transaction is not None:
+            other._transaction = list(self._transaction)
+        return other
+
+    def publish(self) -> tuple[MetadataDelta, MetadataImage]:
+        """The changes since the last publish, and the image with them."""
+        delta = self._delta
+        image = delta.apply(self._provenance)
+        self._settled = image
+        self._delta = image.delta()
+        return delta, image

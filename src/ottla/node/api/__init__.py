@@ -1,0 +1,1 @@
+"""Requests: routes, dispatch, contexts, cached responses, forwarding, and one handler for each API."""

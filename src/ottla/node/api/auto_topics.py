@@ -1,0 +1,109 @@
+"""Topics that come into being because somebody asked for them: by Metadata, or for a coordinator's state.
+
+The topic is in the metadata log before anyone is told about it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from ottla.metadata.controller.state import RequestContext as ControlContext
+from ottla.node.config.node_config import NodeConfig
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+if TYPE_CHECKING:
+    from ottla.node.node import Node
+
+_log = logging.getLogger(__name__)
+
+_CREATE_TOPICS_VERSION: Final = 7
+CONSUMER_OFFSETS: Final = "__consumer_offsets"
+TRANSACTION_STATE: Final = "__transaction_state"
+SHARE_GROUP_STATE: Final = "__share_group_state"
+
+
+def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
+    """How a topic is made that nobody described: by the defaults, or as the coordinator's topic it is."""
+    if name == CONSUMER_OFFSETS:
+        partitions, replicas = "offsets.topic.num.partitions", "offsets.topic.replication.factor"
+        configs = {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.number("offsets.topic.segment.bytes")),
+        }
+    elif name == TRANSACTION_STATE:
+        partitions, replicas = (
+            "transaction.state.log.num.partitions",
+            "transaction.state.log.replication.factor",
+        )
+        configs = {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "min.insync.replicas": str(config.number("transaction.state.log.min.isr")),
+            "segment.bytes": str(config.number("transaction.state.log.segment.bytes")),
+            "unclean.leader.election.enable": "false",
+        }
+    elif name == SHARE_GROUP_STATE:
+        partitions = "share.coordinator.state.topic.num.partitions"
+        replicas = "share.coordinator.state.topic.replication.factor"
+        configs = {
+            "cleanup.policy": "delete",
+            "compression.type": "producer",
+            "min.insync.replicas": str(config.number("share.coordinator.state.topic.min.isr")),
+            "retention.ms": "-1",
+            "segment.bytes": str(config.number("share.coordinator.state.topic.segment.bytes")),
+        }
+    else:
+        partitions, replicas, configs = "num.partitions", "default.replication.factor", {}
+    return CreatableTopic(
+        name=name,
+        num_partitions=config.number(partitions),
+        replication_factor=config.number(replicas),
+        configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
+    )
+
+
+async def create_missing(
+    node: Node, names: Iterable[str], context: ControlContext | None = None
+) -> dict[str, ErrorCode]:
+    """Create topics; by name what a client that asked for it should be told.
+
+    A topic that somebody else has created meanwhile is fine. Its replicas are as many as configured, never
+    fewer because brokers are missing: those that are registered but away get theirs when they are back, and
+    where too few are registered the topic stays unknown, so that clients ask again.
+    """
+    request = CreateTopicsRequest(topics=[creatable_topic(name, node.config) for name in names])
+    try:
+        if node.seat.active is not None:
+            response = await node.control(
+                lambda controller: controller.create_topics(request, context or ControlContext())
+            )
+        else:
+            answer = await node.controllers.ask(request, _CREATE_TOPICS_VERSION)
+            assert isinstance(answer, CreateTopicsResponse)
+            response = answer
+    except KafkaError as error:
+        return {topic.name: _told(error.code) for topic in request.topics}
+    except OSError as error:
+        _log.warning("topics were not created: %s", error)
+        return {topic.name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for topic in request.topics}
+    for topic in response.topics:
+        if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            _log.info("%s was not created: %s", topic.name, topic.error_message)
+    return {topic.name: _told(ErrorCode.of(topic.error_code)) for topic in response.topics}
+
+
+def _told(code: ErrorCode) -> ErrorCode:
+    if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+        return ErrorCode.NONE
+    if code in (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED):
+        return code
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,0 +1,49 @@
+"""AddOffsetsToTxn: make the offsets of a group part of a transaction of version 1.
+
+What is added is the partition of `__consumer_offsets` in which the group lives; the offsets themselves go to
+the coordinator of the group by TxnOffsetCommit.
+
+Version 1 only made errors retriable; 2 can say PRODUCER_FENCED; 3 is flexible; 4 can say
+TRANSACTION_ABORTABLE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.transaction.requests import AddPartitions
+from ottla.log.files import TopicPartition
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.auto_topics import CONSUMER_OFFSETS, create_missing
+from ottla.node.api.context import RequestContext
+from ottla.node.txn.transactions import as_known
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+
+_FIRST_VERSION_OF_FENCING: Final = 2
+
+
+def handle(context: RequestContext, request: AddOffsetsToTxnRequest) -> Awaitable[AddOffsetsToTxnResponse]:
+    if not context.allowed(Operation.WRITE, Resource.TRANSACTIONAL_ID, request.transactional_id):
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if not context.allowed(Operation.READ, Resource.GROUP, request.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    return _add(context, request)
+
+
+async def _add(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    node = context.node
+    if CONSUMER_OFFSETS not in node.image.topics.by_name:
+        # A producer looks for the group's coordinator only after this.
+        await create_missing(node, [CONSUMER_OFFSETS])
+    partition = TopicPartition(CONSUMER_OFFSETS, node.groups.partition_for(request.group_id))
+    producer = Producer(request.producer_id, request.producer_epoch)
+    try:
+        await node.transactions.service.submit(
+            AddPartitions(request.transactional_id, producer, frozenset((partition,)), client_version=0)
+        )
+    except KafkaError as error:
+        raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
+    return AddOffsetsToTxnResponse()

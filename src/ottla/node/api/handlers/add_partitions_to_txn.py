@@ -1,0 +1,142 @@
+"""AddPartitionsToTxn: make partitions part of a transaction, before they are written to.
+
+All partitions of a transaction are added, or none: if one of them is unknown or not allowed, the others are
+told OPERATION_NOT_ATTEMPTED.
+
+Version 1 only made errors retriable; 2 can say PRODUCER_FENCED; 3 is flexible and the last for clients. From
+version 4 on brokers ask, for many transactions at once, to add partitions of transactions of version 2, or
+only to verify those of version 1; 5 can say TRANSACTION_ABORTABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Final
+
+from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
+from ottla.log.files import TopicPartition
+from ottla.metadata.controller.topic_names import INTERNAL_TOPICS
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.txn.transactions import as_known
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+
+_FIRST_VERSION_OF_FENCING: Final = 2
+_FIRST_VERSION_OF_BROKERS: Final = 4
+
+
+def handle(
+    context: RequestContext, request: AddPartitionsToTxnRequest
+) -> Awaitable[AddPartitionsToTxnResponse]:
+    if context.version < _FIRST_VERSION_OF_BROKERS:
+        return _of_client(context, request)
+    if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return _of_broker(context, request)
+
+
+def failed(request: AddPartitionsToTxnRequest, code: int, _message: str | None) -> AddPartitionsToTxnResponse:
+    return AddPartitionsToTxnResponse(
+        error_code=int(code),
+        results_by_topic_v3_and_below=_all(request.v3_and_below_topics, ErrorCode.of(code)),
+    )
+
+
+async def _of_client(
+    context: RequestContext, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    transaction = AddPartitionsToTxnTransaction(
+        transactional_id=request.v3_and_below_transactional_id,
+        producer_id=request.v3_and_below_producer_id,
+        producer_epoch=request.v3_and_below_producer_epoch,
+        topics=request.v3_and_below_topics,
+    )
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _results(context, transaction))
+
+
+async def _of_broker(
+    context: RequestContext, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    # All are begun before any is waited for.
+    results = await asyncio.gather(*(_results(context, each) for each in request.transactions))
+    return AddPartitionsToTxnResponse(
+        results_by_transaction=[
+            AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
+            for each, topics in zip(request.transactions, results, strict=True)
+        ]
+    )
+
+
+async def _results(
+    context: RequestContext, transaction: AddPartitionsToTxnTransaction
+) -> list[AddPartitionsToTxnTopicResult]:
+    transactional_id, topics = transaction.transactional_id, transaction.topics
+    from_client = context.version < _FIRST_VERSION_OF_BROKERS
+    if from_client and not context.allowed(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+        return _all(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    checked = {
+        TopicPartition(topic.name, index): _check(context, topic.name, index, from_client=from_client)
+        for topic in topics
+        for index in topic.partitions
+    }
+    if any(code is not ErrorCode.NONE for code in checked.values()):
+        return _each(topics, {tp: code or ErrorCode.OPERATION_NOT_ATTEMPTED for tp, code in checked.items()})
+    producer = Producer(transaction.producer_id, transaction.producer_epoch)
+    partitions = frozenset(checked)
+    asked: AddPartitions | VerifyPartitions
+    if transaction.verify_only:
+        asked = VerifyPartitions(transactional_id, producer, partitions)
+    else:
+        version = 0 if from_client else 2
+        asked = AddPartitions(transactional_id, producer, partitions, client_version=version)
+    try:
+        codes = await context.node.transactions.service.submit(asked)
+    except KafkaError as error:
+        return _all(topics, as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING).code)
+    return _all(topics, ErrorCode.NONE) if codes is None else _each(topics, codes)
+
+
+def _check(context: RequestContext, topic: str, index: int, *, from_client: bool) -> ErrorCode:
+    if from_client and (
+        topic in INTERNAL_TOPICS or not context.allowed(Operation.WRITE, Resource.TOPIC, topic)
+    ):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    found = context.node.image.topics.by_name.get(topic)
+    if found is None or index not in found.partitions:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.NONE
+
+
+def _all(topics: list[AddPartitionsToTxnTopic], code: ErrorCode) -> list[AddPartitionsToTxnTopicResult]:
+    return _each(
+        topics, {TopicPartition(topic.name, index): code for topic in topics for index in topic.partitions}
+    )
+
+
+def _each(
+    topics: list[AddPartitionsToTxnTopic], codes: Mapping[TopicPartition, ErrorCode]
+) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=[
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index,
+                    partition_error_code=int(codes[TopicPartition(topic.name, index)]),
+                )
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]

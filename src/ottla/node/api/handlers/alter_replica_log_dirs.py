@@ -1,0 +1,41 @@
+"""AlterReplicaLogDirs: move partitions to other data directories of this broker, while they serve.
+
+The response says that the moves have begun; DescribeLogDirs shows how far they are. Version 2 is flexible.
+"""
+
+from __future__ import annotations
+
+from ottla.log.files import TopicPartition
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+
+
+def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+    allowed = context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME)
+    topics: dict[str, AlterReplicaLogDirTopicResult] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            result = topics.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name))
+            for index in topic.partitions:
+                error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                if allowed:
+                    error = _move(context, TopicPartition(topic.name, index), directory.path)
+                result.partitions.append(
+                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=int(error))
+                )
+    return AlterReplicaLogDirsResponse(results=list(topics.values()))
+
+
+def _move(context: RequestContext, tp: TopicPartition, path: str) -> ErrorCode:
+    try:
+        context.node.moves.begin(context.node.replicas.partition(tp), path)
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.NONE

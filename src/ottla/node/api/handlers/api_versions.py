@@ -1,0 +1,70 @@
+"""ApiVersions: which APIs and versions this listener serves, and the cluster's feature levels.
+
+A client asks this first, before it knows any version. So the response header is always version 0, and a
+version that is not served is answered in version 0 with error UNSUPPORTED_VERSION and the one range that the
+client needs to ask again.
+
+Version 1 added the throttle time. Version 3 is flexible and carries the client's software name and version,
+and the feature levels; as its readers take a minimum of 0 for an error, features that begin at 0 are left out
+of it. Version 4 has them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ottla.metadata.features import KRAFT_VERSION, SUPPORTED_FEATURES
+from ottla.node.api.context import RequestContext
+from ottla.protocol.api import API, API_VERSIONS
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if context.version >= 3:
+        name, version = request.client_software_name, request.client_software_version
+        if _SOFTWARE.fullmatch(name) is None or _SOFTWARE.fullmatch(version) is None:
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        context.exchange.connection.attributes["software"] = f"{name} {version}"
+    image = context.node.image
+    return ApiVersionsResponse(
+        api_keys=[
+            ApiVersion(api_key=key, min_version=first, max_version=last)
+            for key, first, last in context.dispatcher.announced()
+        ],
+        supported_features=[
+            SupportedFeatureKey(name=feature, min_version=levels.min, max_version=levels.max)
+            for feature, levels in SUPPORTED_FEATURES.items()
+            if context.version >= 4 or levels.min > 0
+        ],
+        finalized_features_epoch=image.provenance.last_contained_offset,
+        finalized_features=[
+            FinalizedFeatureKey(name=feature, min_version_level=level, max_version_level=level)
+            for feature, level in _finalized(context).items()
+        ],
+    )
+
+
+def _finalized(context: RequestContext) -> dict[str, int]:
+    """The levels in force; that of the quorum's protocol is not in the image, and 0 is not told."""
+    levels = context.node.image.features.finalized()
+    if context.node.metadata.kraft_version > 0:
+        levels[KRAFT_VERSION] = context.node.metadata.kraft_version
+    return levels
+
+
+def unsupported_version() -> ApiVersionsResponse:
+    api = API[API_VERSIONS]
+    return ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)],
+    )

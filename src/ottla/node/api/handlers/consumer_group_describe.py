@@ -1,0 +1,88 @@
+"""ConsumerGroupDescribe: consumer groups, what their members have and what they shall have.
+
+Version 1 tells which members use the classic protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.coordinator.group.requests import DescribeConsumer
+from ottla.coordinator.runtime.shard import Ticket
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.deduplication import within_bounds
+from ottla.node.groups import check_group, check_group_id
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    DescribedGroup,
+)
+
+
+def handle(
+    context: RequestContext, request: ConsumerGroupDescribeRequest
+) -> Awaitable[ConsumerGroupDescribeResponse]:
+    asked = [(group_id, _ask(context, group_id)) for group_id in within_bounds(request.group_ids)]
+    return _describe(context, request, asked)
+
+
+def failed(
+    request: ConsumerGroupDescribeRequest, code: int, message: str | None
+) -> ConsumerGroupDescribeResponse:
+    return ConsumerGroupDescribeResponse(
+        groups=[
+            DescribedGroup(group_id=group_id, error_code=int(code), error_message=message)
+            for group_id in request.group_ids
+        ]
+    )
+
+
+def _ask(context: RequestContext, group_id: str) -> Ticket | KafkaError:
+    try:
+        check_group(context, group_id, Operation.DESCRIBE)
+        check_group_id(group_id)
+    except KafkaError as error:
+        return error
+    return context.node.groups.submit(group_id, DescribeConsumer(group_id))
+
+
+async def _describe(
+    context: RequestContext,
+    request: ConsumerGroupDescribeRequest,
+    asked: list[tuple[str, Ticket | KafkaError]],
+) -> ConsumerGroupDescribeResponse:
+    response = ConsumerGroupDescribeResponse()
+    for group_id, ticket in asked:
+        try:
+            if isinstance(ticket, KafkaError):
+                raise ticket
+            group: DescribedGroup = await ticket
+            if not all(_sees(context, topic) for topic in _topics(group)):
+                raise KafkaError(
+                    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    "the group reads topics that you are not authorized to describe",
+                )
+        except KafkaError as error:
+            group = DescribedGroup(
+                group_id=group_id, error_code=int(error.code), error_message=error.message or error.code.text
+            )
+        else:
+            if request.include_authorized_operations:
+                group.authorized_operations = context.operations(Resource.GROUP, group_id)
+        response.groups.append(group)
+    return response
+
+
+def _topics(group: DescribedGroup) -> set[str]:
+    return {
+        topic.topic_name
+        for member in group.members
+        for assignment in (member.assignment, member.target_assignment)
+        for topic in assignment.topic_partitions
+    }
+
+
+def _sees(context: RequestContext, topic: str) -> bool:
+    return context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic)

@@ -1,0 +1,33 @@
+"""ConsumerGroupHeartbeat: members of consumer groups join, stay, change and leave, and learn what they have.
+
+Version 1 added regular expressions, and has the client choose the member id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.groups import check_group, submit
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+
+
+def handle(
+    context: RequestContext, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+    if not context.node.groups.config.consumer_protocol_enabled:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION, "group.coordinator.rebalance.protocols does not name consumer"
+        )
+    check_group(context, request.group_id)
+    if not request.group_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is empty")
+    for topic in request.subscribed_topic_names or ():
+        if not context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return submit(context, request.group_id, request)

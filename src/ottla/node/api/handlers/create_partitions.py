@@ -1,0 +1,33 @@
+"""CreatePartitions: more partitions for a topic, placed by the controller or as the request assigns them.
+
+Version 2 is flexible; 3 may be throttled with THROTTLING_QUOTA_EXCEEDED.
+"""
+
+from __future__ import annotations
+
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+)
+
+
+async def handle(context: RequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    response = await context.node.control(
+        lambda controller: controller.create_partitions(request, context.control())
+    )
+    for topic in response.results:
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            topic.error_message = None
+    return response
+
+
+def failed(request: CreatePartitionsRequest, code: int, message: str | None) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        results=[
+            CreatePartitionsTopicResult(name=topic.name, error_code=int(code), error_message=message)
+            for topic in request.topics
+        ]
+    )

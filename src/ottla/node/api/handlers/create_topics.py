@@ -1,0 +1,43 @@
+"""CreateTopics: topics with given counts, assignments and settings, or (validate only) just the answer.
+
+The response comes when the topics are in the metadata log and this node leads the partitions it is to
+lead.
+
+Version 4 takes -1 for the default number of partitions and replicas; 5 is flexible and returns the
+settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns topic ids.
+"""
+
+from __future__ import annotations
+
+from ottla.metadata.controller.state import RequestContext as ControlContext
+from ottla.node.api.context import RequestContext
+from ottla.node.node import Node
+from ottla.protocol.messages.create_topics import (
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+
+async def handle(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    return await _create(context.node, request, context.control())
+
+
+async def decide(node: Node, request: CreateTopicsRequest, _version: int) -> CreateTopicsResponse:
+    return await _create(node, request, ControlContext())
+
+
+async def _create(node: Node, request: CreateTopicsRequest, control: ControlContext) -> CreateTopicsResponse:
+    response = await node.control(lambda controller: controller.create_topics(request, control))
+    for topic in response.topics:
+        topic.error_message = topic.error_message or None
+    return response
+
+
+def failed(request: CreateTopicsRequest, code: int, message: str | None) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        topics=[
+            CreatableTopicResult(name=topic.name, error_code=int(code), error_message=message)
+            for topic in request.topics
+        ]
+    )

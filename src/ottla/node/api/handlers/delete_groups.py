@@ -1,0 +1,52 @@
+"""DeleteGroups: forget groups without members, and their offsets.
+
+Version 2 is flexible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.coordinator.group.requests import DeleteGroup
+from ottla.coordinator.runtime.shard import Ticket
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+)
+
+
+def handle(context: RequestContext, request: DeleteGroupsRequest) -> Awaitable[DeleteGroupsResponse]:
+    names = list(dict.fromkeys(request.groups_names))
+    return _delete([(group_id, _ask(context, group_id)) for group_id in names])
+
+
+def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> DeleteGroupsResponse:
+    return DeleteGroupsResponse(
+        results=[
+            DeletableGroupResult(group_id=group_id, error_code=int(code)) for group_id in request.groups_names
+        ]
+    )
+
+
+def _ask(context: RequestContext, group_id: str) -> Ticket | None:
+    if not context.allowed(Operation.DELETE, Resource.GROUP, group_id):
+        return None
+    return context.node.groups.submit(group_id, DeleteGroup(group_id))
+
+
+async def _delete(asked: list[tuple[str, Ticket | None]]) -> DeleteGroupsResponse:
+    response = DeleteGroupsResponse()
+    for group_id, ticket in asked:
+        code = ErrorCode.NONE
+        try:
+            if ticket is None:
+                raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+            await ticket
+        except KafkaError as error:
+            code = error.code
+        response.results.append(DeletableGroupResult(group_id=group_id, error_code=int(code)))
+    return response

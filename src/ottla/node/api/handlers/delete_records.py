@@ -1,0 +1,85 @@
+"""DeleteRecords: move the beginning of partitions up; what lies before it is gone for readers.
+
+Offset -1 stands for the high watermark. The response waits until every replica has followed, or
+`timeout_ms` is over. Version 2 is flexible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.log.files import TopicPartition
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from ottla.replication.partition import Partition
+
+
+def handle(
+    context: RequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse | Awaitable[DeleteRecordsResponse]:
+    deletions = _Deletions(context)
+    response = DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[deletions.delete(topic.name, part) for part in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )
+    if deletions.done():
+        return response
+    return _finish(context, request, deletions, response)
+
+
+class _Deletions:
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        # (partition, offset that every replica's log start must reach, its part of the response)
+        self.waiting: list[tuple[Partition, int, DeleteRecordsPartitionResult]] = []
+
+    def delete(self, topic: str, part: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+        result = DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
+        try:
+            if not self._context.allowed(Operation.DELETE, Resource.TOPIC, topic):
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            tp = TopicPartition(topic, part.partition_index)
+            partition = self._context.node.replicas.partition(tp)
+            self.waiting.append((partition, partition.delete_records(part.offset), result))
+        except KafkaError as error:
+            result.error_code = int(error.code)
+        return result
+
+    def done(self) -> bool:
+        """Take over how far the replicas are; True once all have followed."""
+        undone = False
+        for partition, offset, result in self.waiting:
+            if not partition.is_leader:
+                result.error_code = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif partition.low_watermark >= offset:
+                result.low_watermark = partition.low_watermark
+            else:
+                undone = True
+        return not undone
+
+
+async def _finish(
+    context: RequestContext,
+    request: DeleteRecordsRequest,
+    deletions: _Deletions,
+    response: DeleteRecordsResponse,
+) -> DeleteRecordsResponse:
+    keys = [partition.topic_partition for partition, _, _ in deletions.waiting]
+    if not await context.node.replicas.purgatory.wait(keys, deletions.done, request.timeout_ms):
+        for partition, offset, result in deletions.waiting:
+            if result.low_watermark < offset and partition.is_leader:
+                result.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
+    return response

@@ -1,0 +1,40 @@
+"""DeleteTopics: by name or, from version 6 on, by id.
+
+The topics are gone from the metadata when the response comes; their files are removed in the background.
+
+Version 3 can say TOPIC_DELETION_DISABLED; 4 is flexible; 5 has error messages and may be throttled; 6 takes
+topic ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.context import RequestContext
+from ottla.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+
+
+def handle(context: RequestContext, request: DeleteTopicsRequest) -> Awaitable[DeleteTopicsResponse]:
+    return context.node.control(
+        lambda controller: controller.delete_topics(request, context.control(), version=context.version)
+    )
+
+
+def failed(request: DeleteTopicsRequest, code: int, message: str | None) -> DeleteTopicsResponse:
+    named = [
+        DeletableTopicResult(name=name, error_code=int(code), error_message=message)
+        for name in request.topic_names
+    ]
+    return DeleteTopicsResponse(
+        responses=named
+        + [
+            DeletableTopicResult(
+                name=topic.name, topic_id=topic.topic_id, error_code=int(code), error_message=message
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,84 @@
+"""DescribeCluster: the nodes of the cluster and who is its controller.
+
+Version 1 asks for brokers (by a broker's listener) or controllers (by a controller's); asked of the other
+kind it is refused with MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced brokers.
+"""
+
+from __future__ import annotations
+
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.topic_view import broker_address
+from ottla.protocol.api import Listener
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+_BROKERS, _CONTROLLERS = 1, 2
+_NAMES = {_BROKERS: "BROKER", _CONTROLLERS: "CONTROLLER"}
+
+
+def handle(context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    served = _BROKERS if context.dispatcher.kind is Listener.BROKER else _CONTROLLERS
+    if request.endpoint_type not in _NAMES:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message=f"there are no endpoints of type {request.endpoint_type}",
+        )
+    if request.endpoint_type != served:
+        # Version 0 had no name for this.
+        error = ErrorCode.INVALID_REQUEST if context.version == 0 else ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        return DescribeClusterResponse(
+            error_code=error,
+            error_message=f"this is an endpoint of type {_NAMES[served]}; the request is for one of "
+            f"type {_NAMES[request.endpoint_type]}",
+        )
+    if served == _BROKERS:
+        brokers, controller = _brokers(context, request), context.node.told_controller_id()
+    else:
+        brokers, controller = _controllers(context), context.node.active_controller_id()
+    response = DescribeClusterResponse(
+        endpoint_type=served,
+        cluster_id=context.node.cluster_id,
+        controller_id=controller,
+        brokers=brokers,
+    )
+    if request.include_cluster_authorized_operations:
+        if context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
+            response.cluster_authorized_operations = context.operations(Resource.CLUSTER, CLUSTER_NAME)
+        else:
+            response.cluster_authorized_operations = 0
+    return response
+
+
+def _brokers(context: RequestContext, request: DescribeClusterRequest) -> list[DescribeClusterBroker]:
+    found = []
+    for broker in context.node.image.cluster.brokers.values():
+        if broker.fenced and not request.include_fenced_brokers:
+            continue
+        address = broker_address(context, broker)
+        if address is not None:
+            found.append(
+                DescribeClusterBroker(
+                    broker_id=address.id,
+                    host=address.host,
+                    port=address.port,
+                    rack=address.rack,
+                    is_fenced=address.fenced,
+                )
+            )
+    return found
+
+
+def _controllers(context: RequestContext) -> list[DescribeClusterBroker]:
+    found = []
+    for controller in context.node.image.cluster.controllers.values():
+        endpoint = controller.listeners.get(context.endpoint.name)
+        if endpoint is not None:
+            found.append(
+                DescribeClusterBroker(broker_id=controller.id, host=endpoint.host, port=endpoint.port)
+            )
+    return found

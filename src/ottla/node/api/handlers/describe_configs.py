@@ -1,0 +1,123 @@
+"""DescribeConfigs: settings of topics, brokers, groups, client metrics and loggers, with where they come
+from.
+
+A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. Names
+that nobody knows are left out of the answer. A resource that is asked for twice is described twice, but not
+in a request that names more of them than any client does, as a description is thousands of times as large
+as the question. Version 3 added types and documentation.
+"""
+
+from __future__ import annotations
+
+from ottla.metadata.controller.topic_names import invalid_topic_name
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.deduplication import within_bounds
+from ottla.node.config.describe import ConfigSource, ConfigView
+from ottla.node.loggers import logger_levels
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
+
+
+def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    results = []
+    for resource in within_bounds(request.resources, _question):
+        result = DescribeConfigsResult(
+            resource_type=resource.resource_type, resource_name=resource.resource_name
+        )
+        try:
+            result.configs = _configs(context, request, resource)
+        except KafkaError as error:
+            result.error_code, result.error_message = int(error.code), error.message or ""
+        results.append(result)
+    return DescribeConfigsResponse(results=results)
+
+
+def _question(resource: DescribeConfigsResource) -> tuple[int, str, tuple[str, ...]]:
+    return resource.resource_type, resource.resource_name, tuple(resource.configuration_keys or ())
+
+
+def _configs(
+    context: RequestContext, request: DescribeConfigsRequest, resource: DescribeConfigsResource
+) -> list[DescribeConfigsResourceResult]:
+    kind, name = resource.resource_type, resource.resource_name
+    _authorize(context, kind, name)
+    node = context.node
+    view = ConfigView(
+        node.config,
+        resource.configuration_keys or None,
+        synonyms=request.include_synonyms,
+        documentation=request.include_documentation,
+    )
+    overrides = node.image.config(ConfigResource(kind, name))
+    match kind:
+        case ConfigResourceType.TOPIC:
+            reason = invalid_topic_name(name)
+            if reason is not None:
+                raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+            if name not in node.image.topics.by_name:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
+            return view.topic(overrides)
+        case ConfigResourceType.BROKER:
+            if not name:
+                return view.broker_default()
+            _check_own_id(context, name)
+            return view.broker()
+        case ConfigResourceType.BROKER_LOGGER:
+            if not name:
+                raise _invalid("the id of the broker is missing")
+            _check_own_id(context, name)
+            return _loggers(resource.configuration_keys or None)
+        case ConfigResourceType.CLIENT_METRICS:
+            if not name:
+                raise _invalid("the name of the client metrics subscription is missing")
+            return view.client_metrics(overrides)
+        case ConfigResourceType.GROUP:
+            if not name:
+                raise _invalid("the name of the group is missing")
+            return view.group(overrides)
+        case _:
+            raise _invalid(f"resources of type {kind} have no settings")
+
+
+def _authorize(context: RequestContext, kind: int, name: str) -> None:
+    if kind == ConfigResourceType.TOPIC:
+        allowed = context.allowed(Operation.DESCRIBE_CONFIGS, Resource.TOPIC, name)
+        error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    elif kind == ConfigResourceType.GROUP:
+        allowed = context.allowed(Operation.DESCRIBE_CONFIGS, Resource.GROUP, name)
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    else:
+        allowed = context.allowed(Operation.DESCRIBE_CONFIGS, Resource.CLUSTER, CLUSTER_NAME)
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    if not allowed:
+        raise KafkaError(error, error.text)
+
+
+def _check_own_id(context: RequestContext, name: str) -> None:
+    own = context.node.config.node_id
+    if not name.lstrip("+-").isdecimal():
+        raise _invalid(f"the name of a broker is its id, a decimal number, not {name!r}")
+    if int(name) != own:
+        raise _invalid(f"this is broker {own}; ask broker {name} itself")
+
+
+def _loggers(names: list[str] | None) -> list[DescribeConfigsResourceResult]:
+    return [
+        DescribeConfigsResourceResult(
+            name=name, value=level, config_source=ConfigSource.DYNAMIC_BROKER_LOGGER
+        )
+        for name, level in logger_levels().items()
+        if names is None or name in names
+    ]
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)

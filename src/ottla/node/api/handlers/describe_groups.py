@@ -1,0 +1,66 @@
+"""DescribeGroups: classic groups with their members.
+
+What does not exist, or is no classic group, is Dead; from version 6 on it is GROUP_ID_NOT_FOUND with a
+message as well.
+
+Version 3 added authorized operations; 4 static members; 5 is flexible; 6 the error for missing groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.coordinator.group.requests import DescribeClassic
+from ottla.coordinator.runtime.shard import Ticket
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.deduplication import within_bounds
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_groups import (
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+
+_FIRST_VERSION_WITH_NOT_FOUND: Final = 6
+
+
+def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable[DescribeGroupsResponse]:
+    # All are asked before any is awaited, so that they are described as of one moment.
+    asked = [(group_id, _ask(context, group_id)) for group_id in within_bounds(request.groups)]
+    return _describe(context, request, asked)
+
+
+def _ask(context: RequestContext, group_id: str) -> Ticket | None:
+    if not context.allowed(Operation.DESCRIBE, Resource.GROUP, group_id):
+        return None
+    return context.node.groups.submit(group_id, DescribeClassic(group_id))
+
+
+async def _describe(
+    context: RequestContext, request: DescribeGroupsRequest, asked: list[tuple[str, Ticket | None]]
+) -> DescribeGroupsResponse:
+    response = DescribeGroupsResponse()
+    for group_id, ticket in asked:
+        try:
+            if ticket is None:
+                raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+            group: DescribedGroup = await ticket
+        except KafkaError as error:
+            group = _failed(context, group_id, error)
+        else:
+            if request.include_authorized_operations:
+                group.authorized_operations = context.operations(Resource.GROUP, group_id)
+        response.groups.append(group)
+    return response
+
+
+def _failed(context: RequestContext, group_id: str, error: KafkaError) -> DescribedGroup:
+    if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+        return DescribedGroup(group_id=group_id, error_code=int(error.code))
+    dead = DescribedGroup(group_id=group_id, group_state="Dead")
+    if context.version >= _FIRST_VERSION_WITH_NOT_FOUND:
+        dead.error_code = int(error.code)
+        dead.error_message = error.message
+    return dead

@@ -1,0 +1,76 @@
+"""DescribeLogDirs: the data directories, the partitions in them with their sizes, and the room that is left.
+
+Null asks for all partitions. Version 2 is flexible; 3 has an error for the whole response; 4 tells total and
+free space; 5 whether a directory takes no new partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.files import TopicPartition
+from ottla.log.unified_log import Log
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+
+async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    if not context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
+        return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    asked = None
+    if request.topics is not None:
+        asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    logs = context.node.logs
+    return DescribeLogDirsResponse(
+        results=[await _directory(context, directory, asked) for directory in logs.directories]
+    )
+
+
+async def _directory(
+    context: RequestContext, directory: LogDirectory, asked: set[TopicPartition] | None
+) -> DescribeLogDirsResult:
+    node = context.node
+    path = directory.path
+    if not directory.is_online:
+        return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
+    cordoned = node.config.names("cordoned.log.dirs")
+    result = DescribeLogDirsResult(
+        log_dir=path,
+        topics=_topics(
+            log for log in node.logs.logs_in(directory) if asked is None or log.topic_partition in asked
+        ),
+        is_cordoned="*" in cordoned or path in cordoned,
+    )
+    try:
+        usage = await node.runtime.pool.run(node.runtime.disk.usage, directory.path)
+    except OSError:
+        return result
+    result.total_bytes, result.usable_bytes = usage.total_bytes, usage.free_bytes
+    return result
+
+
+def _topics(logs: Iterable[Log]) -> list[DescribeLogDirsTopic]:
+    topics: dict[str, DescribeLogDirsTopic] = {}
+    for log in logs:
+        name, index = log.topic_partition
+        topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
+        # A future log lags behind the one it is to replace; a current one behind nothing.
+        lag = max(log.high_watermark - log.log_end_offset, 0)
+        topic.partitions.append(
+            DescribeLogDirsPartition(
+                partition_index=index,
+                partition_size=log.size,
+                offset_lag=lag,
+                is_future_key=log.is_future,
+            )
+        )
+    return list(topics.values())

@@ -1,0 +1,84 @@
+"""DescribeProducers: the idempotent and transactional producers that a partition's leader knows."""
+
+from __future__ import annotations
+
+from ottla.log.files import TopicPartition
+from ottla.metadata.controller.topic_names import invalid_topic_name
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.deduplication import MOST_WITH_REPEATS
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicRequest,
+    TopicResponse,
+)
+
+
+def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    topics = request.topics
+    if sum(len(topic.partition_indexes) for topic in topics) > MOST_WITH_REPEATS:
+        topics = _distinct(topics)
+    return DescribeProducersResponse(
+        topics=[_topic(context, topic.name, topic.partition_indexes) for topic in topics]
+    )
+
+
+def _distinct(topics: list[TopicRequest]) -> list[TopicRequest]:
+    asked: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return [TopicRequest(name=name, partition_indexes=list(indexes)) for name, indexes in asked.items()]
+
+
+def _topic(context: RequestContext, name: str, indexes: list[int]) -> TopicResponse:
+    error = _problem(context, name)
+    partitions = []
+    for index in indexes:
+        if error is not None:
+            partitions.append(
+                PartitionResponse(
+                    partition_index=index, error_code=int(error.code), error_message=error.message
+                )
+            )
+        else:
+            partitions.append(_partition(context, name, index))
+    return TopicResponse(name=name, partitions=partitions)
+
+
+def _problem(context: RequestContext, topic: str) -> KafkaError | None:
+    reason = invalid_topic_name(topic)
+    if reason is not None:
+        return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    if not context.allowed(Operation.READ, Resource.TOPIC, topic):
+        return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if topic not in context.node.image.topics.by_name:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return None
+
+
+def _partition(context: RequestContext, topic: str, index: int) -> PartitionResponse:
+    try:
+        partition = context.node.replicas.partition(TopicPartition(topic, index))
+        partition.check_leader()
+    except KafkaError as error:
+        return PartitionResponse(partition_index=index, error_code=int(error.code))
+    return PartitionResponse(
+        partition_index=index,
+        active_producers=[
+            ProducerState(
+                producer_id=entry.producer_id,
+                producer_epoch=entry.producer_epoch,
+                last_sequence=entry.last_sequence,
+                last_timestamp=entry.last_timestamp,
+                coordinator_epoch=entry.coordinator_epoch,
+                current_txn_start_offset=-1
+                if entry.current_txn_first_offset is None
+                else entry.current_txn_first_offset,
+            )
+            for entry in partition.log.producers.active_producers.values()
+        ],
+    )

@@ -1,0 +1,95 @@
+"""DescribeQuorum: the leader of the metadata log, its voters, and how far each of them is.
+
+Version 1 added the times of the last fetch and of having caught up; 2 directory ids, addresses and error
+messages.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ottla.metadata.log.metadata_log import METADATA_PARTITION
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    DescribeQuorumResponsePartitionData,
+    DescribeQuorumResponseTopicData,
+    Listener,
+    Node,
+    ReplicaState,
+)
+from ottla.raft.driver.raft_client import ReplicaInfo
+
+_UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    if not context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    if not request.topics:
+        return DescribeQuorumResponse()
+    asked = [
+        (topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions
+    ]
+    if asked != [tuple(METADATA_PARTITION)]:
+        return DescribeQuorumResponse(
+            topics=[
+                DescribeQuorumResponseTopicData(
+                    topic_name=topic.topic_name,
+                    partitions=[
+                        DescribeQuorumResponsePartitionData(
+                            partition_index=part.partition_index,
+                            error_code=_UNKNOWN,
+                            error_message=_UNKNOWN.text,
+                        )
+                        for part in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+    return _metadata_quorum(context)
+
+
+def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
+    log = context.node.metadata
+    info = log.client.describe()
+    if info is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")
+    with_directories = context.version >= 2
+    partition = DescribeQuorumResponsePartitionData(
+        partition_index=METADATA_PARTITION.partition,
+        leader_id=info.leader_id,
+        leader_epoch=info.epoch,
+        high_watermark=info.high_watermark,
+        current_voters=[_replica(each, with_directories) for each in info.voters],
+        observers=[_replica(each, with_directories) for each in info.observers],
+    )
+    response = DescribeQuorumResponse(
+        topics=[DescribeQuorumResponseTopicData(topic_name=METADATA_PARTITION.topic, partitions=[partition])]
+    )
+    if with_directories:
+        response.nodes = [
+            Node(
+                node_id=voter.key.id,
+                listeners=[
+                    Listener(name=name, host=address.host, port=address.port)
+                    for name, address in voter.endpoints.items()
+                ],
+            )
+            for voter in log.voters.voters.values()
+        ]
+    return response
+
+
+def _replica(info: ReplicaInfo, with_directory: bool) -> ReplicaState:
+    return ReplicaState(
+        replica_id=info.key.id,
+        replica_directory_id=info.key.directory_id if with_directory else bytes(16),
+        log_end_offset=info.end_offset,
+        last_fetch_timestamp=info.last_fetch_ms,
+        last_caught_up_timestamp=info.caught_up_ms,
+    )

@@ -1,0 +1,118 @@
+"""DescribeTopicPartitions: topics and their partitions, page by page, with eligible leader replicas.
+
+Topics come in the order of their names. A response holds at most the partitions asked for and at most
+`max.request.partition.size.limit`; where it stops, its cursor says where to go on.
+"""
+
+from __future__ import annotations
+
+from ottla.metadata.controller.topic_names import INTERNAL_TOPICS, invalid_topic_name
+from ottla.metadata.image.entities import TopicImage
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.topic_view import TopicView
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+
+
+def handle(
+    context: RequestContext, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    image = context.node.image
+    names = sorted({topic.name for topic in request.topics} or image.topics.by_name)
+    first_partition = 0
+    cursor = request.cursor
+    if cursor is not None:
+        if cursor.partition_index < 0:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition of the cursor is negative")
+        if request.topics and cursor.topic_name not in names:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"the cursor's {cursor} is not among the topics")
+        names = [name for name in names if name >= cursor.topic_name]
+        first_partition = cursor.partition_index
+    limit = max(
+        1,
+        min(request.response_partition_limit, context.node.config.number("max.request.partition.size.limit")),
+    )
+    view = TopicView(image, context.endpoint.name)
+    response = DescribeTopicPartitionsResponse()
+    for name in names:
+        start = first_partition if cursor is not None and name == cursor.topic_name else 0
+        topic = image.topics.by_name.get(name)
+        if not context.allowed(Operation.DESCRIBE, Resource.TOPIC, name):
+            if request.topics:
+                response.topics.append(_error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0))
+            continue
+        operations = context.operations(Resource.TOPIC, name)
+        if topic is None:
+            error = (
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if invalid_topic_name(name) is None
+                else ErrorCode.INVALID_TOPIC_EXCEPTION
+            )
+            response.topics.append(_error(name, error, operations))
+            continue
+        if limit == 0:
+            response.next_cursor = Cursor(topic_name=name, partition_index=start)
+            break
+        indexes = [index for index in sorted(topic.partitions) if index >= start]
+        response.topics.append(_topic(topic, indexes[:limit], view, operations))
+        if len(indexes) > limit:
+            response.next_cursor = Cursor(topic_name=name, partition_index=indexes[limit])
+            break
+        limit -= len(indexes)
+    return response
+
+
+def failed(
+    request: DescribeTopicPartitionsRequest, code: int, _message: str | None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(name=topic.name, error_code=int(code))
+            for topic in request.topics
+        ]
+    )
+
+
+def _error(name: str, error: ErrorCode, operations: int) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        name=name,
+        error_code=error,
+        is_internal=name in INTERNAL_TOPICS,
+        topic_authorized_operations=operations,
+    )
+
+
+def _topic(
+    topic: TopicImage, indexes: list[int], view: TopicView, operations: int
+) -> DescribeTopicPartitionsResponseTopic:
+    partitions = []
+    for index in indexes:
+        registration = topic.partitions[index]
+        seen = view.partition(registration)
+        partitions.append(
+            DescribeTopicPartitionsResponsePartition(
+                error_code=seen.error,
+                partition_index=index,
+                leader_id=seen.leader,
+                leader_epoch=registration.leader_epoch,
+                replica_nodes=seen.replicas,
+                isr_nodes=seen.isr,
+                eligible_leader_replicas=list(registration.elr),
+                last_known_elr=list(registration.last_known_elr),
+                offline_replicas=seen.offline,
+            )
+        )
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.name in INTERNAL_TOPICS,
+        partitions=partitions,
+        topic_authorized_operations=operations,
+    )

@@ -1,0 +1,74 @@
+"""DescribeTransactions: where transactional ids stand, and the partitions of their open transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+
+from ottla.coordinator.transaction.requests import DescribeTransaction
+from ottla.coordinator.transaction.transaction import Transaction
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.deduplication import within_bounds
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+    TransactionState,
+)
+
+
+def handle(
+    context: RequestContext, request: DescribeTransactionsRequest
+) -> Awaitable[DescribeTransactionsResponse]:
+    return _describe(context, within_bounds(request.transactional_ids))
+
+
+def failed(
+    request: DescribeTransactionsRequest, code: int, _message: str | None
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        transaction_states=[
+            TransactionState(transactional_id=id, error_code=int(code)) for id in request.transactional_ids
+        ]
+    )
+
+
+async def _describe(
+    context: RequestContext, transactional_ids: Sequence[str]
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        transaction_states=[await _state(context, id) for id in transactional_ids]
+    )
+
+
+async def _state(context: RequestContext, transactional_id: str) -> TransactionState:
+    try:
+        if not context.allowed(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        transaction: Transaction = await context.node.transactions.service.submit(
+            DescribeTransaction(transactional_id)
+        )
+    except KafkaError as error:
+        return TransactionState(transactional_id=transactional_id, error_code=int(error.code))
+    return TransactionState(
+        transactional_id=transactional_id,
+        transaction_state=transaction.state.title,
+        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_start_time_ms=transaction.start_ms,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        topics=_topics(context, transaction),
+    )
+
+
+def _topics(context: RequestContext, transaction: Transaction) -> list[TopicData]:
+    """Only those that the client may see."""
+    topics: dict[str, TopicData] = {}
+    for name, index in sorted(transaction.partitions):
+        if name not in topics:
+            topics[name] = TopicData(topic=name, partitions=[])
+        topics[name].partitions.append(index)
+    return [
+        topic for name, topic in topics.items() if context.allowed(Operation.DESCRIBE, Resource.TOPIC, name)
+    ]

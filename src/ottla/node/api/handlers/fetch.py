@@ -1,0 +1,140 @@
+"""Fetch: read batches from partitions, waiting for `min_bytes` of them up to `max_wait_ms`.
+
+A response holds at most `max_bytes` (and `fetch.max.bytes`) in all and `partition_max_bytes` of each
+partition, but always the first batch of the first partition that has one, so that a reader never gets
+stuck. It goes out at once where there is enough, or an error, or a diverging epoch to tell. Followers
+read to the end of the log, consumers to the high watermark or, with read_committed, to the last stable
+offset.
+
+A follower's fetch says how far it has come, so it moves the high watermark; followers that are throttled and
+behind get nothing while the rate is exceeded. A consumer that names its rack may be sent to a replica there
+(`replica.selector.class`), which then serves it up to the high watermark that it knows.
+
+Records are read only when the response can go out (`Exchange.turn`), so a client that does not read, or
+that asks many times at once, does not make the node hold many responses. What is not in memory is loaded by
+the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
+
+Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
+flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
+leader; 17 the replica's directory; 18 the high watermark that the replica knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.context import RequestContext
+from ottla.node.api.leader_hints import MOVED, LeaderHints
+from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.reader import FetchReader, replica_id
+from ottla.node.fetch.session import Fetch, Key, Results, SessionError
+from ottla.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+)
+
+
+def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
+    fetch = _session(context, request)
+    if isinstance(fetch, SessionError):
+        return _response(context, fetch, {})
+    reader = FetchReader(context, request, fetch)
+    if not context.exchange.is_turn:
+        return _later(context, fetch, reader, request.max_wait_ms)
+    missing: Missing = []
+    results = reader.read(missing)
+    if missing:
+        return _later(context, fetch, reader, request.max_wait_ms)
+    if request.max_wait_ms <= 0 or reader.satisfied:
+        return _response(context, fetch, results, with_addresses=not reader.follower)
+    return _later(context, fetch, reader, request.max_wait_ms, results)
+
+
+def _session(context: RequestContext, request: FetchRequest) -> Fetch:
+    by_id = context.version >= 13
+    asked: dict[Key, FetchPartition] = {}
+    for topic in request.topics:
+        name = bytes(topic.topic_id) if by_id else topic.topic
+        for part in topic.partitions:
+            asked[name, part.partition] = part
+    forgotten: list[Key] = [
+        (bytes(topic.topic_id) if by_id else topic.topic, index)
+        for topic in request.forgotten_topics_data
+        for index in topic.partitions
+    ]
+    return context.node.fetch_sessions.begin(
+        request.session_id,
+        request.session_epoch,
+        asked,
+        forgotten,
+        by_id=by_id,
+        privileged=replica_id(context, request) >= 0,
+    )
+
+
+async def _later(
+    context: RequestContext,
+    fetch: Fetch,
+    reader: FetchReader,
+    max_wait_ms: int,
+    results: Results | None = None,
+) -> FetchResponse:
+    clock = context.node.runtime.clock
+    deadline_ns = clock.monotonic_ns() + max_wait_ms * 1_000_000
+    while True:
+        if results is not None:
+            left_ms = (deadline_ns - clock.monotonic_ns()) / 1_000_000
+            if left_ms <= 0 or reader.satisfied:
+                break
+            results = None
+            purgatory = context.node.replicas.purgatory
+            await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
+        await context.exchange.turn()
+        missing: Missing = []
+        results = reader.read(missing)
+        if missing:
+            results = await load_and_retry(context.node.runtime.pool, missing, reader.read)
+    return _response(context, fetch, results, with_addresses=not reader.follower)
+
+
+def _response(
+    context: RequestContext, fetch: Fetch, results: Results, *, with_addresses: bool = True
+) -> FetchResponse:
+    error, session_id, included = fetch.respond(results)
+    response = FetchResponse(error_code=int(error), session_id=session_id)
+    by_id = context.version >= 13
+    topic: FetchableTopicResponse | None = None
+    current: bytes | str | None = None
+    for (name, _), data in included.items():
+        if topic is None or name != current:
+            current = name
+            topic = (
+                FetchableTopicResponse(topic_id=name) if by_id else FetchableTopicResponse(topic=name)  # type: ignore[arg-type]
+            )
+            response.responses.append(topic)
+        topic.partitions.append(data)
+    if context.version >= 16:
+        _name_leaders(context, response, included, with_addresses=with_addresses)
+    return response
+
+
+def _name_leaders(
+    context: RequestContext, response: FetchResponse, included: Results, *, with_addresses: bool
+) -> None:
+    hints: LeaderHints | None = None
+    for (topic, index), data in included.items():
+        if data.error_code in MOVED:
+            hints = hints or LeaderHints(context)
+            leader = hints.leader(topic, index)
+            if leader is not None:
+                data.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
+    # Brokers know each other's addresses.
+    if hints is not None and with_addresses:
+        response.node_endpoints = [
+            NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
+            for at in hints.addresses.values()
+        ]

@@ -1,0 +1,13 @@
+"""Fetch by a controller's listener: the metadata log, for the other voters and for brokers."""
+
+from __future__ import annotations
+
+from ottla.node.api.authorization import require_cluster_action
+from ottla.node.api.context import RequestContext
+from ottla.protocol.messages.fetch import FetchRequest
+from ottla.protocol.schema import Response
+
+
+async def handle(context: RequestContext, request: FetchRequest) -> Response:
+    require_cluster_action(context)
+    return await context.node.metadata.client.handle(request, context.version)

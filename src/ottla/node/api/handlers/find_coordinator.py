@@ -1,0 +1,128 @@
+"""FindCoordinator: the node that coordinates a group, a transactional id or a share partition.
+
+It is the leader of the partition in which the key lives. The topic is created on the first question;
+until it is there, and while the partition has no leader, the answer is COORDINATOR_NOT_AVAILABLE.
+
+Version 1 added key types and messages; 3 is flexible; 4 takes several keys; 5 can say
+TRANSACTION_ABORTABLE; 6 knows share groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.coordinator.group.service import partition_of
+from ottla.metadata.image.entities import NO_LEADER
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.auto_topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE, create_missing
+from ottla.node.api.context import RequestContext
+from ottla.node.api.topic_view import broker_address
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+
+_FIRST_VERSION_OF_BATCHES: Final = 4
+_FIRST_VERSION_OF_SHARES: Final = 6
+GROUP: Final = 0
+TRANSACTION: Final = 1
+SHARE: Final = 2
+_TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE, SHARE: SHARE_GROUP_STATE}
+
+
+def handle(
+    context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
+    topic = _TOPICS.get(request.key_type)
+    if topic is not None and topic not in context.node.image.topics.by_name:
+        return _creating(context, request, topic)
+    return _respond(context, request)
+
+
+def failed(request: FindCoordinatorRequest, code: int, message: str | None) -> FindCoordinatorResponse:
+    keys = request.coordinator_keys
+    return FindCoordinatorResponse(
+        error_code=int(code),
+        error_message=message,
+        node_id=-1,
+        port=-1,
+        coordinators=[_error(key, ErrorCode.of(code), message) for key in keys],
+    )
+
+
+async def _creating(
+    context: RequestContext, request: FindCoordinatorRequest, topic: str
+) -> FindCoordinatorResponse:
+    await create_missing(context.node, [topic])
+    return _respond(context, request)
+
+
+def _respond(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    if context.version >= _FIRST_VERSION_OF_BATCHES:
+        return FindCoordinatorResponse(
+            coordinators=[_find(context, request.key_type, key) for key in request.coordinator_keys]
+        )
+    found = _find(context, request.key_type, request.key)
+    return FindCoordinatorResponse(
+        error_code=found.error_code,
+        error_message=found.error_message,
+        node_id=found.node_id,
+        host=found.host,
+        port=found.port,
+    )
+
+
+def _find(context: RequestContext, key_type: int, key: str) -> Coordinator:
+    try:
+        return _coordinator(context, key_type, key)
+    except KafkaError as error:
+        return _error(key, error.code, error.message)
+
+
+def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinator:
+    _check(context, key_type, key)
+    name = _TOPICS[key_type]
+    image = context.node.image
+    topic = image.topics.by_name.get(name)
+    if topic is None:
+        raise KafkaError(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            f"{name} could not be created yet; are there as many brokers as its replicas?",
+        )
+    index = partition_of(key, len(topic.partitions))
+    leader = topic.partitions[index].leader
+    broker = image.cluster.brokers.get(leader) if leader != NO_LEADER else None
+    address = None if broker is None or broker.fenced else broker_address(context, broker)
+    if address is None:
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name}-{index} has no leader now")
+    return Coordinator(key=key, node_id=address.id, host=address.host, port=address.port, error_message="")
+
+
+def _check(context: RequestContext, key_type: int, key: str) -> None:
+    if key_type == GROUP:
+        if not context.allowed(Operation.DESCRIBE, Resource.GROUP, key):
+            raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    elif key_type == TRANSACTION:
+        if not context.allowed(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, key):
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    elif key_type == SHARE and context.version >= _FIRST_VERSION_OF_SHARES:
+        if key.count(":") < 2:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{key!r} is not group:topic-id:partition")
+        if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, "kafka-cluster"):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    else:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no key type {key_type}")
+
+
+def _error(key: str, code: ErrorCode, message: str | None) -> Coordinator:
+    return Coordinator(
+        key=key,
+        node_id=-1,
+        host="",
+        port=-1,
+        error_code=int(code),
+        error_message=message if message is not None else code.text,
+    )

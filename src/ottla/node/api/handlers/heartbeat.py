@@ -1,0 +1,27 @@
+"""Heartbeat: a member of a classic group is alive, and learns whether it has to join again.
+
+Version 3 added static members; 4 is flexible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.context import RequestContext
+from ottla.node.groups import check_group, check_group_id, submit
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+
+
+def handle(
+    context: RequestContext, request: HeartbeatRequest
+) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
+    check_group(context, request.group_id)
+    check_group_id(request.group_id)
+    return submit(context, request.group_id, request)
+
+
+def failed(_request: HeartbeatRequest, code: int, _message: str | None) -> HeartbeatResponse:
+    # While the group is being loaded nobody can be late.
+    loading = code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return HeartbeatResponse(error_code=0 if loading else int(code))

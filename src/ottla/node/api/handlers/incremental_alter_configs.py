@@ -1,0 +1,59 @@
+"""IncrementalAlterConfigs: set, delete, append to and subtract from settings, resource by resource.
+
+A resource changes as a whole or not at all; one that is refused does not hold up the others. Log levels are
+changed in this broker only. Version 1 is flexible.
+"""
+
+from __future__ import annotations
+
+from ottla.metadata.image.entities import ConfigResource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.forwarding import at_controller
+from ottla.node.config.admin import Change, all_failed, alter
+from ottla.protocol.messages.incremental_alter_configs import (
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+
+async def handle(
+    context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
+        passed = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
+        return (await _decide(context, passed)).responses
+
+    if context.forwarded_for is not None:
+        return await _decide(context, request)
+
+    responses = await alter(
+        context,
+        request.resources,
+        lambda asked: (
+            ConfigResource(asked.resource_type, asked.resource_name),
+            [Change(config.name, config.config_operation, config.value) for config in asked.configs],
+        ),
+        pass_on,
+        AlterConfigsResourceResponse,
+        incremental=True,
+        validate_only=request.validate_only,
+    )
+    return IncrementalAlterConfigsResponse(responses=responses)
+
+
+async def _decide(
+    context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    return await at_controller(
+        context, request, lambda controller: controller.incremental_alter_configs(request, context.control())
+    )
+
+
+def failed(
+    request: IncrementalAlterConfigsRequest, code: int, message: str | None
+) -> IncrementalAlterConfigsResponse:
+    return IncrementalAlterConfigsResponse(
+        responses=all_failed(request.resources, code, message, AlterConfigsResourceResponse)
+    )

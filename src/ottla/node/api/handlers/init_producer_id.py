@@ -1,0 +1,82 @@
+"""InitProducerId: an id for an idempotent producer, or the next epoch of a transactional one.
+
+Without a transactional id every request gets a new id at epoch 0. With one, whatever the producer before left
+open is aborted first, meanwhile the answer is CONCURRENT_TRANSACTIONS; or it is kept, if the request says
+so, to be committed or aborted by the producer that asks.
+
+Version 1 only made errors retriable; 2 is flexible; 3 lets a producer go on with its own id and epoch; 4
+can say PRODUCER_FENCED; 5 TRANSACTION_ABORTABLE; 6 is for two-phase commits, and not stable in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.transaction.requests import Initialized, InitProducerId
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.txn.transactions import as_known
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+_FIRST_VERSION_OF_FENCING: Final = 4
+
+
+def handle(
+    context: RequestContext, request: InitProducerIdRequest
+) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
+    transactional_id = request.transactional_id
+    if transactional_id is None:
+        if not context.allowed(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER, CLUSTER_NAME):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        _check_identity(request)
+        return _new_id(context)
+    operations = [Operation.WRITE]
+    if request.enable_2pc:
+        operations.append(Operation.TWO_PHASE_COMMIT)
+    for operation in operations:
+        if not context.allowed(operation, Resource.TRANSACTIONAL_ID, transactional_id):
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    _check_identity(request)
+    return _transactional(context, request, transactional_id)
+
+
+def failed(_request: InitProducerIdRequest, code: int, _message: str | None) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=int(code), producer_id=-1, producer_epoch=-1)
+
+
+def _check_identity(request: InitProducerIdRequest) -> None:
+    if (request.producer_id == -1) != (request.producer_epoch == -1):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "a producer id and its epoch are given together, or neither is"
+        )
+
+
+async def _new_id(context: RequestContext) -> InitProducerIdResponse:
+    return InitProducerIdResponse(producer_id=await context.node.producer_ids.next(), producer_epoch=0)
+
+
+async def _transactional(
+    context: RequestContext, request: InitProducerIdRequest, transactional_id: str
+) -> InitProducerIdResponse:
+    expected = Producer(request.producer_id, request.producer_epoch)
+    asked = InitProducerId(
+        transactional_id,
+        request.transaction_timeout_ms,
+        None if expected.id == -1 else expected,
+        request.enable_2pc,
+        request.keep_prepared_txn,
+    )
+    try:
+        initialized: Initialized = await context.node.transactions.service.submit_with_id(asked)
+    except KafkaError as error:
+        raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
+    response = InitProducerIdResponse(
+        producer_id=initialized.producer.id, producer_epoch=initialized.producer.epoch
+    )
+    if initialized.ongoing is not None:
+        response.ongoing_txn_producer_id = initialized.ongoing.id
+        response.ongoing_txn_producer_epoch = initialized.ongoing.epoch
+    return response

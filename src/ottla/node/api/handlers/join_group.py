@@ -1,0 +1,58 @@
+"""JoinGroup: become a member of a classic group, or of the next generation of it.
+
+The answer comes when all members have joined or the rebalance has run out of time; the leader's holds what
+each member wants.
+
+Version 1 added the rebalance timeout; 3 only promises less throttling; 4 has new members come back with the
+id that MEMBER_ID_REQUIRED gave them; 5 static members; 6 is flexible; 7 the protocol type in the response; 8
+a reason; 9 lets a static leader skip the assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.context import RequestContext
+from ottla.node.groups import check_group, check_group_id, submit
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+
+_FIRST_VERSION_WITH_NULL_PROTOCOL = 7
+
+
+def handle(
+    context: RequestContext, request: JoinGroupRequest
+) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
+    try:
+        check_group(context, request.group_id)
+        check_group_id(request.group_id)
+        config = context.node.groups.config
+        timeout_ms = request.session_timeout_ms
+        if not config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms:
+            raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
+        reply = submit(context, request.group_id, request)
+    except KafkaError as error:
+        return _failed(context, request, error)
+    if isinstance(reply, JoinGroupResponse):
+        return _for_version(context, reply)
+    return _later(context, request, reply)
+
+
+async def _later(
+    context: RequestContext, request: JoinGroupRequest, reply: Awaitable[JoinGroupResponse]
+) -> JoinGroupResponse:
+    try:
+        return _for_version(context, await reply)
+    except KafkaError as error:
+        return _failed(context, request, error)
+
+
+def _failed(context: RequestContext, request: JoinGroupRequest, error: KafkaError) -> JoinGroupResponse:
+    response = JoinGroupResponse(error_code=int(error.code), member_id=request.member_id, protocol_name=None)
+    return _for_version(context, response)
+
+
+def _for_version(context: RequestContext, response: JoinGroupResponse) -> JoinGroupResponse:
+    if context.version < _FIRST_VERSION_WITH_NULL_PROTOCOL and response.protocol_name is None:
+        response.protocol_name = ""
+    return response

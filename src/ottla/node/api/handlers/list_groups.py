@@ -1,0 +1,25 @@
+"""ListGroups: the groups that this node coordinates.
+
+Version 3 is flexible; 4 added states and a filter on them; 5 the same for types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+
+
+def handle(context: RequestContext, request: ListGroupsRequest) -> Awaitable[ListGroupsResponse]:
+    return _list(context, request)
+
+
+async def _list(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    groups = await context.node.groups.list_groups(request.states_filter, request.types_filter)
+    if not context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
+        groups = [
+            group for group in groups if context.allowed(Operation.DESCRIBE, Resource.GROUP, group.group_id)
+        ]
+    return ListGroupsResponse(groups=groups)

@@ -1,0 +1,132 @@
+"""ListOffsets: the offset for a timestamp, or for one of the special values.
+
+-1 is the end of the log (for read_committed the last stable offset), -2 its beginning, -3 the record with the
+greatest timestamp, -4 the beginning of what is on the local disk, -5 the end of what is in remote storage, -6
+the first offset that still waits for its upload. Where there is no such record the offset is -1.
+
+Version 2 added the isolation level; 4 leader epochs; 6 is flexible; 7 brought -3, 8 brought -4, 9 brought
+-5, 10 a timeout for searches in remote storage, 11 brought -6.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Final
+
+from ottla.log.files import TopicPartition
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    ListOffsetsTopicResponse,
+)
+from ottla.replication.list_offsets import list_offset
+from ottla.replication.types import Isolation
+from ottla.runtime.disk import NotInMemory
+
+_CONSUMER: Final = -1
+_DEBUGGING_CONSUMER: Final = -2
+_SINCE: Final = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
+
+
+def handle(
+    context: RequestContext, request: ListOffsetsRequest
+) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
+    asked = Counter(
+        (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
+    )
+
+    def search(missing: Missing | None) -> ListOffsetsResponse:
+        return ListOffsetsResponse(
+            topics=[_topic(context, request, topic, asked, missing) for topic in request.topics]
+        )
+
+    missing: Missing = []
+    response = search(missing)
+    return load_and_retry(context.node.runtime.pool, missing, search) if missing else response
+
+
+def failed(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[
+                    ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=int(code))
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _topic(
+    context: RequestContext,
+    request: ListOffsetsRequest,
+    topic: ListOffsetsTopic,
+    asked: Counter[tuple[str, int]],
+    missing: Missing | None,
+) -> ListOffsetsTopicResponse:
+    allowed = context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name)
+    results: dict[int, ListOffsetsPartitionResponse] = {}
+    for part in topic.partitions:
+        try:
+            if not allowed:
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            if asked[topic.name, part.partition_index] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+            results[part.partition_index] = _partition(
+                context, request, topic.name, part, may_wait=missing is None
+            )
+        except NotInMemory as data:
+            assert missing is not None
+            missing.append(data)
+        except KafkaError as error:
+            results[part.partition_index] = ListOffsetsPartitionResponse(
+                partition_index=part.partition_index, error_code=int(error.code)
+            )
+    return ListOffsetsTopicResponse(name=topic.name, partitions=list(results.values()))
+
+
+def _partition(
+    context: RequestContext,
+    request: ListOffsetsRequest,
+    topic: str,
+    part: ListOffsetsPartition,
+    *,
+    may_wait: bool,
+) -> ListOffsetsPartitionResponse:
+    timestamp = part.timestamp
+    if timestamp < 0 and context.version < _SINCE.get(timestamp, 99):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    partition = context.node.replicas.partition(TopicPartition(topic, part.partition_index))
+    if request.replica_id not in (_CONSUMER, _DEBUGGING_CONSUMER):
+        isolation = Isolation.LOG_END
+    elif request.isolation_level == 1:
+        isolation = Isolation.COMMITTED
+    else:
+        isolation = Isolation.HIGH_WATERMARK
+    found = list_offset(
+        partition,
+        timestamp,
+        isolation=isolation,
+        current_leader_epoch=part.current_leader_epoch,
+        only_leader=request.replica_id != _DEBUGGING_CONSUMER,
+        may_wait=may_wait,
+    )
+    if found is None:
+        return ListOffsetsPartitionResponse(partition_index=part.partition_index)
+    return ListOffsetsPartitionResponse(
+        partition_index=part.partition_index,
+        timestamp=found.timestamp,
+        offset=found.offset,
+        leader_epoch=found.leader_epoch if context.version >= 4 else -1,
+    )

@@ -1,0 +1,68 @@
+"""ListTransactions: the transactional ids that this node coordinates, by state, producer, age and name.
+
+Version 1 can ask for those only that have been open for longer than a duration; 2 for ids that a regular
+expression matches as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ottla.coordinator.transaction.requests import ListTransactions
+from ottla.coordinator.transaction.state import BY_TITLE
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionState,
+)
+
+
+def handle(context: RequestContext, request: ListTransactionsRequest) -> Awaitable[ListTransactionsResponse]:
+    known = [BY_TITLE[name] for name in request.state_filters if name in BY_TITLE]
+    return _list(
+        context,
+        ListTransactions(
+            states=frozenset(known) if request.state_filters else None,
+            producer_ids=frozenset(request.producer_id_filters),
+            duration_ms=request.duration_filter,
+            matches=_matcher(request.transactional_id_pattern),
+        ),
+        [name for name in dict.fromkeys(request.state_filters) if name not in BY_TITLE],
+    )
+
+
+async def _list(
+    context: RequestContext, wanted: ListTransactions, unknown_states: list[str]
+) -> ListTransactionsResponse:
+    found = await context.node.transactions.service.list(wanted)
+    return ListTransactionsResponse(
+        unknown_state_filters=unknown_states,
+        transaction_states=[
+            TransactionState(
+                transactional_id=each.transactional_id,
+                producer_id=each.producer_id,
+                transaction_state=each.state.title,
+            )
+            for each in found
+            if context.allowed(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, each.transactional_id)
+        ],
+    )
+
+
+def _matcher(pattern: str | None) -> Callable[[str], bool] | None:
+    if not pattern:
+        return None
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        raise KafkaError(
+            ErrorCode.INVALID_REGULAR_EXPRESSION, f"{pattern!r} is not a regular expression: {error}"
+        ) from None
+    return lambda text: compiled.fullmatch(text) is not None

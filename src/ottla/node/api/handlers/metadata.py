@@ -1,0 +1,205 @@
+"""Metadata: brokers and topics, and where each partition is led.
+
+Everything comes from one image, so a client never sees a mixture of before and after. A topic that is
+missing is created where `auto.create.topics.enable` and the client allow it; the response comes when it
+is in the metadata log and so already has it.
+
+Version 1 added controller, rack and internal flag, and null for all topics (before, none meant all); 2
+the cluster id; 3 the throttle time; 4 the choice to create missing topics; 5 offline replicas; 7 leader
+epochs; 8 authorized operations; 9 is flexible; 10 topic ids in the response; 11 left the cluster's
+authorized operations to DescribeCluster; 12 may ask by topic id; 13 has an error for the whole response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Final
+
+from ottla.metadata.controller.topic_names import INTERNAL_TOPICS, invalid_topic_name
+from ottla.metadata.image.entities import TopicImage
+from ottla.metadata.image.image import MetadataImage
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.auto_topics import create_missing
+from ottla.node.api.context import RequestContext
+from ottla.node.api.topic_view import TopicView, live_brokers
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+_ZERO_UUID: Final = bytes(16)
+_NOT_ASKED: Final = -(2**31)
+
+
+def handle(
+    context: RequestContext, request: MetadataRequest
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    topics = request.topics
+    if topics is None or (context.version == 0 and not topics):
+        return _everything(context, request)
+    _check(context, topics)
+    if any(topic.topic_id != _ZERO_UUID for topic in topics):
+        return _by_id(context, request, list(dict.fromkeys(bytes(topic.topic_id) for topic in topics)))
+    names = list(dict.fromkeys(topic.name for topic in topics if topic.name is not None))
+    missing = [
+        name
+        for name in names
+        if name not in context.node.image.topics.by_name
+        and invalid_topic_name(name) is None
+        and context.allowed(Operation.DESCRIBE, Resource.TOPIC, name)
+    ]
+    may_create = request.allow_auto_topic_creation and context.node.config.flag("auto.create.topics.enable")
+    if missing and may_create:
+        return _by_name_creating(context, request, names, missing)
+    return _by_name(context, request, names, {})
+
+
+def failed(request: MetadataRequest, code: int, _message: str | None) -> MetadataResponse:
+    return MetadataResponse(
+        topics=[
+            MetadataResponseTopic(name=topic.name or "", topic_id=topic.topic_id, error_code=int(code))
+            for topic in request.topics or ()
+        ]
+    )
+
+
+def _check(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> None:
+    for topic in topics:
+        if context.version < 12 and (topic.name is None or topic.topic_id != _ZERO_UUID):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {context.version} knows no topic ids")
+        if topic.name is None and topic.topic_id == _ZERO_UUID:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic has neither a name nor an id")
+
+
+def _everything(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    image = context.node.image
+    builder = _Topics(context, request, image)
+    topics = [
+        builder.topic(topic)
+        for topic in image.topics.by_name.values()
+        if context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name)
+    ]
+    return _response(context, request, image, topics)
+
+
+def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) -> MetadataResponse:
+    image = context.node.image
+    builder = _Topics(context, request, image)
+    unknown: list[MetadataResponseTopic] = []
+    found: list[MetadataResponseTopic] = []
+    for topic_id in dict.fromkeys(topic_id for topic_id in ids if topic_id != _ZERO_UUID):
+        topic = image.topics.by_id.get(topic_id)
+        if topic is None:
+            error = ErrorCode.UNKNOWN_TOPIC_ID
+            unknown.append(MetadataResponseTopic(name=None, topic_id=topic_id, error_code=error))
+        elif not context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name):
+            error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            unknown.append(MetadataResponseTopic(name=None, topic_id=topic_id, error_code=error))
+        else:
+            found.append(builder.topic(topic))
+    return _response(context, request, image, [*unknown, *found])
+
+
+async def _by_name_creating(
+    context: RequestContext, request: MetadataRequest, names: list[str], missing: list[str]
+) -> MetadataResponse:
+    errors = {}
+    allowed = []
+    for name in missing:
+        if context.allowed(Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME) or context.allowed(
+            Operation.CREATE, Resource.TOPIC, name
+        ):
+            allowed.append(name)
+        else:
+            errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if allowed:
+        errors |= await create_missing(context.node, allowed)
+    return _by_name(context, request, names, errors)
+
+
+def _by_name(
+    context: RequestContext, request: MetadataRequest, names: list[str], errors: dict[str, ErrorCode]
+) -> MetadataResponse:
+    image = context.node.image
+    builder = _Topics(context, request, image)
+    denied: list[MetadataResponseTopic] = []
+    found: list[MetadataResponseTopic] = []
+    unknown: list[MetadataResponseTopic] = []
+    for name in names:
+        topic = image.topics.by_name.get(name)
+        if not context.allowed(Operation.DESCRIBE, Resource.TOPIC, name):
+            denied.append(builder.error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, internal=False))
+        elif topic is not None:
+            found.append(builder.topic(topic))
+        elif invalid_topic_name(name) is not None:
+            unknown.append(builder.error(name, ErrorCode.INVALID_TOPIC_EXCEPTION))
+        else:
+            error = errors.get(name, ErrorCode.NONE) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            unknown.append(builder.error(name, error))
+    return _response(context, request, image, [*denied, *found, *unknown])
+
+
+class _Topics:
+    """Turns topics of an image into those of a response."""
+
+    def __init__(self, context: RequestContext, request: MetadataRequest, image: MetadataImage) -> None:
+        self._context = context
+        self._operations = request.include_topic_authorized_operations
+        self._view = TopicView(image, context.endpoint.name, context.version)
+
+    def topic(self, topic: TopicImage) -> MetadataResponseTopic:
+        partitions = []
+        for index, registration in topic.partitions.items():
+            seen = self._view.partition(registration)
+            partitions.append(
+                MetadataResponsePartition(
+                    error_code=seen.error,
+                    partition_index=index,
+                    leader_id=seen.leader,
+                    leader_epoch=registration.leader_epoch,
+                    replica_nodes=seen.replicas,
+                    isr_nodes=seen.isr,
+                    offline_replicas=seen.offline,
+                )
+            )
+        return MetadataResponseTopic(
+            name=topic.name,
+            topic_id=topic.id,
+            is_internal=topic.name in INTERNAL_TOPICS,
+            partitions=partitions,
+            topic_authorized_operations=self._context.operations(Resource.TOPIC, topic.name)
+            if self._operations
+            else _NOT_ASKED,
+        )
+
+    def error(self, name: str, error: ErrorCode, *, internal: bool = True) -> MetadataResponseTopic:
+        return MetadataResponseTopic(
+            name=name, error_code=error, is_internal=internal and name in INTERNAL_TOPICS
+        )
+
+
+def _response(
+    context: RequestContext,
+    request: MetadataRequest,
+    image: MetadataImage,
+    topics: list[MetadataResponseTopic],
+) -> MetadataResponse:
+    brokers = [
+        MetadataResponseBroker(node_id=broker.id, host=broker.host, port=broker.port, rack=broker.rack)
+        for broker in live_brokers(context, image)
+    ]
+    asked = 8 <= context.version <= 10 and request.include_cluster_authorized_operations
+    return MetadataResponse(
+        brokers=brokers,
+        cluster_id=context.node.cluster_id,
+        controller_id=context.node.told_controller_id(),
+        topics=topics,
+        cluster_authorized_operations=context.operations(Resource.CLUSTER, CLUSTER_NAME)
+        if asked
+        else _NOT_ASKED,
+    )

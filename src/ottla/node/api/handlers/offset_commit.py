@@ -1,0 +1,81 @@
+"""OffsetCommit: a group, or an operator in its name, notes how far it has read.
+
+Answered when the offsets are committed in `__consumer_offsets`. An error of the whole request is told of
+every partition.
+
+Versions 2 to 4 may set a retention; 5 left it to the node's settings; 6 added leader epochs; 7 static
+members; 8 is flexible; 9 serves consumer groups (STALE_MEMBER_EPOCH, GROUP_ID_NOT_FOUND); 10 names topics
+by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.groups import check_group, existing, merge, submit
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+_FIRST_VERSION_BY_ID = 10
+
+
+def handle(
+    context: RequestContext, request: OffsetCommitRequest
+) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
+    check_group(context, request.group_id)
+    refused: list[OffsetCommitResponseTopic] = []
+    accepted: list[OffsetCommitRequestTopic] = []
+    for topic in request.topics:
+        code = _check(context, topic)
+        if code is not ErrorCode.NONE:
+            refused.append(_refusal(topic, code))
+            continue
+        known, unknown = existing(context, topic)
+        if known.partitions:
+            accepted.append(known)
+        if unknown.partitions:
+            refused.append(_refusal(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    if not accepted:
+        return OffsetCommitResponse(topics=refused)
+    request.topics = accepted
+    return submit(context, request.group_id, request, lambda response: _with(response, refused))
+
+
+def failed(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:
+    return OffsetCommitResponse(topics=[_refusal(topic, ErrorCode.of(code)) for topic in request.topics])
+
+
+def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCode:
+    topics = context.node.image.topics
+    if context.version >= _FIRST_VERSION_BY_ID:
+        known = topics.by_id.get(topic.topic_id)
+        if known is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        topic.name = known.name
+    if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return ErrorCode.NONE if topic.name in topics.by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _refusal(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitResponseTopic:
+    return OffsetCommitResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[
+            OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=int(code))
+            for partition in topic.partitions
+        ],
+    )
+
+
+def _with(response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic]) -> OffsetCommitResponse:
+    merge(response.topics, refused)
+    return response

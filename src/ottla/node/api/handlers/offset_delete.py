@@ -1,0 +1,65 @@
+"""OffsetDelete: forget a group's offsets of topics that it does not read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.groups import check_group, check_group_id, merge, submit
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+
+
+def handle(
+    context: RequestContext, request: OffsetDeleteRequest
+) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
+    check_group(context, request.group_id, Operation.DELETE)
+    check_group_id(request.group_id)
+    refused: list[OffsetDeleteResponseTopic] = []
+    accepted: list[OffsetDeleteRequestTopic] = []
+    for topic in _merged(request.topics):
+        if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
+            refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            continue
+        image = context.node.image.topics.by_name.get(topic.name)
+        existing = {} if image is None else image.partitions
+        known = [part for part in topic.partitions if part.partition_index in existing]
+        unknown = [part for part in topic.partitions if part.partition_index not in existing]
+        if known:
+            accepted.append(OffsetDeleteRequestTopic(name=topic.name, partitions=known))
+        if unknown:
+            missing = OffsetDeleteRequestTopic(name=topic.name, partitions=unknown)
+            refused.append(_refusal(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    request.topics = accepted
+    return submit(context, request.group_id, request, lambda response: _with(response, refused))
+
+
+def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestTopic]:
+    """A topic that is named twice is answered once, with all that was asked of it."""
+    merged: dict[str, OffsetDeleteRequestTopic] = {}
+    for topic in topics:
+        entry = merged.setdefault(topic.name, OffsetDeleteRequestTopic(name=topic.name, partitions=[]))
+        entry.partitions += topic.partitions
+    return list(merged.values())
+
+
+def _with(response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]) -> OffsetDeleteResponse:
+    merge(response.topics, refused)
+    return response
+
+
+def _refusal(topic: OffsetDeleteRequestTopic, code: ErrorCode) -> OffsetDeleteResponseTopic:
+    return OffsetDeleteResponseTopic(
+        name=topic.name,
+        partitions=[
+            OffsetDeleteResponsePartition(partition_index=partition.partition_index, error_code=int(code))
+            for partition in topic.partitions
+        ],
+    )

@@ -1,0 +1,191 @@
+"""OffsetFetch: how far groups have read.
+
+What was never committed is offset -1 without an error. With `require_stable` a partition with an offset
+in an open transaction is UNSTABLE_OFFSET_COMMIT.
+
+Version 2 may ask for all topics (null) and has an error for the response; 5 added leader epochs; 6 is
+flexible; 7 require_stable; 8 takes several groups; 9 checks the member and its epoch; 10 names topics by
+id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from ottla.coordinator.group.requests import FetchOffsets
+from ottla.coordinator.runtime.shard import Ticket
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.api.deduplication import within_bounds
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+_FIRST_VERSION_OF_BATCHES: Final = 8
+_FIRST_VERSION_WITH_ERROR: Final = 2
+_FIRST_VERSION_BY_ID: Final = 10
+
+
+def handle(
+    context: RequestContext, request: OffsetFetchRequest
+) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
+    groups: Sequence[OffsetFetchRequestGroup] = request.groups
+    if context.version < _FIRST_VERSION_OF_BATCHES:
+        groups = [
+            OffsetFetchRequestGroup(
+                group_id=request.group_id,
+                topics=None
+                if request.topics is None
+                else [
+                    OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes)
+                    for topic in request.topics
+                ],
+            )
+        ]
+    # All offsets of a group are many times as large as the question; those of some topics are not.
+    groups = within_bounds(groups, lambda each: (each.group_id, each.topics is None or id(each)))
+    fetches = [_Fetch(context, group, request.require_stable) for group in groups]
+    if all(fetch.done for fetch in fetches):
+        return _respond(context, groups, [fetch.response() for fetch in fetches])
+    return _later(context, groups, fetches)
+
+
+async def _later(
+    context: RequestContext, groups: Sequence[OffsetFetchRequestGroup], fetches: list[_Fetch]
+) -> OffsetFetchResponse:
+    for fetch in fetches:
+        await fetch.wait()
+    return _respond(context, groups, [fetch.response() for fetch in fetches])
+
+
+class _Fetch:
+    """The offsets of one group, now or soon."""
+
+    def __init__(self, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool) -> None:
+        self._context = context
+        self._group = group
+        self._refused: list[OffsetFetchResponseTopics] = []
+        self._ticket: Ticket | None = None
+        self._error: KafkaError | None = None
+        if not context.allowed(Operation.DESCRIBE, Resource.GROUP, group.group_id):
+            self._error = KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+            return
+        wanted = OffsetFetchRequestGroup(
+            group_id=group.group_id,
+            member_id=group.member_id,
+            member_epoch=group.member_epoch,
+            topics=None if group.topics is None else self._known(group.topics),
+        )
+        self._ticket = context.node.groups.submit(group.group_id, FetchOffsets(wanted, require_stable))
+
+    def _known(self, topics: list[OffsetFetchRequestTopics]) -> list[OffsetFetchRequestTopics]:
+        known = []
+        for topic in topics:
+            code = ErrorCode.NONE
+            if self._context.version >= _FIRST_VERSION_BY_ID:
+                image = self._context.node.image.topics.by_id.get(topic.topic_id)
+                if image is None:
+                    code = ErrorCode.UNKNOWN_TOPIC_ID
+                else:
+                    topic.name = image.name
+            if code is ErrorCode.NONE and not self._may_see(topic.name):
+                code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if code is ErrorCode.NONE:
+                known.append(topic)
+            else:
+                self._refused.append(_refusal(topic, code))
+        return known
+
+    def _may_see(self, topic: str) -> bool:
+        return self._context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic)
+
+    @property
+    def done(self) -> bool:
+        return self._ticket is None or self._ticket.done
+
+    async def wait(self) -> None:
+        if self._ticket is not None:
+            try:
+                await self._ticket
+            except KafkaError as error:
+                self._error = error
+
+    def response(self) -> OffsetFetchResponseGroup:
+        error = self._error
+        if error is None and self._ticket is not None:
+            try:
+                found: OffsetFetchResponseGroup = self._ticket.result()
+            except KafkaError as raised:
+                error = raised
+        if error is not None:
+            return OffsetFetchResponseGroup(group_id=self._group.group_id, error_code=int(error.code))
+        if self._group.topics is None:
+            found.topics = self._all(found.topics)
+        found.topics += self._refused
+        return found
+
+    def _all(self, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
+        """Of all topics those that the client may see, with the ids that they have now."""
+        by_name = self._context.node.image.topics.by_name
+        shown = [topic for topic in topics if self._may_see(topic.name)]
+        if self._context.version >= _FIRST_VERSION_BY_ID:
+            shown = [topic for topic in shown if topic.name in by_name]
+            for topic in shown:
+                topic.topic_id = by_name[topic.name].id
+        return shown
+
+
+def _respond(
+    context: RequestContext,
+    groups: Sequence[OffsetFetchRequestGroup],
+    responses: list[OffsetFetchResponseGroup],
+) -> OffsetFetchResponse:
+    if context.version >= _FIRST_VERSION_OF_BATCHES:
+        return OffsetFetchResponse(groups=responses)
+    (group,), (response,) = groups, responses
+    code = response.error_code
+    topics = response.topics
+    if code and context.version < _FIRST_VERSION_WITH_ERROR:
+        topics = [_refusal(topic, ErrorCode.of(code)) for topic in group.topics or ()]
+    return OffsetFetchResponse(
+        error_code=code,
+        topics=[
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponsePartition(
+                        partition_index=partition.partition_index,
+                        committed_offset=partition.committed_offset,
+                        committed_leader_epoch=partition.committed_leader_epoch,
+                        metadata=partition.metadata,
+                        error_code=partition.error_code,
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+def _refusal(topic: OffsetFetchRequestTopics, code: ErrorCode) -> OffsetFetchResponseTopics:
+    return OffsetFetchResponseTopics(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[
+            OffsetFetchResponsePartitions(
+                partition_index=partition, committed_offset=-1, metadata="", error_code=int(code)
+            )
+            for partition in topic.partition_indexes
+        ],
+    )

@@ -1,0 +1,95 @@
+"""TxnOffsetCommit: offsets that count when the producer's transaction is committed.
+
+Until then a consumer that asks for stable offsets is told to wait. An error of the whole request is told
+of every partition.
+
+Version 2 added leader epochs; 3 is flexible and names the member, so that one that was replaced cannot
+commit; 4 can say TRANSACTION_ABORTABLE; 5 adds the partition of the offsets to the transaction by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ottla.coordinator.group.service import answer
+from ottla.log.files import TopicPartition
+from ottla.log.producers.state_entry import VerificationGuard
+from ottla.node.api.authorization import Operation, Resource
+from ottla.node.api.auto_topics import CONSUMER_OFFSETS
+from ottla.node.api.context import RequestContext
+from ottla.node.groups import check_group, check_group_id, existing, merge, request_of
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+
+def handle(
+    context: RequestContext, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+    if not context.allowed(Operation.WRITE, Resource.TRANSACTIONAL_ID, request.transactional_id):
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    check_group(context, request.group_id)
+    check_group_id(request.group_id)
+    refused: list[TxnOffsetCommitResponseTopic] = []
+    accepted: list[TxnOffsetCommitRequestTopic] = []
+    for topic in request.topics:
+        if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
+            refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        elif topic.name not in context.node.image.topics.by_name:
+            refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        else:
+            known, unknown = existing(context, topic)
+            if known.partitions:
+                accepted.append(known)
+            if unknown.partitions:
+                refused.append(_refusal(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    if not accepted:
+        return TxnOffsetCommitResponse(topics=refused)
+    request.topics = accepted
+    index = context.node.groups.partition_for(request.group_id)
+    offsets = TopicPartition(CONSUMER_OFFSETS, index)
+    guard = context.node.transactions.verify_offsets(context, request, offsets)
+    return _verified(context, request, refused, guard)
+
+
+def failed(request: TxnOffsetCommitRequest, code: int, _message: str | None) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(topics=[_refusal(topic, ErrorCode.of(code)) for topic in request.topics])
+
+
+async def _verified(
+    context: RequestContext,
+    request: TxnOffsetCommitRequest,
+    refused: list[TxnOffsetCommitResponseTopic],
+    guard: Awaitable[VerificationGuard],
+) -> TxnOffsetCommitResponse:
+    response = _commit(context, request, refused, await guard)
+    return response if isinstance(response, TxnOffsetCommitResponse) else await response
+
+
+def _commit(
+    context: RequestContext,
+    request: TxnOffsetCommitRequest,
+    refused: list[TxnOffsetCommitResponseTopic],
+    guard: VerificationGuard,
+) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+    def complete(response: TxnOffsetCommitResponse) -> TxnOffsetCommitResponse:
+        merge(response.topics, refused)
+        return response
+
+    ticket = context.node.groups.submit(request.group_id, request_of(context, request), guard=guard)
+    return answer(ticket, complete)  # type: ignore[no-any-return]
+
+
+def _refusal(topic: TxnOffsetCommitRequestTopic, code: ErrorCode) -> TxnOffsetCommitResponseTopic:
+    return TxnOffsetCommitResponseTopic(
+        name=topic.name,
+        partitions=[
+            TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=int(code))
+            for partition in topic.partitions
+        ],
+    )

@@ -1,0 +1,97 @@
+"""WriteTxnMarkers: end transactions in partitions that this node leads.
+
+It comes from coordinators of other nodes, and from administrators who abort a transaction that hangs, for
+which DescribeProducers gives them the producer, its epoch and the coordinator's. A marker for a partition of
+`__consumer_offsets` also lets the offsets of the transaction count, or not.
+
+Version 1 is flexible; 2 says which version the transaction is of, and with version 2 a marker must carry a
+higher epoch than what it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+
+from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.transaction.requests import WriteMarkers
+from ottla.log.files import TopicPartition
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.txn.marker_sender import Codes
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+
+def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]:
+    if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME) and not context.allowed(
+        Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME
+    ):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return _write(context, request)
+
+
+def failed(request: WriteTxnMarkersRequest, code: int, _message: str | None) -> WriteTxnMarkersResponse:
+    return WriteTxnMarkersResponse(
+        markers=[
+            _result(marker, dict.fromkeys(_partitions(marker), ErrorCode.of(code)))
+            for marker in request.markers
+        ]
+    )
+
+
+async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    written: list[tuple[WritableTxnMarker, Codes | Awaitable[Codes]]] = []
+    for marker in request.markers:
+        partitions = _partitions(marker)
+        if marker.producer_id < 0 or marker.producer_epoch < 0:
+            written.append((marker, dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)))
+            continue
+        codes = context.node.transactions.markers.write_here(
+            WriteMarkers(
+                transactional_id="",
+                writer=Producer(marker.producer_id, marker.producer_epoch),
+                commit=marker.transaction_result,
+                partitions=partitions,
+                coordinator_epoch=marker.coordinator_epoch,
+                client_version=marker.transaction_version,
+            ),
+            partitions,
+        )
+        written.append((marker, codes))
+    results = []
+    for marker, codes in written:
+        if not isinstance(codes, Mapping):
+            codes = await codes
+        results.append(_result(marker, codes))
+    return WriteTxnMarkersResponse(markers=results)
+
+
+def _partitions(marker: WritableTxnMarker) -> frozenset[TopicPartition]:
+    return frozenset(
+        TopicPartition(topic.name, index) for topic in marker.topics for index in topic.partition_indexes
+    )
+
+
+def _result(marker: WritableTxnMarker, codes: Mapping[TopicPartition, ErrorCode]) -> WritableTxnMarkerResult:
+    return WritableTxnMarkerResult(
+        producer_id=marker.producer_id,
+        topics=[
+            WritableTxnMarkerTopicResult(
+                name=topic.name,
+                partitions=[
+                    WritableTxnMarkerPartitionResult(
+                        partition_index=index, error_code=int(codes[TopicPartition(topic.name, index)])
+                    )
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in marker.topics
+        ],
+    )

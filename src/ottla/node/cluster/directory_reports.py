@@ -1,0 +1,207 @@
+"""Tells the controller in which of the data directories each replica lies (AssignReplicasToDirs).
+
+The controller needs it to know what is lost when a directory fails. A broker with several directories chooses
+where a new replica goes, and may move it later; one whose only disk was replaced has all of them elsewhere. A
+replica that moves is told of before it does: where it is known to be, it is or is about to be, and never has
+been only. Invariant: what the metadata says differently is told again until the controller has written it
+down, or the replica is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ottla.metadata.image.entities import TopicImage
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.assign_replicas_to_dirs import (
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsRequestDirectoryData,
+    AssignReplicasToDirsRequestPartitionData,
+    AssignReplicasToDirsRequestTopicData,
+    AssignReplicasToDirsResponse,
+)
+from ottla.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from ottla.node.node import Node
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 0.5
+_MOST_AT_ONCE: Final = 2_000
+
+
+_Key: TypeAlias = tuple[bytes, int]
+
+
+class DirectoryReports:
+    def __init__(self, node: Node) -> None:
+        self._node: Final = node
+        self._waiting: dict[_Key, Partition] = {}
+        # Replicas that are about to lie elsewhere, and where.
+        self._moving: dict[_Key, bytes] = {}
+        # To be told whatever the metadata says: what was told before may be on its way.
+        self._changed: set[_Key] = set()
+        # Who waits until the controller has written down where a replica is about to be.
+        self._announced: dict[_Key, asyncio.Future[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def check(self, partitions: Iterable[Partition]) -> None:
+        """Tell of those that the metadata does not know where they are."""
+        topics = self._node.image.topics.by_id
+        settled = not self._moving and not self._changed
+        for partition in partitions:
+            # Nearly all are where they are known to be, and a start comes by here with every one of them.
+            place = partition.log.directory.directory_id
+            if not (settled and _known_place(topics, partition) == place) and self._is_news(partition):
+                self._waiting[_key(partition)] = partition
+        if self._waiting and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._tell_all(), name="directory reports")
+
+    async def announce(self, partition: Partition, directory: bytes) -> None:
+        """Have the controller write down where a replica is about to be, and return once it has. KafkaError
+        if it does not want to: the replica does not belong here any more.
+        """
+        if not self._node.image.metadata_version.directory_assignment:
+            return
+        key = _key(partition)
+        self._moving[key] = directory
+        self._announced[key] = done = asyncio.get_running_loop().create_future()
+        self._changed.add(key)
+        self.check([partition])
+        if key not in self._waiting:
+            done.set_exception(_not_here(partition))
+        try:
+            await done
+        finally:
+            if self._announced.get(key) is done:
+                del self._announced[key]
+
+    def is_announced(self, partition: Partition) -> bool:
+        """Whether the controller may know of a place where the replica is not yet."""
+        return _key(partition) in self._moving
+
+    def settle(self, partition: Partition) -> None:
+        """The replica lies where its log is, and nowhere else soon: it has moved, or will not."""
+        key = _key(partition)
+        if self._moving.pop(key, None) not in (None, partition.log.directory.directory_id):
+            self._changed.add(key)
+            self.check([partition])
+
+    def _place(self, partition: Partition) -> bytes | None:
+        return self._moving.get(_key(partition)) or partition.log.directory.directory_id
+
+    def _is_news(self, partition: Partition) -> bool:
+        key, place = _key(partition), self._place(partition)
+        image = self._node.image
+        if place is None or not image.metadata_version.directory_assignment:
+            return False
+        known = _known_place(image.topics.by_id, partition)
+        if known is None:
+            self._changed.discard(key)
+            return False
+        return key in self._changed or known != place
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _tell_all(self) -> None:
+        try:
+            while True:
+                keys = [key for key, partition in self._waiting.items() if self._is_news(partition)]
+                told = {key: self._place(self._waiting[key]) or b"" for key in keys[:_MOST_AT_ONCE]}
+                if not told:
+                    self._waiting.clear()
+                    return
+                answers = await self._tell(told)
+                if answers is None:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                else:
+                    self._told(told, answers)
+        finally:
+            self._task = None
+
+    async def _tell(self, told: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
+        """What the controller says of each; None if it has not heard."""
+        try:
+            response = await self._node.controllers.ask(self._request(told), 0)
+        except OSError as error:
+            _log.info("the controller could not be told of directories: %s", error)
+            return None
+        assert isinstance(response, AssignReplicasToDirsResponse)
+        if response.error_code != ErrorCode.NONE:
+            code = ErrorCode.of(response.error_code).name
+            _log.info("the controller does not want to hear of directories: %s", code)
+            return None
+        return {
+            (bytes(topic.topic_id), partition.partition_index): ErrorCode.of(partition.error_code)
+            for directory in response.directories
+            for topic in directory.topics
+            for partition in topic.partitions
+        }
+
+    def _told(self, told: dict[_Key, bytes], answers: dict[_Key, ErrorCode]) -> None:
+        """What the controller refuses is about replicas that are gone."""
+        for key, place in told.items():
+            partition = self._waiting[key]
+            if self._place(partition) != place:
+                self._changed.add(key)  # something else has become true meanwhile
+                continue
+            del self._waiting[key]
+            self._changed.discard(key)
+            waiting = self._announced.get(key)
+            if waiting is not None and not waiting.done():
+                if answers.get(key) is ErrorCode.NONE:
+                    waiting.set_result(None)
+                else:
+                    waiting.set_exception(_not_here(partition))
+
+    def _request(self, told: dict[_Key, bytes]) -> AssignReplicasToDirsRequest:
+        directories: dict[bytes, dict[bytes, list[int]]] = {}
+        for (topic_id, index), directory in told.items():
+            directories.setdefault(directory, {}).setdefault(topic_id, []).append(index)
+        return AssignReplicasToDirsRequest(
+            broker_id=self._node.config.node_id,
+            broker_epoch=self._node.broker_epoch,
+            directories=[
+                AssignReplicasToDirsRequestDirectoryData(
+                    id=directory,
+                    topics=[
+                        AssignReplicasToDirsRequestTopicData(
+                            topic_id=topic_id,
+                            partitions=[
+                                AssignReplicasToDirsRequestPartitionData(partition_index=index)
+                                for index in indexes
+                            ],
+                        )
+                        for topic_id, indexes in topics.items()
+                    ],
+                )
+                for directory, topics in directories.items()
+            ],
+        )
+
+
+def _not_here(partition: Partition) -> KafkaError:
+    return KafkaError(
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        f"broker {partition.broker_id} has no replica of {partition.topic_partition} any more",
+    )
+
+
+def _known_place(topics: Mapping[bytes, TopicImage], partition: Partition) -> bytes | None:
+    """In which directory the metadata takes the replica to be; None if there is no such replica."""
+    topic = topics.get(partition.topic_id)
+    registration = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
+    if registration is None or partition.broker_id not in registration.replicas:
+        return None
+    return registration.directory(partition.broker_id)
+
+
+def _key(partition: Partition) -> _Key:
+    return partition.topic_id, partition.topic_partition.partition

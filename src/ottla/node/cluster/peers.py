@@ -1,0 +1,77 @@
+"""The way to the other brokers: by the listener that brokers use among themselves, where the metadata says
+that it is.
+
+What one part of the node waits for must not hold up another, and answers come in the order of the questions;
+so each part that asks has a line of its own, and each fetcher too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.network.listeners import SecurityProtocol
+from ottla.protocol.schema import Request, Response
+from ottla.raft.driver.channel import Channel
+from ottla.raft.voters import Address
+
+if TYPE_CHECKING:
+    from ottla.node.node import Node
+
+
+def inter_broker_listener(config: NodeConfig) -> str:
+    """The name of the listener by which brokers talk to each other."""
+    name = config["inter.broker.listener.name"]
+    if name is not None:
+        return str(name).upper()
+    protocol = SecurityProtocol[config.text("security.inter.broker.protocol").upper()]
+    for endpoint in config.advertised_listeners:
+        if endpoint.protocol is protocol:
+            return endpoint.name
+    return protocol.name
+
+
+class Peers:
+    def __init__(self, node: Node) -> None:
+        self._node: Final = node
+
+    def address(self, broker: int) -> Address | None:
+        """Where a broker is reached, as it has registered last."""
+        registration = self._node.image.cluster.brokers.get(broker)
+        if registration is None:
+            return None
+        endpoint = registration.listeners.get(inter_broker_listener(self._node.config))
+        return None if endpoint is None else Address(endpoint.host, endpoint.port)
+
+    def channel(self, purpose: str) -> Channel:
+        """Connections that nobody else uses; `purpose` is how the other side sees them."""
+        return Channel(self._node.runtime.network, f"broker-{self._node.config.node_id}-{purpose}")
+
+    def line(self, purpose: str) -> PeerLine:
+        return PeerLine(self, self.channel(purpose))
+
+
+class PeerLine:
+    """Questions of one kind to any broker."""
+
+    __slots__ = ("_channel", "_peers")
+
+    def __init__(self, peers: Peers, channel: Channel) -> None:
+        self._peers: Final = peers
+        self._channel: Final = channel
+
+    async def ask(self, broker: int, request: Request, newest_version: int, *, timeout_ms: int) -> Response:
+        """OSError if the broker cannot be reached or does not answer in time; KafkaError if it does not
+        speak a version that can carry the request.
+        """
+        address = self._peers.address(broker)
+        if address is None:
+            raise ConnectionError(f"broker {broker} is not registered with an address for brokers")
+        try:
+            return await self._channel.ask(address, request, newest_version, timeout_ms=timeout_ms)
+        except TimeoutError:
+            self._channel.drop(address)
+            raise
+
+    def close(self) -> None:
+        self._channel.close()

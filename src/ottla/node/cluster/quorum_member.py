@@ -1,0 +1,152 @@
+"""A node's part in the quorum: its listener for controllers, the metadata log, the controller if it leads.
+
+All of it is there on every node, voter or not; a broker that only follows has a seat that stays empty, and
+no such listener. It runs before anything else of the node does, since nothing else is known without the
+metadata, and until everything else has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.log.metadata_log import MetadataLog
+from ottla.metadata.storage import read_bootstrap
+from ottla.node.cluster.broker_watch import BrokerWatch
+from ottla.node.cluster.controller_channel import ControllerLink
+from ottla.node.config.component_settings import (
+    bootstrap_servers,
+    controller_settings,
+    metadata_log_config,
+    quorum_config,
+    static_voters,
+)
+from ottla.node.config.schema import TableSchema
+from ottla.node.network.listeners import Endpoint
+from ottla.node.network.server import Server
+from ottla.raft.voters import Address
+
+if TYPE_CHECKING:
+    from ottla.metadata.log.loader import Subscriber
+    from ottla.node.api.dispatch import Dispatcher
+    from ottla.node.node import Node
+    from ottla.node.storage import NodeStorage
+
+log = logging.getLogger(__name__)
+
+# How long a node waits for the quorum before it says so, and again.
+_PATIENCE_SECONDS: Final = 10.0
+# How long a leader that stops waits until the others know.
+_RESIGN_MS: Final = 1_000
+
+
+class QuorumMember:
+    """`metadata` and `seat` are there once it is open."""
+
+    def __init__(self, node: Node, dispatcher: Callable[[Endpoint], Dispatcher]) -> None:
+        self._node: Final = node
+        self._dispatcher: Final = dispatcher
+        self._decisions: Dispatcher | None = None
+        self._registering: asyncio.Task[None] | None = None
+        # Set once the quorum's requests are worked on.
+        self.opened: Final = asyncio.Event()
+        self.metadata: MetadataLog
+        self.seat: ControllerSeat
+        # The ways to the active controller: for what this node asks, and for what it passes on.
+        self.controllers: Final = ControllerLink(node, "ottla-broker")
+        self.forwards: Final = ControllerLink(node, "ottla-forwarding")
+        self.watch: Final = BrokerWatch(node)
+        self.server: Final = Server(
+            node.runtime.network, node.config, dispatcher, self.watch.connection_closed
+        )
+
+    @property
+    def decisions(self) -> Dispatcher:
+        """Answers what others pass on to the active controller."""
+        if self._decisions is None:
+            from ottla.node.network.listeners import SecurityProtocol
+
+            name = self._node.config.controller_listener_names[0]
+            self._decisions = self._dispatcher(Endpoint(name, SecurityProtocol.PLAINTEXT, "", 0))
+        return self._decisions
+
+    async def open(self, storage: NodeStorage, endpoints: Sequence[Endpoint], follow: Subscriber) -> None:
+        """Take part in the quorum; `endpoints` are where this controller is reached, and `follow` is called
+        with each step of the metadata.
+        """
+        node, config = self._node, self._node.config
+        metadata_dir = config.metadata_log_dir
+        bootstrap = await node.runtime.pool.run(read_bootstrap, node.runtime.disk, metadata_dir)
+        self.metadata = metadata = await MetadataLog.open(
+            node.runtime,
+            metadata_dir,
+            node_id=config.node_id,
+            directory_id=storage.directories[metadata_dir],
+            cluster_id=storage.cluster_id,
+            static_voters=static_voters(config),
+            endpoints={each.name: Address(each.host, each.port) for each in endpoints},
+            bootstrap=bootstrap_servers(config),
+            listener=config.controller_listener_names[0],
+            config=metadata_log_config(config),
+            quorum=quorum_config(config),
+        )
+        loop = asyncio.get_running_loop()
+
+        def activate() -> QuorumController:
+            loop.call_soon(self.watch.took_over)
+            return QuorumController.activate(
+                node.runtime,
+                metadata,
+                controller_settings(node.config, storage.cluster_id),
+                TableSchema(lambda: node.config),
+                bootstrap,
+            )
+
+        self.seat = ControllerSeat(metadata, activate)
+        metadata.subscribe(follow)
+        self.controllers.follow_leader()
+        self.forwards.follow_leader()
+        metadata.start()
+        self.opened.set()
+
+    async def until_there_is_one(self) -> None:
+        """Return once there is a leader, and all that it says is committed has been read."""
+        metadata = self.metadata
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await metadata.until(lambda: metadata.is_caught_up and not metadata.image.is_empty)
+                    return
+            if metadata.leader_id is None:
+                log.warning(
+                    "the quorum has no leader yet: most of its voters (%s) must run and reach each other",
+                    metadata.known_voters,
+                )
+            else:
+                log.warning("the metadata of the quorum's leader, %d, is still read", metadata.leader_id)
+
+    def register(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> None:
+        """Have this controller written down with its addresses, in the background."""
+        from ottla.node.cluster.controller_registration import register_controller
+
+        work = register_controller(self._node, incarnation_id, endpoints)
+        self._registering = asyncio.create_task(work, name="controller registration")
+
+    async def registered(self) -> None:
+        if self._registering is not None:
+            await self._registering
+
+    async def close(self) -> None:
+        """Hand leadership over, and close the metadata log."""
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+        await self.watch.close()
+        self.controllers.close()
+        self.forwards.close()
+        await self.metadata.resign(_RESIGN_MS)
+        await self.metadata.close()

@@ -1,0 +1,1 @@
+"""The configuration of a node: Kafka's settings by name, their types, rules, defaults and descriptions."""

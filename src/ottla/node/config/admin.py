@@ -1,0 +1,203 @@
+"""The broker's part in changing settings, before the controller writes them down.
+
+Log levels are changed here and now and are gone at the next start. Settings of a broker are checked
+against what the broker runs by. Everything else is the controller's to judge. A resource that has an
+outcome here goes no further.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from ottla.metadata.controller.configs import OpType
+from ottla.metadata.controller.state import NO_ERROR, ApiError
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.config.node_config import broker_key
+from ottla.node.config.schema import check_broker_settings
+from ottla.node.config.types import ConfigType
+from ottla.node.loggers import LEVELS, ROOT, logger_levels, set_level
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+
+class Change(NamedTuple):
+    name: str
+    operation: int
+    value: str | None
+
+
+_STORED: Final = (ConfigResourceType.TOPIC, ConfigResourceType.CLIENT_METRICS, ConfigResourceType.GROUP)
+
+
+class NamedResource(Protocol):
+    """What the two requests, the old and the incremental one, and their answers name it by."""
+
+    resource_type: int
+    resource_name: str
+
+
+A = TypeVar("A")
+R = TypeVar("R", bound=NamedResource)
+
+
+async def alter(
+    context: RequestContext,
+    asked: Sequence[A],
+    read: Callable[[A], tuple[ConfigResource, Sequence[Change]]],
+    pass_on: Callable[[list[A]], Awaitable[list[R]]],
+    respond: Callable[..., R],
+    *,
+    incremental: bool,
+    validate_only: bool,
+) -> list[R]:
+    """Decide here what is to be decided here, let the controller decide the rest, and answer in order."""
+    resources = [read(each) for each in asked]
+    outcomes = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
+    remaining = [each for each, outcome in zip(asked, outcomes) if outcome is None]
+    decided = {(r.resource_type, r.resource_name): r for r in await pass_on(remaining)} if remaining else {}
+    return [
+        decided[resource.type, resource.name]
+        if outcome is None
+        else respond(
+            error_code=int(outcome.code),
+            error_message=outcome.message,
+            resource_type=int(resource.type),
+            resource_name=resource.name,
+        )
+        for (resource, _), outcome in zip(resources, outcomes)
+    ]
+
+
+def all_failed(
+    resources: Iterable[NamedResource], code: int, message: str | None, respond: Callable[..., R]
+) -> list[R]:
+    """The same answer for every resource."""
+    return [
+        respond(
+            error_code=int(code),
+            error_message=message,
+            resource_type=each.resource_type,
+            resource_name=each.resource_name,
+        )
+        for each in resources
+    ]
+
+
+def _preprocess(
+    context: RequestContext,
+    resources: Sequence[tuple[ConfigResource, Sequence[Change]]],
+    *,
+    incremental: bool,
+    validate_only: bool,
+) -> list[ApiError | None]:
+    """For each resource its outcome, or None where the controller is to decide."""
+    counts = Counter(resource for resource, _ in resources)
+    outcomes: list[ApiError | None] = []
+    for resource, changes in resources:
+        try:
+            if counts[resource] > 1:
+                raise _invalid("a resource is named twice in the request")
+            _check_form(changes)
+            if resource.type == ConfigResourceType.BROKER:
+                _check_broker(context, resource, changes, incremental=incremental)
+                outcomes.append(None)
+            elif resource.type == ConfigResourceType.BROKER_LOGGER and incremental:
+                _change_loggers(context, resource, changes, validate_only=validate_only)
+                outcomes.append(NO_ERROR)
+            elif resource.type in _STORED:
+                outcomes.append(None)
+            else:
+                raise _invalid(f"resources of type {int(resource.type)} have no settings")
+        except KafkaError as error:
+            outcomes.append(ApiError.of(error))
+    return outcomes
+
+
+def _check_form(changes: Sequence[Change]) -> None:
+    if len({change.name for change in changes}) != len(changes):
+        raise _invalid("a setting is named twice for one resource")
+    nulls = [c.name for c in changes if c.value is None and c.operation != OpType.DELETE]
+    if nulls:
+        raise _invalid(f"no value is given for {', '.join(nulls)}")
+
+
+def _check_broker(
+    context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
+) -> None:
+    node = context.node
+    if resource.name:
+        if not resource.name.lstrip("+-").isdecimal():
+            raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
+        if int(resource.name) != node.config.node_id:
+            raise _invalid(f"this is broker {node.config.node_id}; ask broker {resource.name} itself")
+    if incremental:
+        settings = _changed(node.image.config(resource), changes)
+    else:
+        settings = {change.name: change.value or "" for change in changes}
+    check_broker_settings(node.config, settings, per_broker=bool(resource.name))
+
+
+def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
+    settings = dict(current)
+    for name, operation, value in changes:
+        if operation == OpType.DELETE:
+            settings.pop(name, None)
+        elif operation == OpType.SET:
+            settings[name] = value or ""
+        elif operation in (OpType.APPEND, OpType.SUBTRACT):
+            key = broker_key(name)
+            if key is None or key.type is not ConfigType.LIST:
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"{name} is not a list, so {OpType(operation).name} makes no sense for it; use SET",
+                )
+            items = [item for item in settings.get(name, key.show(key.default) or "").split(",") if item]
+            given = [item for item in (value or "").split(",") if item]
+            if operation == OpType.APPEND:
+                items += [item for item in given if item not in items]
+            else:
+                items = [item for item in items if item not in given]
+            settings[name] = ",".join(items)
+        else:
+            raise _invalid(f"there is no operation {operation} on settings")
+    return settings
+
+
+def _change_loggers(
+    context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
+) -> None:
+    if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        raise KafkaError(error, error.text)
+    own = context.node.config.node_id
+    if not resource.name.lstrip("+-").isdecimal():
+        raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
+    if int(resource.name) != own:
+        raise _invalid(f"this is node {own}; ask node {resource.name} itself")
+    known = logger_levels()
+    for name, operation, value in changes:
+        if operation not in (OpType.SET, OpType.DELETE):
+            raise _invalid(
+                f"{OpType(operation).name} makes no sense for a logger; use SET or DELETE"
+                if operation in tuple(OpType)
+                else f"there is no operation {operation} on settings"
+            )
+        if name not in known:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no logger {name}")
+        if operation == OpType.SET and (value or "").upper() not in LEVELS:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{value} is not a log level for {name}; allowed are {', '.join(sorted(LEVELS))}",
+            )
+        if operation == OpType.DELETE and name == ROOT:
+            raise _invalid("the root logger needs a level; set another one instead of none")
+    if not validate_only:
+        for name, operation, value in changes:
+            set_level(name, None if operation == OpType.DELETE else (value or "").upper())
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)

@@ -1,0 +1,325 @@
+"""A node's configuration: Kafka's `server.properties`, what was given beside it, and what changed since.
+
+A value comes from the first of these that has it: the cluster's setting for this broker, the cluster's
+setting for all brokers, the start (flags over file), the default. The first two live in the metadata log and
+change while the node runs; then a new NodeConfig replaces the old one. Invariant: a NodeConfig never changes,
+and every value in it has passed its check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from ottla.node.config.rules import check_rules
+from ottla.node.config.tables.coordinators import COORDINATORS
+from ottla.node.config.tables.kraft import KRAFT
+from ottla.node.config.tables.log import LOG
+from ottla.node.config.tables.network import NETWORK
+from ottla.node.config.tables.remote import REMOTE
+from ottla.node.config.tables.replication import REPLICATION
+from ottla.node.config.tables.security import SECURITY
+from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.types import ConfigError, ConfigKey, UpdateMode, Value
+from ottla.node.network.listeners import Endpoint, parse_endpoints, parse_protocol_map
+
+BROKER: Final[Mapping[str, ConfigKey]] = {
+    **NETWORK,
+    **LOG,
+    **REPLICATION,
+    **KRAFT,
+    **COORDINATORS,
+    **SECURITY,
+    **REMOTE,
+}
+
+# A quorum of one has no second node to replicate to. Kafka's own sample configuration sets the same.
+_ALONE: Final[Mapping[str, str]] = {
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.replication.factor": "1",
+}
+
+# Names that set the same thing in coarser units, coarsest last, with their size in milliseconds.
+_FINER_FIRST: Final[tuple[tuple[tuple[str, int], ...], ...]] = (
+    (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
+    (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),
+    (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", 3_600_000)),
+    (("log.flush.interval.ms", 1), ("log.flush.scheduler.interval.ms", 1)),
+)
+_SYNONYMS: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
+    name: family for family in _FINER_FIRST for name, _ in family if family[0][0] != "log.flush.interval.ms"
+} | {"log.flush.interval.ms": _FINER_FIRST[3]}
+
+
+def broker_synonyms(name: str) -> tuple[str, ...]:
+    """The names that may give a broker setting its value, in the order in which they are asked."""
+    family = _SYNONYMS.get(name)
+    if family is not None:
+        return tuple(synonym for synonym, _ in family)
+    if name.startswith("listener.name."):
+        base = listener_base_name(name)
+        return (name, base) if base in BROKER else (name,)
+    return (name,)
+
+
+def listener_base_name(name: str) -> str:
+    """`ssl.keystore.location` of `listener.name.external.ssl.keystore.location`."""
+    parts = name.split(".", 3)
+    return parts[3] if len(parts) == 4 and parts[0] == "listener" and parts[1] == "name" else name
+
+
+def broker_key(name: str) -> ConfigKey | None:
+    """The row of a broker setting, also for one that is prefixed by a listener's name."""
+    key = BROKER.get(name)
+    return key if key is not None else BROKER.get(listener_base_name(name))
+
+
+class NodeConfig:
+    """What the node runs by. `config.number("num.partitions")` and its like read one value."""
+
+    __slots__ = (
+        "_values",
+        "advertised_listeners",
+        "advertised_of_controller",
+        "dynamic_broker",
+        "dynamic_default",
+        "given",
+        "listeners",
+    )
+
+    given: Mapping[str, str]
+    """What the start was given, flags over file, by name."""
+    dynamic_default: Mapping[str, str]
+    """What the cluster sets for all brokers."""
+    dynamic_broker: Mapping[str, str]
+    """What the cluster sets for this broker."""
+    listeners: tuple[Endpoint, ...]
+    advertised_listeners: tuple[Endpoint, ...]
+    """Where clients are told to connect."""
+    advertised_of_controller: tuple[Endpoint, ...]
+    """Where other nodes reach the controller: as advertised, else as it listens."""
+
+    def __init__(
+        self,
+        given: Mapping[str, str] | None = None,
+        *,
+        dynamic_default: Mapping[str, str] | None = None,
+        dynamic_broker: Mapping[str, str] | None = None,
+    ) -> None:
+        self.given = _completed(given or {})
+        self.dynamic_default = dict(dynamic_default or {})
+        self.dynamic_broker = dict(dynamic_broker or {})
+        self._values: dict[str, Value] = {name: key.default for name, key in BROKER.items()}
+        for layer in (self.given, self.dynamic_default, self.dynamic_broker):
+            for name, text in layer.items():
+                key = broker_key(name)
+                if key is not None:
+                    self._values[name] = key.parse(text)
+        protocols = parse_protocol_map(self.text("listener.security.protocol.map"))
+        for name in self.names("controller.listener.names"):
+            if "listener.security.protocol.map" not in self.given:
+                protocols.setdefault(name.upper(), protocols["PLAINTEXT"])
+        self.listeners = parse_endpoints("listeners", self.names("listeners"), protocols)
+        advertised = (
+            self.listeners
+            if self._values["advertised.listeners"] is None
+            else parse_endpoints("advertised.listeners", self.names("advertised.listeners"), protocols)
+        )
+        # As in the file that comes with Apache Kafka, one setting may speak of both.
+        of_controller = self.controller_listener_names
+        self.advertised_listeners = tuple(each for each in advertised if each.name not in of_controller)
+        told = {each.name: each for each in advertised if each.name in of_controller}
+        unsaid = (each for each in self.listeners_of_controller if each.name not in told)
+        self.advertised_of_controller = (*told.values(), *unsaid)
+        check_rules(self)
+
+    def with_dynamic(
+        self, *, default: Mapping[str, str], broker: Mapping[str, str]
+    ) -> tuple[NodeConfig, list[str]]:
+        """This configuration under other settings of the cluster, and a line for each that cannot be used."""
+        problems: list[str] = []
+        default = _usable(default, problems, per_broker=False)
+        broker = _usable(broker, problems, per_broker=True)
+        try:
+            return NodeConfig(self.given, dynamic_default=default, dynamic_broker=broker), problems
+        except ConfigError as error:
+            # Values that are fine alone but not together: keep what the node runs by.
+            return self, [*problems, str(error)]
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def number(self, name: str) -> int:
+        value = self._values[name]
+        assert isinstance(value, int), name
+        return value
+
+    def real(self, name: str) -> float:
+        value = self._values[name]
+        assert isinstance(value, int | float), name
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._values[name]
+        assert isinstance(value, bool), name
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._values[name]
+        assert isinstance(value, str), name
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list; an unset one is empty."""
+        value = self._values[name]
+        assert value is None or isinstance(value, tuple), name
+        return value or ()
+
+    def first_set(self, name: str) -> Any:
+        """The value of a setting that has coarser synonyms, in milliseconds."""
+        family = _SYNONYMS[name]
+        for layer in (self.dynamic_broker, self.dynamic_default, self.given):
+            for synonym, unit_ms in family:
+                if synonym in layer:
+                    return _scaled(self._values[synonym], unit_ms)
+        for synonym, unit_ms in family:
+            if BROKER[synonym].default is not None:
+                return _scaled(BROKER[synonym].default, unit_ms)
+        raise AssertionError(name)
+
+    def is_set(self, name: str) -> bool:
+        """Whether the value comes from anywhere but the default."""
+        return name in self.given or name in self.dynamic_default or name in self.dynamic_broker
+
+    @property
+    def node_id(self) -> int:
+        return self.number("node.id")
+
+    @property
+    def rack(self) -> str | None:
+        value = self._values["broker.rack"]
+        return None if value is None else str(value)
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in self.names("process.roles")
+
+    @property
+    def is_controller(self) -> bool:
+        return "controller" in self.names("process.roles")
+
+    @property
+    def alone(self) -> bool:
+        """Whether no quorum is configured, so that the node is one by itself."""
+        return not self.names("controller.quorum.voters") and not self.names(
+            "controller.quorum.bootstrap.servers"
+        )
+
+    @property
+    def log_dirs(self) -> tuple[str, ...]:
+        return self.names("log.dirs") or self.names("log.dir")
+
+    @property
+    def metadata_log_dir(self) -> str:
+        value = self._values["metadata.log.dir"]
+        return self.log_dirs[0] if value is None else str(value)
+
+    @property
+    def controller_listener_names(self) -> tuple[str, ...]:
+        return tuple(name.upper() for name in self.names("controller.listener.names"))
+
+    @property
+    def listeners_of_controller(self) -> tuple[Endpoint, ...]:
+        names = self.controller_listener_names
+        return tuple(endpoint for endpoint in self.listeners if endpoint.name in names)
+
+    def topic_defaults(self) -> dict[str, Value]:
+        """What a topic without settings of its own has, by the topic's names."""
+        defaults: dict[str, Value] = {}
+        for name, key in TOPIC.items():
+            if not key.synonyms:
+                defaults[name] = key.default
+            elif key.synonyms[0] in _SYNONYMS:
+                defaults[name] = self.first_set(key.synonyms[0])
+            else:
+                defaults[name] = self._values[key.synonyms[0]]
+        return defaults
+
+
+def _completed(given: Mapping[str, str]) -> dict[str, str]:
+    """What the start was given, and what follows from it."""
+    settings = dict(given)
+    for one, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
+        if one in settings:
+            settings.setdefault(other, settings[one])
+    if "controller.quorum.voters" in settings or "controller.quorum.bootstrap.servers" in settings:
+        return settings
+    return {**_ALONE, **settings}
+
+
+def _scaled(value: Value, unit_ms: int) -> int:
+    assert isinstance(value, int)
+    return value if value < 0 else value * unit_ms
+
+
+def _usable(layer: Mapping[str, str], problems: list[str], *, per_broker: bool) -> dict[str, str]:
+    usable: dict[str, str] = {}
+    for name, text in layer.items():
+        key = broker_key(name)
+        if key is None:
+            usable[name] = text
+            continue
+        allowed = (
+            (UpdateMode.CLUSTER_WIDE, UpdateMode.PER_BROKER) if per_broker else (UpdateMode.CLUSTER_WIDE,)
+        )
+        if key.mode not in allowed:
+            problems.append(f"{name} is {key.mode.value} and cannot be changed this way; it is ignored")
+            continue
+        try:
+            key.parse(text)
+        except ConfigError as error:
+            problems.append(f"{error}; it is ignored")
+        else:
+            usable[name] = text
+    return usable
+
+
+# Names of Apache Kafka before 4.0 that stand in many files and mean nothing any more.
+_REMOVED: Final = (
+    "zookeeper.",
+    "broker.id.generation.enable",
+    "control.plane.listener.name",
+    "inter.broker.protocol.version",
+    "leader.imbalance.per.broker.percentage",
+    "log.message.downconversion.enable",
+    "log.message.format.version",
+    "log.message.timestamp.difference.max.ms",
+    "metadata.log.segment.min.bytes",
+    "offsets.commit.required.acks",
+    "password.encoder.",
+    "reserved.broker.max.id",
+)
+_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.")
+
+
+def unknown_names(given: Iterable[str]) -> list[str]:
+    """A line for each name that means nothing here, with the nearest one that does."""
+    lines: list[str] = []
+    for name in given:
+        if name in BROKER or name.startswith(_PREFIXES):
+            continue
+        if name.startswith(_REMOVED):
+            lines.append(f"unknown setting {name}: Apache Kafka dropped it in 4.0; it is ignored")
+            continue
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, BROKER, n=1)
+        hint = f"did you mean {near[0]}?" if near else "it is ignored"
+        lines.append(f"unknown setting {name}; {hint}")
+    return lines

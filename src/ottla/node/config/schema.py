@@ -1,0 +1,336 @@
+"""What the controller asks about settings when it writes them into the metadata log.
+
+Implements `ConfigSchema` of the controller over the tables. Settings of topics, groups and client metrics
+ are judged here; those of brokers by the broker they are for (`check_broker_settings`), before it
+passes the request on, because only it knows what it was started with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ottla.log.log_config import LogConfig, field_name
+from ottla.metadata.controller.state import EffectiveConfig
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.config.describe import ConfigSource
+from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
+from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
+from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.types import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.types import TimestampType
+
+_TABLES: Final[Mapping[int, Mapping[str, ConfigKey]]] = {
+    ConfigResourceType.TOPIC: TOPIC,
+    ConfigResourceType.GROUP: GROUP,
+    ConfigResourceType.CLIENT_METRICS: CLIENT_METRICS,
+}
+_KINDS: Final = {
+    ConfigResourceType.TOPIC: "topic",
+    ConfigResourceType.GROUP: "group",
+    ConfigResourceType.CLIENT_METRICS: "client metrics",
+}
+# A group's setting must lie between these of the broker, where the broker has them.
+_GROUP_BOUNDS: Final = (
+    "consumer.session.timeout.ms",
+    "consumer.heartbeat.interval.ms",
+    "consumer.assignment.interval.ms",
+    "share.session.timeout.ms",
+    "share.heartbeat.interval.ms",
+    "share.assignment.interval.ms",
+    "share.record.lock.duration.ms",
+    "share.delivery.count.limit",
+    "share.partition.max.record.locks",
+    "streams.session.timeout.ms",
+    "streams.heartbeat.interval.ms",
+    "streams.assignment.interval.ms",
+)
+_THREADS: Final = frozenset(
+    (
+        "background.threads",
+        "log.cleaner.threads",
+        "num.io.threads",
+        "num.network.threads",
+        "num.recovery.threads.per.data.dir",
+        "num.replica.fetchers",
+    )
+)
+MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
+MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
+_CLIENT_MATCHES: Final = frozenset(
+    (
+        "client_id",
+        "client_instance_id",
+        "client_software_name",
+        "client_software_version",
+        "client_source_address",
+        "client_source_port",
+    )
+)
+
+
+class TableSchema:
+    """`ConfigSchema` as the tables and the node's own configuration have it."""
+
+    __slots__ = ("_config",)
+
+    def __init__(self, config: Callable[[], NodeConfig]) -> None:
+        self._config = config
+
+    def validate(
+        self, resource: ConfigResource, configs: Mapping[str, str], existing: Mapping[str, str]
+    ) -> None:
+        table = _TABLES.get(resource.type)
+        if table is None:
+            return
+        values = _parsed(table, _KINDS[ConfigResourceType(resource.type)], configs)
+        if resource.type == ConfigResourceType.TOPIC:
+            self._check_topic(values, existing)
+        elif resource.type == ConfigResourceType.GROUP:
+            self._check_group(values)
+        else:
+            _check_client_metrics(resource.name, values)
+
+    def _check_topic(self, values: Mapping[str, Value], existing: Mapping[str, str]) -> None:
+        effective = {**self._config().topic_defaults(), **values}
+        low, high = effective["min.compaction.lag.ms"], effective["max.compaction.lag.ms"]
+        assert isinstance(low, int)
+        assert isinstance(high, int)
+        if low > high:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"min.compaction.lag.ms ({low}) is above max.compaction.lag.ms ({high})",
+            )
+        if effective["remote.storage.enable"] is True:
+            if not self._config().flag("remote.log.storage.system.enable"):
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    "remote.storage.enable needs a broker with remote.log.storage.system.enable=true",
+                )
+        elif (
+            existing.get("remote.storage.enable") == "true" and not effective["remote.log.delete.on.disable"]
+        ):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                "remote storage can be turned off only together with remote.log.delete.on.disable=true, "
+                "which deletes what is there",
+            )
+
+    def _check_group(self, values: Mapping[str, Value]) -> None:
+        config = self._config()
+        for name in _GROUP_BOUNDS:
+            value = values.get(name)
+            if not isinstance(value, int):
+                continue
+            kind, _, rest = name.partition(".")
+            least, most = f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest}"
+            if value < config.number(least):
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is below {least}")
+            if value > config.number(most):
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is above {most}")
+        standbys = values.get("streams.num.standby.replicas")
+        if isinstance(standbys, int) and standbys > config.number("group.streams.max.standby.replicas"):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                "streams.num.standby.replicas is above group.streams.max.standby.replicas",
+            )
+        for kind in ("consumer", "share", "streams"):
+            session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+            longest = values.get(session, config.number(f"group.{session}"))
+            between = values.get(heartbeat, config.number(f"group.{heartbeat}"))
+            assert isinstance(longest, int)
+            assert isinstance(between, int)
+            if longest <= between:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} is not above {heartbeat}")
+
+    def is_list(self, type: int, name: str) -> bool:
+        key = _key(type, name)
+        return key is not None and key.type is ConfigType.LIST
+
+    def default(self, type: int, name: str) -> str | None:
+        key = _key(type, name)
+        if key is None:
+            return None
+        if type == ConfigResourceType.BROKER:
+            return key.show(self._config()[name]) if name in self._config() else None
+        return key.show(key.default)
+
+    def topic_config(
+        self, name: str, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> str:
+        return self._effective(TOPIC[name], topic, broker, cluster, self._config().topic_defaults())[0]
+
+    def topic_configs(
+        self, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
+    ) -> list[EffectiveConfig]:
+        defaults = self._config().topic_defaults()
+        found = []
+        for name in sorted(TOPIC):
+            key = TOPIC[name]
+            if not key.internal:
+                value, source = self._effective(key, topic, broker, cluster, defaults)
+                found.append(EffectiveConfig(name, value, False, int(source), key.sensitive))
+        return found
+
+    def _effective(
+        self,
+        key: ConfigKey,
+        topic: Mapping[str, str],
+        broker: Mapping[str, str],
+        cluster: Mapping[str, str],
+        defaults: Mapping[str, Value],
+    ) -> tuple[str, ConfigSource]:
+        if key.name in topic:
+            return topic[key.name], ConfigSource.TOPIC
+        for layer, source in (
+            (broker, ConfigSource.DYNAMIC_BROKER),
+            (cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        ):
+            # Coarser units are read-only, so only the finest name can stand in the metadata log.
+            if key.synonyms and key.synonyms[0] in layer:
+                return layer[key.synonyms[0]], source
+        given = self._config().given
+        static = any(synonym in given for synonym in key.synonyms)
+        text = key.show(defaults[key.name])
+        return text or "", ConfigSource.STATIC_BROKER if static else ConfigSource.DEFAULT
+
+
+def _key(type: int, name: str) -> ConfigKey | None:
+    if type == ConfigResourceType.BROKER:
+        return broker_key(name)
+    return _TABLES.get(type, {}).get(name)
+
+
+def _parsed(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for name, text in configs.items():
+        key = table.get(name)
+        if key is None:
+            if table is CLIENT_METRICS:
+                raise _invalid(f"there is no setting {name} for client metrics")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no setting {name} for a {kind}")
+        try:
+            values[name] = key.parse(text)
+        except ConfigError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    return values
+
+
+def _check_client_metrics(subscription: str, values: Mapping[str, Value]) -> None:
+    if not subscription:
+        raise _invalid("the name of the client metrics subscription is empty")
+    interval = values.get("interval.ms")
+    low, high = MIN_CLIENT_METRICS_INTERVAL_MS, MAX_CLIENT_METRICS_INTERVAL_MS
+    if isinstance(interval, int) and not low <= interval <= high:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"interval.ms is {interval}; allowed are {low} to {high}",
+        )
+    matches = values.get("match")
+    for match in matches if isinstance(matches, tuple) else ():
+        name, _, pattern = match.partition("=")
+        if not pattern or name.strip() not in _CLIENT_MATCHES or not _is_pattern(pattern):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{match!r} is not NAME=PATTERN with one of the names that clients are chosen by",
+            )
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text.strip())
+    except re.error:
+        return False
+    return True
+
+
+def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, per_broker: bool) -> None:
+    """Raise INVALID_REQUEST, as Kafka does, unless the broker could take these settings over while it
+    runs.
+    """
+    fixed = [
+        name
+        for name in settings
+        if (key := broker_key(name)) is not None and key.mode is UpdateMode.READ_ONLY
+    ]
+    if fixed:
+        raise _invalid(f"these change only with a restart: {', '.join(sorted(fixed))}")
+    unprefixed = [
+        name
+        for name in settings
+        if (key := broker_key(name)) is not None
+        and name.startswith("ssl.")
+        and name == listener_base_name(name)
+        and key.mode is UpdateMode.PER_BROKER
+    ]
+    if unprefixed:
+        raise _invalid(
+            "these change while running only for one listener, as listener.name.NAME.SETTING: "
+            f"{', '.join(sorted(unprefixed))}"
+        )
+    if not per_broker:
+        single = [
+            name
+            for name in settings
+            if (key := broker_key(name)) is not None and key.mode is UpdateMode.PER_BROKER
+        ]
+        if single:
+            raise _invalid(f"these are set for one broker, not for all: {', '.join(sorted(single))}")
+    try:
+        for name, text in settings.items():
+            key = broker_key(name)
+            if key is not None:
+                _check_change(config, name, key.parse(text))
+        default, broker = config.dynamic_default, config.dynamic_broker
+        if per_broker:
+            NodeConfig(config.given, dynamic_default=default, dynamic_broker=settings)
+        else:
+            NodeConfig(config.given, dynamic_default=settings, dynamic_broker=broker)
+    except ConfigError as error:
+        raise _invalid(str(error)) from None
+
+
+def _check_change(config: NodeConfig, name: str, value: Value) -> None:
+    """Numbers of threads may at most double, or halve, in one step."""
+    if name not in _THREADS or config[name] == value:
+        return
+    current = config.number(name)
+    assert isinstance(value, int)
+    if value < 1:
+        raise _invalid(f"{name} is {value} and must be at least 1")
+    if not current / 2 <= value <= current * 2:
+        raise _invalid(f"{name} may at most double or halve at a time: it is {current}, not {value} yet")
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def log_config(config: NodeConfig, overrides: Mapping[str, str]) -> LogConfig:
+    """What a topic's logs run by: its own settings over those of the broker.
+
+    An override that cannot be read is left out; it was checked when it was set.
+    """
+    values = config.topic_defaults()
+    for name, text in overrides.items():
+        key = TOPIC.get(name)
+        if key is not None:
+            try:
+                values[name] = key.parse(text)
+            except ConfigError:
+                continue
+    internal = values.pop("internal.segment.bytes")
+    fields: dict[str, object] = {field_name(name): value for name, value in values.items()}
+    if internal is not None:
+        fields["segment_bytes"] = internal
+    policy = values["cleanup.policy"]
+    assert isinstance(policy, tuple)
+    fields["cleanup_policy"] = frozenset(policy)
+    fields["message_timestamp_type"] = (
+        TimestampType.LOG_APPEND_TIME
+        if values["message.timestamp.type"] == "LogAppendTime"
+        else TimestampType.CREATE_TIME
+    )
+    return LogConfig(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+"""The settings of groups and of client metrics subscriptions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ottla.node.config.types import (
+    BOOLEAN,
+    INT,
+    LIST,
+    MEDIUM,
+    STRING,
+    ConfigKey,
+    ListOf,
+    Matches,
+    OneOf,
+    Range,
+    key,
+    table,
+)
+
+OFFSET_RESET: Final = Matches(
+    r"(?i)latest|earliest|by_duration:P(?!$)([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?",
+    "latest, earliest or by_duration:PnDTnHnMn.nS",
+)
+
+# fmt: off
+GROUP: Final[dict[str, ConfigKey]] = table(
+    key("consumer.assignment.interval.ms", INT, 1000, MEDIUM,
+        "The least time between two assignments of the group.",
+        Range(0), synonyms=("group.consumer.assignment.interval.ms",)),
+    key("consumer.heartbeat.interval.ms", INT, 5000, MEDIUM,
+        "How often a member sends a heartbeat.",
+        Range(1), synonyms=("group.consumer.heartbeat.interval.ms",)),
+    key("consumer.session.timeout.ms", INT, 45_000, MEDIUM,
+        "A member that is not heard from for this long is removed.",
+        Range(1), synonyms=("group.consumer.session.timeout.ms",)),
+    key("share.assignment.interval.ms", INT, 1000, MEDIUM,
+        "The least time between two assignments of the group.",
+        Range(0), synonyms=("group.share.assignment.interval.ms",)),
+    key("share.auto.offset.reset", STRING, "latest", MEDIUM,
+        "Where the share group begins on a partition: latest, earliest, or by_duration: and an ISO 8601 "
+        "time span back from now.", OFFSET_RESET),
+    key("share.delivery.count.limit", INT, 5, MEDIUM,
+        "How often a record is delivered before it counts as unprocessable.",
+        Range(2), synonyms=("group.share.delivery.count.limit",)),
+    key("share.heartbeat.interval.ms", INT, 5000, MEDIUM,
+        "How often a member sends a heartbeat.", Range(1), synonyms=("group.share.heartbeat.interval.ms",)),
+    key("share.isolation.level", STRING, "read_uncommitted", MEDIUM,
+        "Whether records of open and aborted transactions are delivered.",
+        OneOf(("read_committed", "read_uncommitted"))),
+    key("share.partition.max.record.locks", INT, 2000, MEDIUM,
+        "How many records of one partition may be in delivery at once.",
+        Range(100), synonyms=("group.share.partition.max.record.locks",)),
+    key("share.record.lock.duration.ms", INT, 30_000, MEDIUM,
+        "How long a consumer holds a record before it is delivered to another.",
+        Range(1000), synonyms=("group.share.record.lock.duration.ms",)),
+    key("share.renew.acknowledge.enable", BOOLEAN, True, MEDIUM,
+        "Whether a consumer may renew its hold on a record."),
+    key("share.session.timeout.ms", INT, 45_000, MEDIUM,
+        "A member that is not heard from for this long is removed.",
+        Range(1), synonyms=("group.share.session.timeout.ms",)),
+    key("streams.assignment.interval.ms", INT, 1000, MEDIUM,
+        "The least time between two assignments of the group.",
+        Range(0), synonyms=("group.streams.assignment.interval.ms",)),
+    key("streams.heartbeat.interval.ms", INT, 5000, MEDIUM,
+        "How often a member sends a heartbeat.", Range(1), synonyms=("group.streams.heartbeat.interval.ms",)),
+    key("streams.initial.rebalance.delay.ms", INT, 3000, MEDIUM,
+        "How long the first assignment of the empty group waits for more members.",
+        Range(0), synonyms=("group.streams.initial.rebalance.delay.ms",)),
+    key("streams.num.standby.replicas", INT, 0, MEDIUM,
+        "How many standby replicas each task gets.",
+        Range(0), synonyms=("group.streams.num.standby.replicas",)),
+    key("streams.session.timeout.ms", INT, 45_000, MEDIUM,
+        "A member that is not heard from for this long is removed.",
+        Range(1), synonyms=("group.streams.session.timeout.ms",)),
+)
+
+CLIENT_METRICS: Final[dict[str, ConfigKey]] = table(
+    key("interval.ms", INT, 300_000, MEDIUM,
+        "How often the clients that match push their metrics."),
+    key("match", LIST, (), MEDIUM,
+        "Which clients push, as name=pattern pairs over client_id, client_instance_id, "
+        "client_software_name, client_software_version, client_source_address and client_source_port.",
+        ListOf()),
+    key("metrics", LIST, (), MEDIUM,
+        "Prefixes of the names of the metrics that are pushed; * stands for all.", ListOf()),
+)
+# fmt: on

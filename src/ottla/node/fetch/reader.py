@@ -1,0 +1,306 @@
+"""Reads the partitions of a Fetch request, as often as it takes until the answer is worth sending.
+
+Each reading begins anew: what the leader knows by then, within the request's limits. In between, marks of
+where each partition stood tell cheaply whether another reading would find more. Invariant: right after a
+reading nothing is worth reading again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ottla.log.files import TopicPartition
+from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
+from ottla.node.api.context import RequestContext
+from ottla.node.fetch.cold_reads import Missing
+from ottla.node.fetch.session import Fetch, Key, Results
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchPartition,
+    FetchRequest,
+    PartitionData,
+)
+from ottla.records.batch import LOG_OVERHEAD
+from ottla.replication.partition import Partition
+from ottla.replication.replica_selector import nearest_replica
+from ottla.replication.types import FetchFrom, Isolation
+from ottla.runtime.disk import NotInMemory
+
+_READ_COMMITTED: Final = 1
+_UNKNOWN: Final = frozenset(
+    (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+)
+
+
+def replica_id(context: RequestContext, request: FetchRequest) -> int:
+    return request.replica_state.replica_id if context.version >= 15 else request.replica_id
+
+
+class FetchReader:
+    """Reads the partitions of a fetch, as often as it takes."""
+
+    __slots__ = (
+        "_committed",
+        "_context",
+        "_fetch",
+        "_high_watermarks",
+        "_is_stale",
+        "_isolation",
+        "_marks",
+        "_max_bytes",
+        "_min_bytes",
+        "_only_leader",
+        "_partitions",
+        "_rack",
+        "_read_bytes",
+        "_replica_epoch",
+        "_replica_id",
+        "_tells_high_watermark",
+        "follower",
+        "keys",
+        "satisfied",
+    )
+
+    def __init__(self, context: RequestContext, request: FetchRequest, fetch: Fetch) -> None:
+        self._context = context
+        self._fetch = fetch
+        self._replica_id = replica_id(context, request)
+        self._replica_epoch = request.replica_state.replica_epoch if context.version >= 15 else -1
+        self.follower = self._replica_id >= 0
+        if self.follower and not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        self._is_stale = self.follower and context.node.replicas.is_stale(
+            self._replica_id, self._replica_epoch
+        )
+        self._rack = "" if self.follower or context.version < 11 else request.rack_id
+        self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
+        if self.follower:
+            self._isolation = Isolation.LOG_END
+        else:
+            self._isolation = Isolation.COMMITTED if self._committed else Isolation.HIGH_WATERMARK
+        self._only_leader = self.follower or context.version < 11
+        limit = (
+            request.max_bytes
+            if self.follower
+            else min(request.max_bytes, context.node.config.number("fetch.max.bytes"))
+        )
+        self._max_bytes = limit
+        self._min_bytes = min(request.min_bytes, limit)
+        self._partitions: list[Partition] = []
+        self.keys: list[TopicPartition] = []
+        # Where each partition stood when it was read: (partition, leader and its epoch, readable end, active
+        # segment's base offset and size, high watermark); a base offset of -1 where the log went on beyond
+        # the readable end.
+        self._marks: list[tuple[Partition, int | None, int, int, int, int, int]] = []
+        self._read_bytes = 0
+        self.satisfied = False
+        # Consumers that read from followers wait for these to learn of the high watermark, so a follower is
+        # then told as soon as it moves. Otherwise that would only double the number of its fetches.
+        self._tells_high_watermark = self.follower and context.node.replication.selects_nearest
+        self._high_watermarks: dict[Key, int] = {}  # as of the first reading, where they are to be told
+
+    def read(self, missing: Missing | None) -> Results:
+        """Read everything anew. `satisfied` says whether the response should not wait for more.
+
+        What is not in memory is added to `missing`, and the results are of no use then; without a list,
+        reading waits for the disk.
+        """
+        results: Results = {}
+        self.keys.clear()
+        self._marks.clear()
+        self._partitions.clear()
+        self._read_bytes = 0
+        left = min(self._max_bytes, self._context.exchange.response_bytes)
+        enough = min(self._min_bytes, left)
+        now = False
+        empty = True
+        for key, asked in self._fetch.partitions():
+            try:
+                data = self._read_one(
+                    key, asked, left, min_one_batch=self._read_bytes == 0, may_wait=missing is None
+                )
+            except NotInMemory as part:
+                assert missing is not None
+                missing.append(part)
+                left = max(0, left - asked.partition_max_bytes)
+                continue
+            results[key] = data
+            empty = False
+            if data.error_code or data.diverging_epoch.epoch >= 0 or data.preferred_read_replica >= 0:
+                now = True
+            if self._tells_high_watermark and data.high_watermark > self._high_watermarks.get(key, 0):
+                now = True
+            size = len(data.records or b"")
+            self._read_bytes += size
+            left = max(0, left - size)
+        self.satisfied = now or empty or self._read_bytes >= enough
+        if not self.satisfied:
+            for partition in self._partitions:
+                self._mark(partition)
+        return results
+
+    def _read_one(
+        self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
+    ) -> PartitionData:
+        topic, index = key
+        replication = self._context.node.replication
+        try:
+            partition = self._find(topic, index)
+            max_bytes = min(asked.partition_max_bytes, left)
+            if self._rack:
+                nearest = self._nearest(partition, asked)
+                if nearest is not None:
+                    return nearest
+            throttled = self.follower and replication.is_throttled(partition, self._replica_id)
+            if throttled and replication.leader_quota.is_exceeded:
+                max_bytes, min_one_batch = 0, False
+            fetched = partition.fetch(
+                asked.fetch_offset,
+                max_bytes,
+                isolation=self._isolation,
+                now_ms=self._context.node.now_ms(),
+                current_leader_epoch=asked.current_leader_epoch,
+                last_fetched_epoch=asked.last_fetched_epoch,
+                follower=FetchFrom(self._replica_id, asked.log_start_offset, self._replica_epoch)
+                if self.follower
+                else None,
+                only_leader=self._only_leader,
+                min_one_batch=min_one_batch,
+                may_wait=may_wait,
+            )
+        except KafkaError as error:
+            return PartitionData(
+                partition_index=index,
+                error_code=int(error.code),
+                high_watermark=-1,
+                aborted_transactions=[] if error.code in _UNKNOWN else None,
+                records=b"",
+            )
+        self._partitions.append(partition)
+        records, aborted = fetched.records, fetched.aborted
+        if records and not min_one_batch and _is_cut(records):
+            records, aborted = b"", None
+        if throttled:
+            replication.leader_quota.record(len(records))
+        high_watermark = fetched.high_watermark
+        if self.follower:
+            if self._tells_high_watermark:
+                self._high_watermarks.setdefault(key, high_watermark)
+            # This very fetch may have moved it.
+            high_watermark = partition.log.high_watermark
+        data = PartitionData(
+            partition_index=index,
+            high_watermark=high_watermark,
+            last_stable_offset=fetched.last_stable_offset,
+            log_start_offset=fetched.log_start_offset,
+            aborted_transactions=None
+            if aborted is None or fetched.diverging_epoch is not None
+            else [
+                AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
+                for txn in aborted
+            ],
+            records=records,
+        )
+        if fetched.diverging_epoch is not None:
+            data.diverging_epoch = EpochEndOffset(
+                epoch=fetched.diverging_epoch.epoch, end_offset=fetched.diverging_epoch.end_offset
+            )
+        return data
+
+    def _nearest(self, partition: Partition, asked: FetchPartition) -> PartitionData | None:
+        """The answer that sends a consumer to a replica in its rack, if there is one."""
+        context = self._context
+        node = context.node
+        if not node.replication.selects_nearest:
+            return None
+        brokers = node.image.cluster.brokers
+        reachable = {
+            id: brokers[id].rack
+            for id in partition.replicas
+            if id in brokers and not brokers[id].fenced and context.endpoint.name in brokers[id].listeners
+        }
+        chosen = nearest_replica(partition, self._rack, reachable, asked.fetch_offset, node.now_ms())
+        if chosen is None:
+            return None
+        partition.check_replica(asked.current_leader_epoch, only_leader=False)
+        log = partition.log
+        return PartitionData(
+            partition_index=asked.partition,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            preferred_read_replica=chosen,
+            records=b"",
+        )
+
+    def _find(self, topic: bytes | str, index: int) -> Partition:
+        node = self._context.node
+        if isinstance(topic, bytes):
+            found = node.image.topics.by_id.get(topic)
+            if found is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+            name = found.name
+        else:
+            name = topic
+        if not self.follower and not self._context.allowed(Operation.READ, Resource.TOPIC, name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        if self._is_stale:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {self._replica_id} has registered since with a higher epoch than "
+                f"{self._replica_epoch}",
+            )
+        return node.replicas.partition(TopicPartition(name, index))
+
+    # Waiting
+
+    def _mark(self, partition: Partition) -> None:
+        self.keys.append(partition.topic_partition)
+        segment = partition.log.active_segment
+        end = self._readable_end(partition)
+        # What becomes readable next may have been written long before, so growth would not show it.
+        base_offset = segment.base_offset if end == partition.log.log_end_offset else -1
+        self._marks.append(
+            (
+                partition,
+                partition.leader_id,
+                partition.leader_epoch,
+                end,
+                base_offset,
+                segment.size,
+                partition.log.high_watermark,
+            )
+        )
+
+    def _readable_end(self, partition: Partition) -> int:
+        log = partition.log
+        if self.follower:
+            return log.log_end_offset
+        return log.last_stable_offset if self._committed else log.high_watermark
+
+    def may_be_satisfied(self) -> bool:
+        """Whether it is worth reading again: enough has become readable since, or a leadership has changed.
+        Right after a reading it never is.
+        """
+        grown = self._read_bytes
+        for partition, leader_id, epoch, end, base_offset, size, high_watermark in self._marks:
+            if partition.leader_epoch != epoch or partition.leader_id != leader_id:
+                return True
+            if self._tells_high_watermark and partition.log.high_watermark > high_watermark:
+                return True
+            if self._readable_end(partition) <= end:
+                continue
+            segment = partition.log.active_segment
+            if segment.base_offset != base_offset:
+                return True
+            grown += segment.size - size
+        return grown > self._read_bytes and grown >= self._min_bytes
+
+
+def _is_cut(records: bytes) -> bool:
+    """Whether not even the first batch is whole."""
+    if len(records) < LOG_OVERHEAD:
+        return True
+    return len(records) < LOG_OVERHEAD + int.from_bytes(records[8:12], "big")

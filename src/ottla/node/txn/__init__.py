@@ -1,0 +1,1 @@
+"""Transactions on a node: markers, verification before a produce, producer ids."""

@@ -1,0 +1,235 @@
+"""Markers that end transactions: written here where this node leads, and sent to the leaders elsewhere.
+
+The markers for one broker go together (WriteTxnMarkers). Whoever drives them tries again what was not
+confirmed, and each try goes to whoever leads the partition by then. A marker for a partition of
+`__consumer_offsets` goes through the groups that live there, whose offsets it lets count or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.transaction.requests import WriteMarkers
+from ottla.log.files import TopicPartition
+from ottla.metadata.image.entities import NO_LEADER
+from ottla.node.api.auto_topics import CONSUMER_OFFSETS
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
+from ottla.records.validation import AppendOrigin
+from ottla.replication.partition import Partition
+from ottla.rpc.request_batcher import Questions
+
+if TYPE_CHECKING:
+    from ottla.node.node import Node
+
+_log = logging.getLogger(__name__)
+
+Codes: TypeAlias = Mapping[TopicPartition, ErrorCode]
+
+_VERSION: Final = 2
+_NOT_READY: Final = frozenset(
+    (
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    )
+)
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        topics.setdefault(tp.topic, []).append(tp.partition)
+    return topics
+
+
+class Markers:
+    def __init__(self, node: Node) -> None:
+        self._node: Final = node
+        self._line: Final = node.replication.peers.line("markers")
+        self._questions: Final = Questions(self._send, lambda marker: marker.producer_id)
+
+    def exists(self, partition: TopicPartition) -> bool:
+        topic = self._node.image.topics.by_name.get(partition.topic)
+        return topic is not None and partition.partition in topic.partitions
+
+    def gone(self, broker: int) -> None:
+        self._questions.gone(broker)
+
+    async def close(self) -> None:
+        await self._questions.close()
+        self._line.close()
+
+    def write(self, marker: WriteMarkers, partitions: frozenset[TopicPartition]) -> Codes | Awaitable[Codes]:
+        """Have a marker written by whoever leads each partition now."""
+        own_id = self._node.config.node_id
+        led: dict[int, set[TopicPartition]] = {}
+        for tp in sorted(partitions):
+            led.setdefault(self._leader(tp), set()).add(tp)
+        here = frozenset(led.pop(own_id, ()))
+        nowhere = led.pop(NO_LEADER, set())
+        answers = {broker: self._ask(broker, marker, elsewhere) for broker, elsewhere in led.items()}
+        written = self.write_here(marker, here)
+        codes = dict.fromkeys(nowhere, ErrorCode.LEADER_NOT_AVAILABLE)
+        if isinstance(written, Mapping) and not answers:
+            return {**codes, **written}
+        return self._joined(codes, written, answers, led)
+
+    def _leader(self, tp: TopicPartition) -> int:
+        """Who leads a partition; this node if nobody knows of it, as its answer says so."""
+        topic = self._node.image.topics.by_name.get(tp.topic)
+        registration = None if topic is None else topic.partitions.get(tp.partition)
+        return self._node.config.node_id if registration is None else registration.leader
+
+    # Elsewhere
+
+    def _ask(
+        self, broker: int, marker: WriteMarkers, partitions: Iterable[TopicPartition]
+    ) -> asyncio.Future[Codes]:
+        return self._questions.ask(
+            broker,
+            WritableTxnMarker(
+                producer_id=marker.writer.id,
+                producer_epoch=marker.writer.epoch,
+                transaction_result=marker.commit,
+                topics=[
+                    WritableTxnMarkerTopic(name=name, partition_indexes=indexes)
+                    for name, indexes in by_topic(partitions).items()
+                ],
+                coordinator_epoch=marker.coordinator_epoch,
+                transaction_version=marker.client_version,
+            ),
+        )
+
+    async def _send(self, broker: int, markers: Sequence[WritableTxnMarker]) -> Sequence[Codes]:
+        request = WriteTxnMarkersRequest(markers=list(markers))
+        timeout_ms = self._node.config.number("request.timeout.ms")
+        response = await self._line.ask(broker, request, _VERSION, timeout_ms=timeout_ms)
+        assert isinstance(response, WriteTxnMarkersResponse)
+        found: dict[int, dict[TopicPartition, ErrorCode]] = {}
+        for result in response.markers:
+            codes = found.setdefault(result.producer_id, {})
+            for topic in result.topics:
+                for each in topic.partitions:
+                    codes[TopicPartition(topic.name, each.partition_index)] = ErrorCode.of(each.error_code)
+        return [found.get(marker.producer_id, {}) for marker in markers]
+
+    async def _joined(
+        self,
+        codes: dict[TopicPartition, ErrorCode],
+        written: Codes | Awaitable[Codes],
+        answers: Mapping[int, asyncio.Future[Codes]],
+        led: Mapping[int, Iterable[TopicPartition]],
+    ) -> Codes:
+        codes |= written if isinstance(written, Mapping) else await written
+        for broker, answer in answers.items():
+            told: Codes = {}
+            try:
+                told = await answer
+            except OSError as error:
+                _log.info("broker %d cannot be sent markers: %s", broker, error)
+            codes |= {tp: told.get(tp, ErrorCode.NETWORK_EXCEPTION) for tp in led[broker]}
+        return codes
+
+    # Here
+
+    def write_here(
+        self, marker: WriteMarkers, partitions: frozenset[TopicPartition]
+    ) -> Codes | Awaitable[Codes]:
+        """Write a marker to partitions that this node leads. One that another node leads is told apart by
+        NOT_LEADER_OR_FOLLOWER.
+        """
+        codes: dict[TopicPartition, ErrorCode] = {}
+        tickets: dict[TopicPartition, Ticket] = {}
+        appended: dict[TopicPartition, tuple[Partition, int]] = {}
+        for tp in sorted(partitions):
+            if tp.topic == CONSUMER_OFFSETS:
+                ticket = self._node.groups.end_transaction(
+                    tp.partition,
+                    marker.writer,
+                    commit=marker.commit,
+                    coordinator_epoch=marker.coordinator_epoch,
+                    transaction_version=marker.client_version,
+                )
+                if ticket.done:
+                    codes[tp] = _code_of(ticket)
+                else:
+                    tickets[tp] = ticket
+                continue
+            try:
+                partition, end_offset = self._append(marker, tp)
+            except KafkaError as error:
+                codes[tp] = error.code
+                continue
+            outcome = partition.replicated(end_offset)
+            if outcome is None:
+                appended[tp] = partition, end_offset
+            else:
+                codes[tp] = outcome
+        return self._confirmed(codes, tickets, appended) if tickets or appended else codes
+
+    def _append(self, marker: WriteMarkers, tp: TopicPartition) -> tuple[Partition, int]:
+        node = self._node
+        partition = node.replicas.partition(tp)
+        now_ms = node.now_ms()
+        kind = ControlType.COMMIT if marker.commit else ControlType.ABORT
+        batch = build_end_transaction_marker(
+            EndTransactionMarker(kind, marker.coordinator_epoch),
+            producer_id=marker.writer.id,
+            producer_epoch=marker.writer.epoch,
+            timestamp=now_ms,
+        )
+        try:
+            info = partition.append(
+                batch,
+                now_ms=now_ms,
+                origin=AppendOrigin.COORDINATOR,
+                transaction_version=marker.client_version,
+            )
+        except OSError as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
+        if info.rolled:
+            node.flushes.later(partition.log)
+        return partition, info.last_offset + 1
+
+    async def _confirmed(
+        self,
+        codes: dict[TopicPartition, ErrorCode],
+        tickets: Mapping[TopicPartition, Ticket],
+        appended: Mapping[TopicPartition, tuple[Partition, int]],
+    ) -> Codes:
+        """Wait for the replicas, as long as any request may."""
+        timeout_ms = self._node.config.number("request.timeout.ms")
+        await self._node.replicas.purgatory.wait(
+            appended,
+            lambda: all(partition.replicated(end) is not None for partition, end in appended.values()),
+            timeout_ms,
+        )
+        for tp, (partition, end_offset) in appended.items():
+            outcome = partition.replicated(end_offset)
+            codes[tp] = ErrorCode.REQUEST_TIMED_OUT if outcome is None else outcome
+        for tp, ticket in tickets.items():
+            with contextlib.suppress(KafkaError):
+                await ticket
+            codes[tp] = _code_of(ticket)
+        return codes
+
+
+def _code_of(ticket: Ticket) -> ErrorCode:
+    """What became of a marker in a partition of groups."""
+    try:
+        ticket.result()
+    except KafkaError as error:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER if error.code in _NOT_READY else error.code
+    return ErrorCode.NONE

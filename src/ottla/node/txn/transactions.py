@@ -1,0 +1,290 @@
+"""The node's side of transactions: the coordinator here, and the question before each first write.
+
+Before a producer's first write of a transaction to a partition, its leader asks the coordinator (KIP-890),
+which may be on another node.
+With version 2 the question adds the partition; with version 1 it only verifies that the client has added it.
+Either way nothing lands in a partition that the coordinator does not know of, so nothing is left there
+without a marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from ottla.coordinator.group.service import partition_of
+from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
+from ottla.coordinator.transaction.service import TRANSACTION_STATE, TransactionService
+from ottla.log.files import TopicPartition
+from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.metadata.image.entities import NO_LEADER
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.txn.marker_sender import Codes, Markers, by_topic
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from ottla.replication.partition import Partition
+from ottla.rpc.request_batcher import Questions
+
+if TYPE_CHECKING:
+    from ottla.node.api.context import RequestContext
+    from ottla.node.node import Node
+    from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+
+_VERSION_2: Final = 2
+_QUESTION_VERSION: Final = 5
+_FIRST_OFFSETS_THAT_ADD: Final = 5
+_FIRST_OFFSETS_THAT_CAN_ABORT: Final = 4
+
+
+def transaction_config(config: NodeConfig) -> TransactionConfig:
+    number = config.number
+    return TransactionConfig(
+        transactional_id_expiration_ms=number("transactional.id.expiration.ms"),
+        transaction_max_timeout_ms=number("transaction.max.timeout.ms"),
+        abort_timed_out_interval_ms=number("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
+        remove_expired_interval_ms=number("transaction.remove.expired.transaction.cleanup.interval.ms"),
+        two_phase_commit_enabled=config.flag("transaction.two.phase.commit.enable"),
+    )
+
+
+class NodeTransactions:
+    def __init__(self, node: Node) -> None:
+        config = node.config
+        self._node: Final = node
+        self.markers: Final = Markers(node)
+        self._line: Final = node.replication.peers.line("transactions")
+        self._questions: Final = Questions(self._send, lambda question: question.transactional_id)
+        self.service: Final = TransactionService(
+            node.runtime,
+            transaction_config(config),
+            self.markers,
+            node.producer_ids.next,
+            commit_timeout_ms=config.number("request.timeout.ms"),
+            load_bytes=config.number("transaction.state.log.load.buffer.size"),
+        )
+
+    # Before the first write
+
+    def must_ask(self, *, version_2: bool) -> bool:
+        """Whether the coordinator is asked at all; with version 2 it has to know of the partition."""
+        return version_2 or self._node.config.flag("transaction.partition.verification.enable")
+
+    def begin_verification(
+        self, partition: Partition, producer: Producer, sequence: int, *, version_2: bool
+    ) -> VerificationGuard:
+        """The guard to present with the write; the sentinel if the transaction is open there already."""
+        return partition.log.producers.maybe_start_verification(
+            producer.id,
+            sequence,
+            producer.epoch,
+            supports_epoch_bump=version_2,
+            now_ms=self._node.now_ms(),
+        )
+
+    def ask(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        partitions: frozenset[TopicPartition],
+        *,
+        version_2: bool,
+        can_abort: bool,
+    ) -> Codes | Awaitable[Codes]:
+        """Ask the coordinator about partitions, in the words that a producer understands."""
+        ticket = self._submit(transactional_id, producer, partitions, version_2=version_2)
+        if ticket.done:
+            codes = _told(ticket, partitions, can_abort=can_abort)
+            if not (version_2 and ErrorCode.CONCURRENT_TRANSACTIONS in codes.values()):
+                return codes
+        return self._ask_again(
+            ticket, transactional_id, producer, partitions, version_2=version_2, can_abort=can_abort
+        )
+
+    async def _ask_again(
+        self,
+        ticket: Ticket,
+        transactional_id: str,
+        producer: Producer,
+        partitions: frozenset[TopicPartition],
+        *,
+        version_2: bool,
+        can_abort: bool,
+    ) -> Codes:
+        """While the last transaction is being ended, a short wait here spares the client a long one."""
+        loop = asyncio.get_running_loop()
+        config = self._node.config
+        deadline = loop.time() + config.number("add.partitions.to.txn.retry.backoff.max.ms") / 1000
+        pause = config.number("add.partitions.to.txn.retry.backoff.ms") / 1000
+        while True:
+            with contextlib.suppress(KafkaError):
+                await ticket
+            codes = _told(ticket, partitions, can_abort=can_abort)
+            busy = version_2 and ErrorCode.CONCURRENT_TRANSACTIONS in codes.values()
+            if not busy or loop.time() >= deadline:
+                return codes
+            await asyncio.sleep(pause)
+            ticket = self._submit(transactional_id, producer, partitions, version_2=version_2)
+
+    def _submit(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        partitions: frozenset[TopicPartition],
+        *,
+        version_2: bool,
+    ) -> Ticket:
+        coordinator = self._coordinator(transactional_id)
+        if coordinator is not None and coordinator != self._node.config.node_id:
+            return self._ask_elsewhere(coordinator, transactional_id, producer, partitions, version_2)
+        if version_2:
+            return self.service.submit(AddPartitions(transactional_id, producer, partitions, _VERSION_2))
+        return self.service.submit(VerifyPartitions(transactional_id, producer, partitions))
+
+    # Coordinators on other nodes
+
+    def _coordinator(self, transactional_id: str) -> int | None:
+        """The node that coordinates, as far as this one knows."""
+        topic = self._node.image.topics.by_name.get(TRANSACTION_STATE)
+        if topic is None or not transactional_id:
+            return None
+        leader = topic.partitions[partition_of(transactional_id, len(topic.partitions))].leader
+        return None if leader == NO_LEADER else leader
+
+    def _ask_elsewhere(
+        self,
+        coordinator: int,
+        transactional_id: str,
+        producer: Producer,
+        partitions: frozenset[TopicPartition],
+        version_2: bool,
+    ) -> Ticket:
+        question = AddPartitionsToTxnTransaction(
+            transactional_id=transactional_id,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            verify_only=not version_2,
+            topics=[
+                AddPartitionsToTxnTopic(name=name, partitions=indexes)
+                for name, indexes in by_topic(partitions).items()
+            ],
+        )
+        ticket = Ticket()
+        answer = self._questions.ask(coordinator, question)
+        answer.add_done_callback(lambda done: ticket.resolve(_answer_of(done, coordinator, partitions)))
+        return ticket
+
+    async def _send(
+        self, broker: int, questions: Sequence[AddPartitionsToTxnTransaction]
+    ) -> Sequence[Codes | ErrorCode]:
+        """Ask a coordinator; for each question its codes, or the one for all of them."""
+        request = AddPartitionsToTxnRequest(transactions=list(questions))
+        timeout_ms = self._node.config.number("request.timeout.ms")
+        response = await self._line.ask(broker, request, _QUESTION_VERSION, timeout_ms=timeout_ms)
+        assert isinstance(response, AddPartitionsToTxnResponse)
+        if response.error_code:
+            return [ErrorCode.of(response.error_code)] * len(questions)
+        found = {
+            result.transactional_id: {
+                TopicPartition(topic.name, each.partition_index): ErrorCode.of(each.partition_error_code)
+                for topic in result.topic_results
+                for each in topic.results_by_partition
+            }
+            for result in response.results_by_transaction
+        }
+        return [found.get(each.transactional_id, ErrorCode.UNKNOWN_SERVER_ERROR) for each in questions]
+
+    def gone(self, brokers: Iterable[int]) -> None:
+        """Brokers that the cluster no longer counts on: nobody waits for their answers."""
+        for broker in brokers:
+            self._questions.gone(broker)
+            self.markers.gone(broker)
+
+    async def close(self) -> None:
+        await self.service.close()
+        await self._questions.close()
+        self._line.close()
+        await self.markers.close()
+
+    # Offsets
+
+    async def verify_offsets(
+        self, context: RequestContext, request: TxnOffsetCommitRequest, tp: TopicPartition
+    ) -> VerificationGuard:
+        """For TxnOffsetCommit: the guard with which the offsets may be written, or the error to answer."""
+        producer = Producer(request.producer_id, request.producer_epoch)
+        version_2 = context.version >= _FIRST_OFFSETS_THAT_ADD
+        try:
+            partition = self._node.replicas.partition(tp)
+            partition.check_leader()
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
+        guard = self.begin_verification(partition, producer, -1, version_2=version_2)
+        if guard is SENTINEL_GUARD or not self.must_ask(version_2=version_2):
+            return guard
+        codes = self.ask(
+            request.transactional_id,
+            producer,
+            frozenset((tp,)),
+            version_2=version_2,
+            can_abort=context.version >= _FIRST_OFFSETS_THAT_CAN_ABORT,
+        )
+        if not isinstance(codes, Mapping):
+            codes = await codes
+        code = codes[tp]
+        if code is ErrorCode.CONCURRENT_TRANSACTIONS and not version_2:
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # which clients of that age know to wait for
+        if code is not ErrorCode.NONE:
+            raise KafkaError(code, f"the offsets cannot be added to {request.transactional_id!r}")
+        return guard
+
+
+def _answer_of(
+    done: asyncio.Future[Codes | ErrorCode], coordinator: int, partitions: frozenset[TopicPartition]
+) -> Codes | KafkaError:
+    """What another node answered, as the coordinator of this one would."""
+    error = ConnectionError("the node stops") if done.cancelled() else done.exception()
+    if error is not None:
+        return KafkaError(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator on broker {coordinator}: {error}"
+        )
+    codes = done.result()
+    if isinstance(codes, ErrorCode):
+        return KafkaError(codes, f"broker {coordinator} answers {codes.name}")
+    return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in partitions}
+
+
+def _told(ticket: Ticket, partitions: frozenset[TopicPartition], *, can_abort: bool) -> Codes:
+    """The coordinator's answer, as producers expect it."""
+    try:
+        answer = ticket.result()
+    except KafkaError as error:
+        answer = dict.fromkeys(partitions, error.code)
+    if answer is None:
+        return dict.fromkeys(partitions, ErrorCode.NONE)
+    codes: dict[TopicPartition, ErrorCode] = answer
+    return {tp: _known_to_producers(code, can_abort=can_abort) for tp, code in codes.items()}
+
+
+def _known_to_producers(code: ErrorCode, *, can_abort: bool) -> ErrorCode:
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE and not can_abort:
+        return ErrorCode.INVALID_TXN_STATE
+    return code
+
+
+def as_known(error: KafkaError, *, fencing: bool) -> KafkaError:
+    """The error as the client knows it: older ones have only INVALID_PRODUCER_EPOCH for being fenced."""
+    if error.code is ErrorCode.PRODUCER_FENCED and not fencing:
+        return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, error.message)
+    return error

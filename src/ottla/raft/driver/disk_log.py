@@ -1,0 +1,341 @@
+"""The metadata log on disk, ``__cluster_metadata-0``, with its snapshots: the quorum's log as it really is.
+
+It is an ordinary partition log that is recovered as after a crash whenever it is opened: what was not whole
+at its end was not committed. If a snapshot is ahead of the log, it came from a leader that was ahead, and
+the log starts over behind it. Invariant: :attr:`DiskLog.durable_end` is below or at the first record that a
+power cut could take.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.files import TopicPartition
+from ottla.log.flush import FlushPlan
+from ottla.log.log_config import LogConfig
+from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
+from ottla.log.segment.handles import FileHandles
+from ottla.log.unified_log import Log
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.raft.driver.snapshots import Download, Snapshots
+from ottla.raft.membership import Membership
+from ottla.raft.messages import OffsetAndEpoch
+from ottla.raft.snapshot import SnapshotContent, SnapshotId
+from ottla.raft.voters import VoterSet
+from ottla.records.batch import iter_batches
+from ottla.records.validation import AppendOrigin
+from ottla.runtime.clock import Clock
+from ottla.runtime.disk import Disk
+from ottla.runtime.random import Random
+
+METADATA_PARTITION: Final = TopicPartition("__cluster_metadata", 0)
+METADATA_PARTITION_DIR: Final = "__cluster_metadata-0"
+METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLogConfig:
+    segment_bytes: int = 1024 * 1024 * 1024
+    segment_ms: int = 7 * _DAY_MS
+    max_retention_bytes: int = 100 * 1024 * 1024
+    max_retention_ms: int = 7 * _DAY_MS
+
+    def log_config(self) -> LogConfig:
+        return LogConfig(
+            segment_bytes=self.segment_bytes,
+            segment_ms=self.segment_ms,
+            retention_bytes=-1,
+            retention_ms=-1,
+            max_message_bytes=MAX_BATCH_BYTES,
+            file_delete_delay_ms=0,
+        )
+
+
+class _MetadataDirectory(LogDirectory):
+    """The directory as the metadata log sees it: its start and recovery points are not in the broker's
+    checkpoints.
+
+    The start follows from the snapshots, and recovery looks at the whole log, as Kafka's does.
+    """
+
+    __slots__ = ()
+
+    def write_recovery_points(self, offsets: object) -> None:
+        pass
+
+    def write_log_starts(self, offsets: object) -> None:
+        pass
+
+
+class LogGap(Exception):
+    """Neither a snapshot nor the log reaches back far enough."""
+
+
+class DiskLog:
+    """Use :meth:`open`, which blocks: it belongs in the pool."""
+
+    def __init__(self, log: Log, snapshots: Snapshots, config: DiskLogConfig, clock: Clock) -> None:
+        self._log: Final = log
+        self.snapshots: Final = snapshots
+        self._config: Final = config
+        self._clock: Final = clock
+        self._download: Download | None = None
+        self._flushing = False
+        self._trim_wanted = False
+
+    @classmethod
+    def open(
+        cls, disk: Disk, clock: Clock, random: Random, dir: str, config: DiskLogConfig | None = None
+    ) -> DiskLog:
+        config = config or DiskLogConfig()
+        directory = _MetadataDirectory(dir, FileHandles(disk), clock, random)
+        path = posixpath.join(dir, METADATA_PARTITION_DIR)
+        disk.make_dirs(path)
+        snapshots = Snapshots(disk, path)
+        snapshots.load()
+        if any(name.endswith(".log") for name in disk.list_dir(path)):
+            options = LoadOptions(clean=False)
+            log = load_log(
+                directory, METADATA_PARTITION_DIR, METADATA_PARTITION, config.log_config(), options
+            )
+        else:
+            log = create_log(directory, METADATA_PARTITION_DIR, METADATA_PARTITION, config.log_config())
+        log.assign_topic_id(METADATA_TOPIC_ID)
+        # What recovery found may still be in the page cache only; from here on durable_end can be believed.
+        log.flush()
+        return cls(log, snapshots, config, clock)
+
+    def load(self, static_voters: VoterSet | None) -> tuple[Membership, LoadedSnapshot | None]:
+        """The voters by the newest snapshot and the log after it, and that snapshot. Blocks."""
+        membership = Membership(static_voters)
+        found = self.snapshots.read_newest()
+        start = 0
+        if found is not None:
+            id, content = found
+            if self._is_ahead(id):
+                self._log.truncate_fully_and_start_at(id.offset)
+            membership.load(id.offset, content)
+            start = id.offset
+        if start < self._log.log_start_offset:
+            raise LogGap(
+                f"{self._log.dir}: the metadata log begins at offset {self._log.log_start_offset}, and there "
+                "is no usable snapshot of what was before; restore one, or the directory, from a copy"
+            )
+        for batches in self.batches(start):
+            membership.read(batches, self._log.log_end_offset)
+        self._log.update_high_watermark(start)
+        return membership, None if found is None else LoadedSnapshot(*found)
+
+    def batches(self, start: int, end: int | None = None) -> Iterable[bytes]:
+        """The log from ``start`` on, below ``end``, in pieces of whole batches."""
+        offset = start
+        end = self._log.log_end_offset if end is None else end
+        while offset < end:
+            data = self._log.read(offset, _READ_BYTES, upper_offset=end).records
+            whole, first = 0, None
+            for position, header in iter_batches(data):
+                if header.last_offset < offset:
+                    continue
+                first = position if first is None else first
+                whole, offset = position + header.size, header.next_offset
+            if first is None:
+                return
+            yield data[first:whole]
+
+    def _is_ahead(self, id: SnapshotId) -> bool:
+        return id.offset > self._log.log_end_offset or id.epoch > (self._log.latest_epoch or 0)
+
+    # RaftLog
+
+    @property
+    def is_online(self) -> bool:
+        """False once the disk has failed; a lack of room is no failure."""
+        return self._log.directory.is_online
+
+    @property
+    def start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    @property
+    def end(self) -> OffsetAndEpoch:
+        offset = self._log.log_end_offset
+        epoch = self._log.latest_epoch
+        if epoch is None:
+            newest = self.snapshots.newest
+            epoch = newest.epoch if newest is not None and newest.offset == offset else 0
+        return OffsetAndEpoch(offset, epoch)
+
+    @property
+    def high_watermark(self) -> int:
+        return self._log.high_watermark
+
+    def set_high_watermark(self, offset: int) -> None:
+        assert offset >= self._log.high_watermark, (
+            f"the high watermark would go back from {self._log.high_watermark} to {offset}"
+        )
+        self._log.update_high_watermark(offset)
+
+    def end_for_epoch(self, epoch: int) -> OffsetAndEpoch:
+        found, offset = self._log.end_offset_for_epoch(epoch)
+        if found < 0:
+            return self.end
+        earliest = self.snapshots.oldest
+        if earliest is not None and offset == earliest.offset and found == epoch:
+            return OffsetAndEpoch(*earliest)
+        return OffsetAndEpoch(offset, found)
+
+    def append_as_leader(self, batch: bytes, epoch: int) -> None:
+        self._log.append_as_leader(
+            batch, epoch, now_ms=self._clock.wall_ms(), origin=AppendOrigin.RAFT_LEADER, inline_flush=False
+        )
+
+    def append_as_follower(self, records: bytes, epoch: int) -> None:
+        self._log.append_as_follower(records, epoch, now_ms=self._clock.wall_ms(), inline_flush=False)
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        data = self._log.read(offset, max_bytes).records
+        end = max((position + header.size for position, header in iter_batches(data)), default=0)
+        return data[:end]
+
+    def truncate_to(self, offset: int) -> None:
+        self._log.truncate_to(offset)
+
+    @property
+    def earliest_snapshot(self) -> SnapshotId | None:
+        return self.snapshots.oldest
+
+    @property
+    def latest_snapshot(self) -> SnapshotId | None:
+        return self.snapshots.newest
+
+    def snapshot_size(self, id: SnapshotId) -> int | None:
+        return self.snapshots.size(id) if id in self.snapshots.ids else None
+
+    def read_snapshot(self, id: SnapshotId, position: int, max_bytes: int) -> bytes:
+        return self.snapshots.read_bytes(id, position, max_bytes)
+
+    def begin_snapshot(self, id: SnapshotId) -> None:
+        self.abandon_snapshot()
+        self._download = self.snapshots.download(id)
+
+    def write_snapshot(self, id: SnapshotId, position: int, data: bytes) -> None:
+        assert self._download is not None
+        assert self._download.id == id
+        self._download.write(position, data)
+
+    def abandon_snapshot(self) -> None:
+        download, self._download = self._download, None
+        if download is not None:
+            download.abandon()
+
+    def take_download(self, id: SnapshotId) -> Download:
+        """The snapshot that has been received, for :meth:`finish_download`; nobody gives it up any more."""
+        download, self._download = self._download, None
+        assert download is not None
+        assert download.id == id
+        return download
+
+    def finish_download(self, download: Download) -> bool:
+        """Make a snapshot that was received durable; False if it is no good. Blocks."""
+        try:
+            download.check()
+        except KafkaError as error:
+            if error.code is not ErrorCode.CORRUPT_MESSAGE:
+                raise
+            download.abandon()
+            return False
+        download.finish()
+        return True
+
+    def start_after_snapshot(self, id: SnapshotId) -> SnapshotContent:
+        content = self.snapshots.read(id)
+        self._log.truncate_fully_and_start_at(id.offset)
+        for older in [other for other in self.snapshots.ids if other < id]:
+            self.snapshots.remove(older)
+        self.snapshots.add(id)
+        return content
+
+    # Durability
+
+    @property
+    def durable_end(self) -> int:
+        return self._log.recovery_point
+
+    def prepare_flush(self) -> FlushPlan | None:
+        """What to sync; one at a time."""
+        assert not self._flushing, "a flush is under way"
+        plan = self._log.prepare_flush()
+        self._flushing = plan is not None
+        return plan
+
+    def run_flush(self, plan: FlushPlan) -> None:
+        """Blocks: for the pool."""
+        self._log.run_flush(plan)
+
+    def complete_flush(self, plan: FlushPlan) -> None:
+        self._log.complete_flush(plan)
+        self._flushing = False
+        if self._trim_wanted:
+            self.trim()
+
+    # Snapshots and retention
+
+    @property
+    def dir(self) -> str:
+        return self._log.dir
+
+    @property
+    def size(self) -> int:
+        return self._log.size
+
+    def snapshot_written(self, id: SnapshotId) -> None:
+        """A snapshot of committed records is on disk: begin another segment, and drop what is not needed."""
+        self.snapshots.add(id)
+        self._log.roll(self._clock.wall_ms())
+        self.trim()
+
+    def trim(self) -> None:
+        """Drop the oldest snapshots and the records before the next ones, while they are too many or too
+        old. A flush that is under way has to find its files, so this waits for it.
+        """
+        self._trim_wanted = self._flushing
+        if self._flushing:
+            return
+        now_ms = self._clock.wall_ms()
+        while len(self.snapshots.ids) > 1:
+            total = self._log.size + sum(self.snapshots.size(id) for id in self.snapshots.ids)
+            oldest, following = self.snapshots.ids[:2]
+            too_large = 0 <= self._config.max_retention_bytes < total
+            if not too_large and not self._too_old(oldest, now_ms):
+                break
+            if following.offset > self._log.high_watermark:
+                break
+            self._log.increment_log_start_offset(following.offset, "a newer snapshot is there")
+            self._log.delete_old_segments(now_ms)
+            self.snapshots.remove(oldest)
+        self._log.directory.remove_due(now_ms)
+
+    def _too_old(self, id: SnapshotId, now_ms: int) -> bool:
+        limit = self._config.max_retention_ms
+        return limit >= 0 and now_ms - self.snapshots.timestamp(id) > limit
+
+    def close(self) -> None:
+        """Sync what was appended and close the files. Blocks."""
+        self._log.close()
+
+    def release(self) -> None:
+        """Let go of the files without writing anything."""
+        self._log.release()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSnapshot:
+    id: SnapshotId
+    content: SnapshotContent

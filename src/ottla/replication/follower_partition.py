@@ -1,0 +1,183 @@
+"""A partition that this broker follows: what to ask its leader for, and what to do with the answer.
+
+Everything is decided from the log itself. The next fetch begins at its end and names the epoch of its last
+record; a leader that ended that epoch earlier, or never had it, answers with where it did, and the log is cut
+to the last point that both have in common. Records are appended exactly as they came. Invariant: what is
+below the offset of a fetch is, up to the last epoch named with it, the same in both logs, or is about to be
+cut away.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import Final
+
+from ottla.log.append import UnexpectedAppendOffset
+from ottla.log.unified_log import Log
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import FetchPartition, PartitionData
+from ottla.replication.partition import Partition
+from ottla.replication.types import NO_EPOCH
+
+_log = logging.getLogger(__name__)
+
+
+def common_end(log: Log, epoch: int, end_offset: int) -> int:
+    """Up to where a log may agree with another one that ended `epoch` at `end_offset`.
+
+    Where it never had that epoch, the end of its own greatest epoch below it is the next candidate.
+    """
+    own_epoch, own_end = log.end_offset_for_epoch(epoch)
+    if own_epoch == epoch:
+        target = min(own_end, end_offset)
+    elif own_epoch >= 0:
+        target = own_end
+    else:
+        target = end_offset
+    return min(target, log.log_end_offset)
+
+
+class Next(Enum):
+    """What a partition's fetcher does after an answer."""
+
+    FETCH = "fetch again at once"
+    FETCH_ANEW = "fetch again at once, in a new session, as not all that the answer said was taken in"
+    PAUSE = "fetch again after a pause"
+    FIND_START = "ask for the bounds of the leader's log first"
+    STOP = "stop until the metadata changes"
+
+
+# The leader, or this broker, does not know of the newest leader epoch yet; a moment later it will.
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE,
+    }
+)
+
+
+_FIRST_PAUSE_MS: Final = 20
+
+
+class Following:
+    """One partition in one leader epoch. A new epoch makes a new object, so late answers find nobody."""
+
+    __slots__ = ("_pause_ms", "has_caught_up", "leader_epoch", "leader_id", "partition", "paused_until_ms")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition: Final = partition
+        self.leader_epoch: Final = partition.leader_epoch
+        self.leader_id: Final = partition.leader_id
+        self.paused_until_ms = 0  # of a monotonic clock
+        self.has_caught_up = False  # with the leader's high watermark, as of the last answer
+        self._pause_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<following {self.partition.topic_partition} in epoch {self.leader_epoch}>"
+
+    @property
+    def is_current(self) -> bool:
+        partition = self.partition
+        return partition.leader_epoch == self.leader_epoch and partition.leader_id == self.leader_id
+
+    def pause(self, now_ms: int, longest_ms: int) -> None:
+        """Rest: shortly at first, as what is wrong right after an election mostly passes at once, then up to
+        `replica.fetch.backoff.ms`.
+        """
+        self._pause_ms = min(max(2 * self._pause_ms, _FIRST_PAUSE_MS), longest_ms)
+        self.paused_until_ms = now_ms + self._pause_ms
+
+    def goes_on(self) -> None:
+        """An answer was of use: the next pause is a short one again."""
+        self._pause_ms = 0
+
+    def request(self, max_bytes: int) -> FetchPartition:
+        log = self.partition.log
+        epoch = log.latest_epoch
+        return FetchPartition(
+            partition=self.partition.topic_partition.partition,
+            current_leader_epoch=self.leader_epoch,
+            fetch_offset=log.log_end_offset,
+            last_fetched_epoch=NO_EPOCH if epoch is None else epoch,
+            log_start_offset=log.log_start_offset,
+            # What comes is written to one segment.
+            partition_max_bytes=min(max_bytes, log.config.segment_bytes),
+        )
+
+    def take(self, asked_offset: int, answer: PartitionData, now_ms: int) -> Next:
+        """Do what an answer says. KafkaError: the log could not, and its directory has been told why."""
+        if answer.error_code != ErrorCode.NONE:
+            return self._refused(ErrorCode(answer.error_code))
+        log = self.partition.log
+        if asked_offset != log.log_end_offset:
+            # Something else moved the end since, so the records do not follow on it.
+            return Next.FETCH_ANEW
+        if answer.diverging_epoch.epoch >= 0:
+            self._cut(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
+            return Next.FETCH_ANEW
+        if answer.records:
+            try:
+                self.partition.append_as_follower(answer.records, self.leader_epoch, now_ms=now_ms)
+            except UnexpectedAppendOffset as error:
+                _log.warning("%s: the leader sent records that do not follow: %s", self, error.message)
+                return Next.PAUSE
+            except KafkaError as error:
+                if error.code not in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD):
+                    raise
+                _log.warning("%s: the leader sent records that are broken: %s", self, error.message)
+                return Next.PAUSE
+        self.partition.followed(answer.high_watermark, answer.log_start_offset)
+        self.has_caught_up = log.log_end_offset >= answer.high_watermark
+        return Next.FETCH
+
+    def _refused(self, error: ErrorCode) -> Next:
+        if error is ErrorCode.OFFSET_OUT_OF_RANGE:
+            return Next.FIND_START
+        if error is ErrorCode.FENCED_LEADER_EPOCH:
+            # There is a newer leader; the metadata log says who, and makes a new object for it.
+            return Next.STOP
+        if error not in _PASSING:
+            _log.warning("%s: its leader answers %s", self, error.name)
+        return Next.PAUSE
+
+    def _cut(self, leader_epoch: int, leader_end_offset: int) -> None:
+        """Cut the log to what it may have in common with a leader that ended `leader_epoch` there; the next
+        fetch finds out whether it agrees.
+        """
+        log = self.partition.log
+        target = common_end(log, leader_epoch, leader_end_offset)
+        if target < log.high_watermark:
+            _log.warning(
+                "%s is cut to %d, below its high watermark %d: its leader was elected without these records",
+                self,
+                target,
+                log.high_watermark,
+            )
+        _log.info("%s is cut from %d to %d", self, log.log_end_offset, target)
+        self._truncate(target)
+
+    def start_within(self, leader_start: int, leader_end: int) -> None:
+        """The leader does not have the offset asked for; its log is from `leader_start` to `leader_end`."""
+        log = self.partition.log
+        end = log.log_end_offset
+        if leader_end < end:
+            # Elected without records that this log has: the next fetches would find out by epochs, but the
+            # leader no longer knows of those.
+            _log.warning("%s is cut from %d to the end of its leader's log, %d", self, end, leader_end)
+            self._truncate(leader_end)
+        elif leader_start > end:
+            _log.info("%s begins anew at %d: its leader has deleted what follows %d", self, leader_start, end)
+            log.truncate_fully_and_start_at(leader_start)
+
+    def _truncate(self, offset: int) -> None:
+        log = self.partition.log
+        if offset >= log.log_start_offset:
+            log.truncate_to(offset)
+        else:
+            log.truncate_fully_and_start_at(offset)

@@ -1,0 +1,1 @@
+"""The source: `spark.read` and `spark.readStream` with `format("ottla")`."""

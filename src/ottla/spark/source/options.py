@@ -1,0 +1,393 @@
+"""The source's options: names, defaults and meanings of Spark's own Kafka source, and a few beyond it.
+
+All are checked here, before anything is asked of a broker, and turned into one `SourceOptions` that is
+pickled to wherever it is needed. An option that does not exist is refused: Spark's own source ignores it, and
+a misspelt `startingOffsets` then reads the wrong data in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from ottla.spark.source.columns import COLUMNS
+from ottla.spark.source.limits import (
+    EARLIEST,
+    LATEST,
+    Limit,
+    LimitKind,
+    parse_assign,
+    parse_by_partition,
+    parse_offsets_limit,
+)
+
+if TYPE_CHECKING:
+    from ottla.client.cluster import ConnectionConfig
+    from ottla.client.view import TopicPartition
+
+__all__ = ["SourceOptions", "columns_of", "parse_bytes", "parse_duration_ms", "source_options"]
+
+log = logging.getLogger(__name__)
+
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_STRATEGIES = ("subscribe", "subscribePattern", "assign")
+_KNOWN = (
+    *_STRATEGIES,
+    *_BATCH_ONLY,
+    *_STREAM_ONLY,
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+    "kafkaConsumer.pollTimeoutMs",
+    "columns",
+    "commitToGroup",
+    "maxBytesPerPartition",
+    # Of Spark's own source, without a meaning here: there are no consumer groups, and calls have deadlines.
+    "groupIdPrefix",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+# What a data source may be given by Spark itself.
+_FOREIGN = frozenset({"path", "checkpointlocation", "queryname"})
+
+# Settings of Kafka's consumer that Spark's source refuses too, and why.
+_REFUSED = {
+    "auto.offset.reset": "set the option startingOffsets to where a new query begins; later ones go on from "
+    "their checkpoint",
+    "key.deserializer": "keys are bytes; convert the column `key` with Spark's functions",
+    "value.deserializer": "values are bytes; convert the column `value` with Spark's functions",
+    "enable.auto.commit": "offsets live in Spark's checkpoint; set the option commitToGroup to publish them",
+    "interceptor.classes": "they would run per record and could change what is read",
+}
+# Settings of Kafka's consumer that do nothing here: there is no group and no poll, and the transport has its
+# own buffers.
+_WITHOUT_MEANING = frozenset(
+    {
+        "group.id",
+        "auto.commit.interval.ms",
+        "auto.include.jmx.reporter",
+        "connections.max.idle.ms",
+        "client.dns.lookup",
+        "enable.metrics.push",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "receive.buffer.bytes",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.max.ms",
+    }
+)
+DEFAULT_POLL_TIMEOUT_MS = 120_000
+DEFAULT_TRIGGER_DELAY_MS = 15 * 60_000
+DEFAULT_MAX_BYTES_PER_PARTITION = 128 * 1024 * 1024
+DEFAULT_FETCH_BYTES = 8 * 1024 * 1024
+_DURATION = re.compile(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", re.IGNORECASE)
+_DURATION_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BYTES = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What is to be read and how. Exactly one of `topics`, `pattern` and `assigned` is given."""
+
+    connection: ConnectionConfig
+    topics: tuple[str, ...]
+    pattern: str | None
+    assigned: tuple[TopicPartition, ...]
+    start: Limit
+    end: Limit
+    no_match_is_latest: bool
+    fail_on_data_loss: bool
+    columns: tuple[str, ...]
+    read_committed: bool
+    check_crcs: bool
+    client_rack: str
+    fetch_bytes: int
+    """The most that one request asks for."""
+    fetch_max_wait_ms: int
+    api_timeout_ms: int
+    """How long the driver tries to learn offsets before it gives up."""
+    poll_timeout_ms: int
+    """How long a task waits for records that should be there."""
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_bytes_per_partition: int
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    pushdown: bool
+    commit_to_group: str | None
+
+    @property
+    def subject(self) -> str:
+        """What is read, for messages."""
+        if self.topics:
+            return f"subscribe={','.join(self.topics)}"
+        if self.pattern is not None:
+            return f"subscribePattern={self.pattern}"
+        return f"assign={', '.join(map(str, self.assigned))}"
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that these options ask for, in the order in which they are named."""
+    given = {name.lower(): value for name, value in options.items()}
+    text = given.get("columns")
+    if text is None:
+        headers = _flag(given, "includeHeaders", default=False)
+        return COLUMNS if headers else COLUMNS[:-1]
+    by_lower = {name.lower(): name for name in COLUMNS}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name.lower() not in by_lower]
+    if unknown or not names:
+        what = f"{', '.join(unknown)} is none of them" if unknown else "none is named"
+        raise ValueError(f"columns={text!r}: there are {', '.join(COLUMNS)}; {what}")
+    found = [by_lower[name.lower()] for name in names]
+    if len(set(found)) < len(found):
+        raise ValueError(f"columns={text!r} names a column twice")
+    return tuple(found)
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """ValueError names the option, its value, and what to write instead."""
+    given = {name.lower(): str(value) for name, value in options.items()}
+    _check_names(given, streaming=streaming)
+    topics, pattern, assigned = _strategy(given)
+    start, end = _limits(given, streaming=streaming)
+    strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
+    if strategy not in ("error", "latest"):
+        raise ValueError(f"startingOffsetsByTimestampStrategy={strategy!r}: allowed are error and latest")
+    kafka = _kafka_settings(given)
+    at_least = _number(given, "minOffsetsPerTrigger")
+    at_most = _number(given, "maxOffsetsPerTrigger")
+    if at_least is not None and at_most is not None and at_least > at_most:
+        raise ValueError(f"minOffsetsPerTrigger={at_least} is higher than maxOffsetsPerTrigger={at_most}")
+    group = given.get("committogroup")
+    if group is not None and not (group := group.strip()):
+        raise ValueError("commitToGroup is empty; name a consumer group, or leave it out")
+    if group is not None and not streaming:
+        raise ValueError("commitToGroup publishes the progress of a stream; a batch read has none")
+    delay = given.get("maxtriggerdelay")
+    return SourceOptions(
+        connection=kafka.connection,
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        start=start,
+        end=end,
+        no_match_is_latest=strategy == "latest",
+        fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+        columns=columns_of(given),
+        read_committed=kafka.read_committed,
+        check_crcs=kafka.check_crcs,
+        client_rack=kafka.client_rack,
+        fetch_bytes=kafka.fetch_bytes,
+        fetch_max_wait_ms=kafka.fetch_max_wait_ms,
+        api_timeout_ms=kafka.api_timeout_ms,
+        poll_timeout_ms=_number(given, "kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
+        min_partitions=_number(given, "minPartitions"),
+        max_records_per_partition=_number(given, "maxRecordsPerPartition"),
+        max_bytes_per_partition=parse_bytes("maxBytesPerPartition", given["maxbytesperpartition"])
+        if "maxbytesperpartition" in given
+        else DEFAULT_MAX_BYTES_PER_PARTITION,
+        max_offsets_per_trigger=at_most,
+        min_offsets_per_trigger=at_least,
+        max_trigger_delay_ms=parse_duration_ms("maxTriggerDelay", delay)
+        if delay is not None
+        else DEFAULT_TRIGGER_DELAY_MS,
+        pushdown=_flag(given, "pushdown", default=False),
+        commit_to_group=group,
+    )
+
+
+def parse_duration_ms(option: str, text: str) -> int:
+    """A time as Spark writes it: 15m, 10s, 500ms; milliseconds without a unit."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{option}={text!r} is not a time such as 500ms, 10s, 15m, 1h")
+    return int(int(match[1]) * _DURATION_MS[(match[2] or "ms").lower()])
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """A size as Spark writes it: 64m, 1g; bytes without a unit."""
+    match = _BYTES.fullmatch(text)
+    if match is None or not int(match[1]):
+        raise ValueError(f"{option}={text!r} is not a size such as 1048576, 64m, 1g")
+    return int(int(match[1]) << 10 * " kmgt".index(match[2].lower() or " "))
+
+
+def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
+    known = {name.lower(): name for name in _KNOWN}
+    for name in given:
+        if name in known or name in _FOREIGN or name.startswith("kafka."):
+            continue
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {known[near[0]]}?" if near else "see docs/spark/source.md for those there are"
+        raise ValueError(f'format("ottla") has no option {name!r}; {hint}')
+    if streaming:
+        for option in _BATCH_ONLY:
+            if option.lower() in given:
+                why = (
+                    "Spark offers filters to batches only" if option == "pushdown" else "a stream has no end"
+                )
+                raise ValueError(f"{option} is not valid in streaming queries: {why}")
+    else:
+        for option in _STREAM_ONLY:
+            if option.lower() in given:
+                log.warning("%s is ignored in batch queries", option)
+
+
+def _strategy(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
+    chosen = [option for option in _STRATEGIES if option.lower() in given]
+    if len(chosen) != 1:
+        which = f"not {' and '.join(chosen)}" if chosen else "none is given"
+        raise ValueError(f"set one of the options {', '.join(_STRATEGIES)} to say what to read; {which}")
+    option = chosen[0]
+    text = given[option.lower()].strip()
+    if option == "assign":
+        return (), None, tuple(parse_assign(text))
+    if option == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ValueError(f"subscribePattern={text!r} is not a regular expression: {error}") from None
+        if not text:
+            raise ValueError("subscribePattern is empty; .* stands for all topics")
+        return (), text, ()
+    topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not topics:
+        raise ValueError(f"subscribe={text!r} names no topic")
+    return topics, None, ()
+
+
+def _limits(given: Mapping[str, str], *, streaming: bool) -> tuple[Limit, Limit]:
+    start = _limit(given, "starting", LimitKind.LATEST if streaming else LimitKind.EARLIEST)
+    end = _limit(given, "ending", LimitKind.LATEST)
+    if streaming:
+        return start, end
+    if start.kind is LimitKind.LATEST:
+        raise ValueError("startingOffsets=latest reads nothing in a batch query; give a beginning")
+    if end.kind is LimitKind.EARLIEST:
+        raise ValueError("endingOffsets=earliest reads nothing in a batch query; give an end")
+    if start.kind is LimitKind.OFFSETS:
+        for partition, offset in start.by_partition.items():
+            if offset == LATEST:
+                raise ValueError(f"startingOffsets: {partition} cannot be latest (-1) in a batch query")
+    if end.kind is LimitKind.OFFSETS:
+        for partition, offset in end.by_partition.items():
+            if offset == EARLIEST:
+                raise ValueError(f"endingOffsets: {partition} cannot be earliest (-2) in a batch query")
+    if start.kind is end.kind and start.kind in (LimitKind.OFFSETS, LimitKind.TIMES):
+        _check_order(start, end)
+    return start, end
+
+
+def _check_order(start: Limit, end: Limit) -> None:
+    what = "Offsets" if start.kind is LimitKind.OFFSETS else "OffsetsByTimestamp"
+    if start.by_partition.keys() != end.by_partition.keys():
+        one_sided = ", ".join(map(str, sorted(start.by_partition.keys() ^ end.by_partition.keys())))
+        raise ValueError(
+            f"starting{what} and ending{what} must name the same partitions; not in both: {one_sided}"
+        )
+    for partition, begin in start.by_partition.items():
+        if 0 <= end.by_partition[partition] < begin:
+            raise ValueError(
+                f"starting{what} of {partition} is {begin}, behind its ending{what}, "
+                f"{end.by_partition[partition]}"
+            )
+
+
+def _limit(given: Mapping[str, str], side: str, default: LimitKind) -> Limit:
+    """The most general wins, as in Spark: one time for all, times by partition, offsets."""
+    if (text := given.get(f"{side}timestamp")) is not None:
+        if not re.fullmatch(r"\s*-?\d{1,18}\s*", text):
+            raise ValueError(f"{side}Timestamp={text!r} is not a number of milliseconds since 1970")
+        return Limit(LimitKind.TIME, time_ms=int(text))
+    if (text := given.get(f"{side}offsetsbytimestamp")) is not None:
+        example = '{"orders": {"0": 1735689600000}}'
+        return Limit(LimitKind.TIMES, parse_by_partition(f"{side}OffsetsByTimestamp", text, example))
+    if (text := given.get(f"{side}offsets")) is not None:
+        return parse_offsets_limit(f"{side}Offsets", text)
+    return Limit(default)
+
+
+@dataclass(frozen=True, slots=True)
+class _KafkaSettings:
+    connection: ConnectionConfig
+    read_committed: bool
+    check_crcs: bool
+    client_rack: str
+    fetch_bytes: int
+    fetch_max_wait_ms: int
+    api_timeout_ms: int
+
+
+def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
+    # Here, as only whoever checks options needs them.
+    from ottla.client.consumer.config import ConsumerConfig
+    from ottla.client.settings import connection_config, is_about_security, settings_of
+
+    kafka = {name.removeprefix("kafka."): value for name, value in given.items() if name.startswith("kafka.")}
+    if not kafka.get("bootstrap.servers", "").strip():
+        raise ValueError("set kafka.bootstrap.servers to where the cluster is, as host:port")
+    for name, why in _REFUSED.items():
+        if name in kafka:
+            raise ValueError(f"kafka.{name} is not supported: {why}")
+    if kafka.get("security.protocol", "").strip().upper() == "PLAINTEXT":
+        del kafka["security.protocol"]
+    known = {field.name.replace("_", ".") for field in fields(ConsumerConfig)}
+    for name in [name for name in kafka if name in _WITHOUT_MEANING]:
+        log.info("kafka.%s does nothing in this source", name)
+        del kafka[name]
+    for name in kafka:
+        if name not in known and not is_about_security(name):
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean kafka.{near[0]}?" if near else ""
+            raise ValueError(f"kafka.{name} is not a setting that this client knows{hint}")
+    try:
+        config = settings_of(
+            ConsumerConfig, {"client.id": "ottla-spark", **kafka}, {"allow_auto_create_topics": False}
+        )
+    except ValueError as error:
+        raise ValueError(f"kafka.{error}") from None
+    return _KafkaSettings(
+        connection=connection_config(config),
+        read_committed=config.read_committed,
+        check_crcs=config.check_crcs,
+        client_rack=config.client_rack,
+        fetch_bytes=config.max_partition_fetch_bytes
+        if "max.partition.fetch.bytes" in kafka
+        else min(DEFAULT_FETCH_BYTES, config.fetch_max_bytes),
+        fetch_max_wait_ms=config.fetch_max_wait_ms,
+        api_timeout_ms=config.default_api_timeout_ms,
+    )
+
+
+def _flag(given: Mapping[str, str], option: str, *, default: bool) -> bool:
+    text = given.get(option.lower())
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(f"{option}={text!r} is not true or false")
+    return text.strip().lower() == "true"
+
+
+def _number(given: Mapping[str, str], option: str) -> int | None:
+    text = given.get(option.lower())
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(f"{option}={text!r} is not a number above zero")
+    return int(text)

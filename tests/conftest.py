@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ottla.runtime import process
+from ottla.runtime import invariants, process
 from tests.support import kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import JavaDriver
@@ -32,6 +32,7 @@ settings.load_profile("ottla")
 
 def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
+    invariants.check_thoroughly()
     _import_as_users_do(config)
     config.pluginmanager.register(RunLimits(config))
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from ottla.runtime import invariants
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.sim.clock import LoopClock
@@ -118,6 +119,7 @@ class Machine:
 
 class World:
     def __init__(self, seed: int | str, *, max_steps: int = 20_000_000) -> None:
+        invariants.check_thoroughly()
         self.seed = seed
         self.loop = SimLoop(seed, max_steps=max_steps)  # type: ignore[abstract]  # no sockets, no signals
         self.fabric = Fabric(self.loop, seed)

@@ -1,4 +1,8 @@
-"""`python -m bench [--quick] [part …]`: measure, print, and write the tables into docs/benchmarks.md."""
+"""`python -m bench [--quick] [part …]`: measure, print, and write the tables into docs/benchmarks.md.
+
+`--against DIR` measures this checkout beside the Ottla of another one, such as the state before a change,
+and only prints: 1 means as fast as there, more means faster.
+"""
 
 import argparse
 import datetime
@@ -42,13 +46,22 @@ their aims is in [where a microsecond goes](performance.md#rows-below-their-aims
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="what to measure (default: everything)")
     parser.add_argument("--quick", action="store_true", help="minutes instead of half an hour")
+    parser.add_argument("--against", metavar="DIR", help="a built checkout of Ottla to compare with")
     arguments = parser.parse_args()
     if arguments.quick:
         os.environ["BENCH_QUICK"] = "1"
     chosen = arguments.part or list(PARTS)
+    if arguments.against is not None:
+        os.environ["BENCH_AGAINST"] = arguments.against
+        from bench.against import compare_checkouts
+
+        compare_checkouts({part: f"bench.{part.replace('-', '_')}" for part in chosen}, arguments.against)
+        return
     sections = read_sections()
     for part in chosen:
         print(f"{PARTS[part]} …", flush=True)

@@ -1,6 +1,7 @@
 """The brokers that are measured: processes of their own on loopback, with what the system says they cost."""
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,24 @@ DEFAULTS = {
     "log.initial.task.delay.ms": "30000",
 }
 READY_S = 300.0
+# With `--against`, the peer is not Apache Kafka but the Ottla of another checkout, this directory.
+AGAINST = os.environ.get("BENCH_AGAINST")
+PEER = "Apache Kafka 4.3.1" if AGAINST is None else f"Ottla of {Path(AGAINST).name}"
+
+
+@contextlib.contextmanager
+def other_checkout() -> Iterator[None]:
+    """Let processes that are started inside import Ottla from the checkout of `--against`."""
+    assert AGAINST is not None
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(Path(AGAINST).resolve() / "src")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 class Broker(ABC):
@@ -111,6 +130,14 @@ class Ottla(Broker):
             process.stdout.close()
 
 
+class OtherOttla(Ottla):
+    name = "Ottla of another checkout"
+
+    def start(self) -> None:
+        with other_checkout():
+            super().start()
+
+
 class Kafka(Broker):
     name = "Apache Kafka"
 
@@ -146,7 +173,7 @@ class Kafka(Broker):
 
 
 @contextlib.contextmanager
-def running(kind: type[Ottla] | type[Kafka], settings: dict[str, str]) -> Iterator[Broker]:
+def running(kind: type[Ottla] | type[OtherOttla] | type[Kafka], settings: dict[str, str]) -> Iterator[Broker]:
     directory = Path(tempfile.mkdtemp(prefix="ottla-bench-"))
     broker = kind(directory, settings)
     try:
@@ -160,6 +187,12 @@ def running(kind: type[Ottla] | type[Kafka], settings: dict[str, str]) -> Iterat
 
 def ottla(**settings: str) -> contextlib.AbstractContextManager[Broker]:
     return running(Ottla, {name.replace("_", "."): value for name, value in settings.items()})
+
+
+def peer(**settings: str) -> contextlib.AbstractContextManager[Broker]:
+    """Apache Kafka, or with `--against` the Ottla of another checkout."""
+    kind = Kafka if AGAINST is None else OtherOttla
+    return running(kind, {name.replace("_", "."): value for name, value in settings.items()})
 
 
 def apache_kafka(**settings: str) -> contextlib.AbstractContextManager[Broker]:

@@ -10,14 +10,12 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 
-from tests.support import kafka_libs
-
 from bench import loads
-from bench.brokers import READY_S, Broker
-from bench.clusters import Cluster, KafkaCluster, OttlaCluster, running, until
+from bench.brokers import PEER, READY_S, Broker
+from bench.clusters import Cluster, OttlaCluster, peer, running, until
 from bench.harness import Row, fewer, scaled, show
 from bench.latency import at
-from bench.versus import KAFKA, Pair
+from bench.versus import Pair, without_kafka
 
 SIZE = 100
 RATE = 300
@@ -57,12 +55,12 @@ FAULTS: tuple[tuple[str, Callable[[Cluster], float], str], ...] = (
 
 
 def rows() -> Iterator[Row]:
-    missing = kafka_libs.missing_requirement()
+    missing = without_kafka()
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(running(OttlaCluster))
-        theirs = None if missing is not None else stack.enter_context(running(KafkaCluster))
+        theirs = None if missing is not None else stack.enter_context(running(peer()))
         if missing is not None:
-            print(f"WITHOUT APACHE KAFKA, so without ratios: {missing}", flush=True)
+            print(missing, flush=True)
         clusters: list[Cluster] = [mine] if theirs is None else [mine, theirs]
         yield of_both("start of three nodes", "s", clusters, lambda cluster: cluster.ready_s, "≥ 4")
         yield of_both("memory of three nodes at rest", "MB", clusters, Cluster.resident_megabytes, "≥ 6")
@@ -78,7 +76,7 @@ def of_both(
     name: str, unit: str, clusters: list[Cluster], figure: Callable[[Cluster], float], aim: str
 ) -> Row:
     mine, *others = map(figure, clusters)
-    return fewer(name, unit, mine, others[0] if others else None, KAFKA, aim)
+    return fewer(name, unit, mine, others[0] if others else None, PEER, aim)
 
 
 def throughput(pair: Pair) -> Iterator[Row]:
@@ -105,7 +103,7 @@ def latency(clusters: list[Cluster]) -> Iterator[Row]:
     for quantile, name, aim in ((0.5, "p50", ""), (0.99, "p99", "≥ 1.4")):
         mine, *others = (at(times, quantile) for times in ordered)
         peer = others[0] if others else None
-        yield fewer(f"end to end with 3 replicas at {RATE}/s, {name}", "ms", mine, peer, KAFKA, aim)
+        yield fewer(f"end to end with 3 replicas at {RATE}/s, {name}", "ms", mine, peer, PEER, aim)
 
 
 def faults(clusters: list[Cluster]) -> Iterator[Row]:
@@ -119,7 +117,7 @@ def faults(clusters: list[Cluster]) -> Iterator[Row]:
                 cluster.wait_ready()
                 cluster.wait_in_sync()
         mine, *others = map(statistics.median, took)
-        yield fewer(name, "s", mine, others[0] if others else None, KAFKA, aim)
+        yield fewer(name, "s", mine, others[0] if others else None, PEER, aim)
 
 
 if __name__ == "__main__":

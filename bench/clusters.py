@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from tests.support.apache_kafka import SERVER_JVM, ApacheKafka
 
-from bench.brokers import DEFAULTS, READY_S, Broker
+from bench.brokers import AGAINST, DEFAULTS, READY_S, Broker, other_checkout
 from ottla.protocol.errors import MalformedMessage
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_quorum import (
@@ -204,6 +204,18 @@ class OttlaCluster(Cluster):
         self._cluster.start(node)
 
 
+class OtherOttlaCluster(OttlaCluster):
+    name = "Ottla of another checkout"
+
+    def start(self) -> None:
+        with other_checkout():
+            super().start()
+
+    def start_node(self, node: int) -> None:
+        with other_checkout():
+            super().start_node(node)
+
+
 class KafkaCluster(Cluster):
     name = "Apache Kafka"
 
@@ -260,7 +272,9 @@ class KafkaCluster(Cluster):
 
 
 @contextlib.contextmanager
-def running(kind: type[OttlaCluster] | type[KafkaCluster], **settings: str) -> Iterator[Cluster]:
+def running(
+    kind: type[OttlaCluster] | type[OtherOttlaCluster] | type[KafkaCluster], **settings: str
+) -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="ottla-bench-"))
     cluster = kind(directory, {name.replace("_", "."): value for name, value in settings.items()})
     try:
@@ -269,3 +283,8 @@ def running(kind: type[OttlaCluster] | type[KafkaCluster], **settings: str) -> I
     finally:
         cluster.kill()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def peer() -> type[OtherOttlaCluster] | type[KafkaCluster]:
+    """The kind of cluster to measure beside ours."""
+    return KafkaCluster if AGAINST is None else OtherOttlaCluster

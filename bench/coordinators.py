@@ -6,11 +6,11 @@ from functools import partial
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from bench.brokers import Broker
+from bench.brokers import PEER, Broker
 from bench.harness import Row, alone, compare, markdown
 from bench.loads import create
 from bench.members import Crowd
-from bench.versus import KAFKA, both
+from bench.versus import both
 
 COMMITS = 2_000
 TRANSACTIONS = 200
@@ -63,7 +63,7 @@ def rows() -> Iterator[Row]:
             if pair.theirs is None:
                 return alone(name, amount, unit, mine, target="≥ 1", rounds=rounds)
             theirs = work(pair.theirs)
-            return compare(name, amount, unit, mine, theirs, peer_name=KAFKA, target="≥ 1", rounds=rounds)
+            return compare(name, amount, unit, mine, theirs, peer_name=PEER, target="≥ 1", rounds=rounds)
 
         yield measured("offset commits", COMMITS, "commits/s", lambda broker: committing(broker, "one"))
         # In the consumer protocol both brokers deal at most once a second, which is most of what is measured.

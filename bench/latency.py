@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from bench import loads
+from bench.brokers import PEER
 from bench.harness import Row, fewer, scaled, show
 from bench.plots import Plot, plot
-from bench.versus import KAFKA, both
+from bench.versus import both
 
 RATE = 500
 QUANTILES = ((0.5, "p50", ""), (0.99, "p99", "≥ 2"), (0.999, "p99.9", ""))
@@ -28,7 +29,7 @@ def rows() -> Iterator[Row]:
         theirs = None if pair.theirs is None else taken[pair.theirs.name]
         for quantile, name, aim in QUANTILES:
             peer = None if theirs is None else at(theirs, quantile)
-            yield fewer(f"end to end at {RATE}/s, {name}", "ms", at(mine, quantile), peer, KAFKA, aim)
+            yield fewer(f"end to end at {RATE}/s, {name}", "ms", at(mine, quantile), peer, PEER, aim)
         steps = [n / 1000 for n in range(1, 1000)]
         plot(
             Plot(

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from bench import loads
-from bench.brokers import Broker
+from bench.brokers import PEER, Broker
 from bench.harness import Row, fewer, scaled, show
 from bench.plots import Plot, plot
-from bench.versus import KAFKA, Pair, both
+from bench.versus import Pair, both
 
 SIZES = {100: (2_000_000, 500_000), 1_000: (400_000, 100_000), 10_000: (40_000, 10_000)}
 PRODUCE_AIM = "≥ 1.5"
@@ -19,7 +19,7 @@ def shown(size: int) -> str:
 
 def memory(pair: Pair, when: str) -> Row:
     theirs = None if pair.theirs is None else pair.theirs.resident_megabytes()
-    return fewer(f"resident memory, {when}", "MB", pair.mine.resident_megabytes(), theirs, KAFKA, "≥ 8")
+    return fewer(f"resident memory, {when}", "MB", pair.mine.resident_megabytes(), theirs, PEER, "≥ 8")
 
 
 def sizes(pair: Pair, rounds: int) -> Iterator[Row]:
@@ -97,7 +97,7 @@ def rows() -> Iterator[Row]:
     rounds = scaled(5, 3)
     with both() as pair:
         theirs = None if pair.theirs is None else pair.theirs.ready_s
-        yield fewer("start to ready", "s", pair.mine.ready_s, theirs, KAFKA, "≥ 8")
+        yield fewer("start to ready", "s", pair.mine.ready_s, theirs, PEER, "≥ 8")
         yield memory(pair, "idle")
         yield from sizes(pair, rounds)
         yield memory(pair, "under load")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from bench import loads
-from bench.brokers import Broker
+from bench.brokers import PEER, Broker
 from bench.harness import Row, fewer, scaled, show
-from bench.versus import KAFKA, both
+from bench.versus import both
 
 SIZE = 1_000
 
@@ -24,7 +24,7 @@ def rows() -> Iterator[Row]:
             loads.producing(broker, "large", SIZE, gigabytes * 1_000_000)()
         mine = killed(pair.mine)
         theirs = None if pair.theirs is None else killed(pair.theirs)
-        yield fewer(f"ready after kill -9 with {gigabytes} GB", "s", mine, theirs, KAFKA)
+        yield fewer(f"ready after kill -9 with {gigabytes} GB", "s", mine, theirs, PEER)
 
 
 if __name__ == "__main__":

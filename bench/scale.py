@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 
 from bench import batches, loads
-from bench.brokers import Broker
+from bench.brokers import PEER, Broker
 from bench.harness import Row, fewer, scaled, show
 from bench.plots import Plot, plot
-from bench.versus import KAFKA, Pair, both
+from bench.versus import Pair, both
 
 COUNTS = (1, 100, 1_000, 10_000)
 
@@ -53,8 +53,8 @@ def of(pair: Pair, partitions: int, costs: dict[str, list[tuple[float, float]]])
     if partitions >= 1_000:
         mine = restarted(pair.mine)
         theirs = (None, None) if pair.theirs is None else restarted(pair.theirs)
-        yield fewer(f"start to ready with {shown}", "s", mine[0], theirs[0], KAFKA, "≥ 4")
-        yield fewer(f"resident memory with {shown}", "MB", mine[1], theirs[1], KAFKA, "≥ 4")
+        yield fewer(f"start to ready with {shown}", "s", mine[0], theirs[0], PEER, "≥ 4")
+        yield fewer(f"resident memory with {shown}", "MB", mine[1], theirs[1], PEER, "≥ 4")
     pair.each(lambda broker: loads.delete(broker, topic))
 
 

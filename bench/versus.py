@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from tests.support import kafka_libs
 
-from bench.brokers import Broker, apache_kafka, ottla
+from bench.brokers import PEER, Broker, ottla, peer
 from bench.harness import Row, fewer
 from bench.loads import Load
 
-KAFKA = "Apache Kafka 4.3.1"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -90,7 +89,7 @@ class Pair:
             unit,
             mine.speed(),
             theirs.speed(),
-            KAFKA,
+            PEER,
             statistics.median(ratios),
             ratios[0],
             ratios[-1],
@@ -102,13 +101,13 @@ class Pair:
             "s per million",
             mine.cost(),
             theirs.cost(),
-            KAFKA,
+            PEER,
             statistics.median(costs),
             costs[0],
             costs[-1],
             cost_aim,
         )
-        yield Row(busy, share, mine.busy(), theirs.busy(), KAFKA, None, None, None, "")
+        yield Row(busy, share, mine.busy(), theirs.busy(), PEER, None, None, None, "")
 
 
 def without_kafka() -> str | None:
@@ -126,4 +125,4 @@ def both(**settings: str) -> Iterator[Pair]:
             print(missing, flush=True)
             yield Pair(mine, None)
         else:
-            yield Pair(mine, stack.enter_context(apache_kafka(**settings)))
+            yield Pair(mine, stack.enter_context(peer(**settings)))

@@ -17,11 +17,11 @@ from pathlib import Path
 from bench.harness import Row, markdown, seconds
 from ottla.log.cleaner.cleaner import LogCleaner
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.log.unified_log import Log
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.types import Codec
 from ottla.runtime.runtime import Runtime

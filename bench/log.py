@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Iterator
 
 from bench.harness import Row, compare, markdown
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import Log
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.runtime import Runtime
 

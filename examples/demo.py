@@ -27,8 +27,8 @@ from shop.events import HOUR, SHOP_DAY, TOPICS, Shop
 from shop.report import Measured, Outcome, write_report
 
 import ottla
+from ottla.client.consumer import TopicPartition
 from ottla.client.producer import Delivery
-from ottla.client.view import TopicPartition
 
 EVENTS = int(os.environ.get("DEMO_EVENTS", "150000"))
 EVENTS_PER_SECOND = 3_000

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ottla.metadata.storage import read_meta_properties
-from ottla.protocol.json_form import parse_uuid
+from ottla.protocol.names import parse_uuid
 from ottla.raft.snapshot import decode_snapshot
-from ottla.raft.voters import Address, VoterSet
+from ottla.raft.voters import VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.disk import RealDisk
 from tests.support.command_line import CommandLine
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ottla.client.consumer.assignors import ASSIGNORS, MemberView, user_data
 from ottla.client.consumer.classic import assignors_of
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 Plan = dict[str, list[TopicPartition]]
 # With equal subscriptions it is two; those who want different topics may need a few more.

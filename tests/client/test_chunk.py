@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ottla.client.consumer.chunk import Chunk
 from ottla.client.consumer.state import PartitionState
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 

@@ -17,7 +17,7 @@ from ottla.client.errors import BootstrapFailed, ConnectionFailed, ConnectionLos
 from ottla.client.producer import Producer
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.rpc.connection import Connection
-from ottla.runtime.network import Address
+from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ottla.client.consumer.session import FetchSession, Wanted
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchRequest
+from ottla.protocol.names import TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 ID, OTHER_ID = b"1" * 16, b"2" * 16

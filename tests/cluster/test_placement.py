@@ -15,7 +15,6 @@ from confluent_kafka import TopicPartition as Place
 
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
-from ottla.client.view import TopicPartition
 from ottla.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -23,6 +22,7 @@ from ottla.protocol.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
 from ottla.testing.ask import ask
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, State

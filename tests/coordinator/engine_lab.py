@@ -11,13 +11,13 @@ from typing import Any
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now, Producer, ReplayedRecord, Token
 from ottla.coordinator.runtime.engine import Engine
 from ottla.coordinator.runtime.timers import Timers
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.producers.log_producers import ProducerConfig
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitKey, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.replication.types import FetchFrom, Isolation, IsrProposal
 from ottla.runtime.pool import InlinePool

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import ProducerStateEntry
 from ottla.log.unified_log import Log
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.metadata_records import decode_metadata_record, encode_metadata_record
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.transaction_state_records import RECORDS, TransactionLogKey
 from ottla.records.batch import iter_batches, read_records
 from tests.support.dump_log import check_directory, dump

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
 from tests.log.test_manager import Node
 from tests.support.log_lab import LogLab

@@ -6,8 +6,8 @@ import pytest
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import CorruptCheckpoint, MetaProperties, OffsetCheckpoint
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import write_file
 from ottla.sim.disk import SimDisk
 

@@ -16,10 +16,11 @@ from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.cleaner.compaction import SegmentTooLarge
 from ottla.log.cleaner.throttle import Throttle
 from ottla.log.directory.checkpoints import read_offsets
-from ottla.log.files import LOG, TopicPartition
+from ottla.log.files import LOG
 from ottla.log.recovery.log_loader import create_log
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock

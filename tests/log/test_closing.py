@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ottla.log.directory import checkpoints
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import Disk, RealDisk
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ottla.log.directory import checkpoints
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.pool import ThreadPool

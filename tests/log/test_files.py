@@ -12,7 +12,6 @@ from ottla.log.files import (
     SNAPSHOT,
     DirKind,
     SegmentFile,
-    TopicPartition,
     dir_name,
     moved_dir_name,
     parse_dir_name,
@@ -20,6 +19,7 @@ from ottla.log.files import (
     segment_file_name,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 
 TOPICS = st.text(alphabet="abcXYZ019._-", min_size=1, max_size=249)
 PARTITIONS = st.builds(TopicPartition, TOPICS, st.integers(0, 2**31 - 1))

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from ottla.log.files import TopicPartition
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.sim.disk import SimCrash, SimDisk
 from tests.log.test_manager import A, B, Node
 from tests.support.log_lab import all_batches, check_log

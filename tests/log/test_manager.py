@@ -12,11 +12,12 @@ import pytest
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition, segment_file_name
+from ottla.log.files import segment_file_name
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import Disk, RealDisk
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool

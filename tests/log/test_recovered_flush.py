@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import read_records
 from ottla.records.builder import build_batch
 from ottla.runtime.pool import InlinePool

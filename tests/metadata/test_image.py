@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.image.delta import ReplayError
 from ottla.metadata.image.entities import ScramUser
 from ottla.metadata.image.image import MetadataImage, Provenance, quota_record
@@ -32,6 +31,7 @@ from ottla.protocol.metadata_records import (
     UserScramCredentialRecord,
     decode_metadata_record,
 )
+from ottla.protocol.names import TopicPartition
 from tests.metadata.world import World
 
 ID = b"a-topic-id-of-16"

@@ -15,7 +15,8 @@ from ottla.metadata.storage import format_directory, read_bootstrap, read_meta_p
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 from ottla.testing.cluster_plan import free_ports
 from tests.metadata.world import SmallSchema, registration, topic

@@ -22,7 +22,8 @@ from ottla.protocol.messages.create_topics import CreateTopicsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
 from ottla.protocol.metadata_records import BeginTransactionRecord, EndTransactionRecord, TopicRecord
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.network import RealNetwork
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom

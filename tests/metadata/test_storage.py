@@ -15,7 +15,8 @@ from ottla.metadata.storage import (
     read_meta_properties,
 )
 from ottla.raft.snapshot import decode_snapshot
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.disk import write_file
 from ottla.runtime.random import SeededRandom
 from ottla.sim.disk import SimDisk

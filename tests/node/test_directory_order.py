@@ -11,8 +11,8 @@ from tests.support.sim_nodes import SimNodes
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.client.producer import Producer
-from ottla.log.files import TopicPartition
 from ottla.node.node import Node
+from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 

@@ -12,7 +12,7 @@ from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, Fin
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 
 ROLES = {1: "broker,controller", 2: "broker", 3: "broker"}

@@ -11,8 +11,8 @@ import pytest
 from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
-from ottla.log.files import TopicPartition
 from ottla.log.log_manager import LogManager
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.runtime import Runtime
 
 MANY = 100

@@ -7,9 +7,9 @@ import errno
 import pytest
 from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.storage import format_directory
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import remove_tree

@@ -20,7 +20,7 @@ from ottla.protocol.control_records import EndTxnMarker, KRaftVersionRecord
 from ottla.protocol.coordinator_records import CoordinatorRecords, decode_value, encode_key, encode_value
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
 from ottla.protocol.framed_records import encode_framed
-from ottla.protocol.json_form import from_json, json_name, parse_uuid, to_json, uuid_text
+from ottla.protocol.json_form import from_json, json_name, to_json
 from ottla.protocol.messages.produce import PartitionProduceData
 from ottla.protocol.metadata_records import (
     NoOpRecord,
@@ -29,6 +29,7 @@ from ottla.protocol.metadata_records import (
     decode_metadata_record,
     encode_metadata_record,
 )
+from ottla.protocol.names import parse_uuid, uuid_text
 from ottla.protocol.prefixed import decode_prefixed, encode_prefixed
 from ottla.protocol.principal import DefaultPrincipalData
 from ottla.protocol.quorum_state import QuorumStateData
@@ -36,7 +37,7 @@ from ottla.protocol.schema import Message
 from ottla.protocol.subscription import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
-    TopicPartition,
+    ConsumerProtocolTopicPartition,
     decode_assignment,
     decode_subscription,
     encode_assignment,
@@ -165,7 +166,7 @@ def test_a_subscription_is_read_in_every_version() -> None:
     subscription = ConsumerProtocolSubscription(
         topics=["a", "b"],
         user_data=b"sticky",
-        owned_partitions=[TopicPartition(topic="a", partitions=[0, 2])],
+        owned_partitions=[ConsumerProtocolTopicPartition(topic="a", partitions=[0, 2])],
         generation_id=3,
         rack_id="eu-1",
     )
@@ -184,7 +185,9 @@ def test_a_subscription_of_the_future_is_read_as_the_last_known_one() -> None:
 
 
 def test_an_assignment_is_read_back() -> None:
-    assignment = ConsumerProtocolAssignment(assigned_partitions=[TopicPartition(topic="a", partitions=[1])])
+    assignment = ConsumerProtocolAssignment(
+        assigned_partitions=[ConsumerProtocolTopicPartition(topic="a", partitions=[1])]
+    )
     data = bytes.fromhex("0001 00000001 0001 61 00000001 00000001 ffffffff")
     assert encode_assignment(assignment, 1) == data
     assert decode_assignment(data) == assignment

@@ -18,9 +18,10 @@ from ottla.raft.membership import Membership
 from ottla.raft.messages import OffsetAndEpoch, Reply, Request
 from ottla.raft.snapshot import SnapshotContent, SnapshotId, decode_snapshot
 from ottla.raft.states import Role
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import BatchHeader, iter_batches, read_records
 from ottla.records.builder import build_batch
+from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 
 WALL_MS = 1_700_000_000_000

@@ -10,7 +10,8 @@ import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.driver.channel import Channel
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from tests.raft.real import DEADLINE_S, Replica, until
 
 

@@ -9,9 +9,10 @@ from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig, LogGap
 from ottla.raft.log import Validity, truncation_point, validate
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.builder import build_batch
 from ottla.records.control import build_quorum_batch
+from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk

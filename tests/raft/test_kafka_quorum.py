@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ottla.protocol.names import METADATA_PARTITION_DIR
 from ottla.raft.config import QuorumConfig
-from ottla.raft.driver.disk_log import METADATA_PARTITION_DIR
 from ottla.raft.states import Role
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.testing.cluster_plan import free_ports
 from tests.raft.real import Replica, until
 from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError

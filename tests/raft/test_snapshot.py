@@ -16,7 +16,8 @@ from ottla.raft.snapshot import (
     parse_name,
     snapshot_timestamp,
 )
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 
 VOTERS = VoterSet.of(Voter(ReplicaKey(1, b"d" * 16), {"CONTROLLER": Address("localhost", 9093)}))
 

@@ -8,7 +8,8 @@ from ottla.protocol.errors import ErrorCode
 from ottla.raft.config import QuorumConfig
 from ottla.raft.messages import AddVoter, RemoveVoter, Reply, UpdateVoter
 from ottla.raft.states import Role
-from ottla.raft.voters import Address, ReplicaKey, VoterSet
+from ottla.raft.voters import ReplicaKey, VoterSet
+from ottla.runtime.address import Address
 from tests.raft.lab import Lab, Replica, address, dynamic_voters, key, quorum, voter
 
 

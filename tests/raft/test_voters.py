@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ottla.raft.election_state import BadQuorumState, ElectionState
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 
 
 class TestQuorumState:

@@ -14,7 +14,8 @@ from ottla.protocol.messages.vote import VoteResponse
 from ottla.raft import messages as m
 from ottla.raft.driver import wire, wire_replies
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address, ReplicaKey
+from ottla.raft.voters import ReplicaKey
+from ottla.runtime.address import Address
 
 CLUSTER = "the-cluster"
 ME, YOU = ReplicaKey(1, b"a" * 16), ReplicaKey(2, b"b" * 16)

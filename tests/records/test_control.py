@@ -7,7 +7,6 @@ import struct
 import pytest
 
 from ottla.protocol.control_records import (
-    Endpoint,
     KRaftVersionFeature,
     KRaftVersionRecord,
     LeaderChangeMessage,
@@ -15,6 +14,7 @@ from ottla.protocol.control_records import (
     SnapshotFooterRecord,
     SnapshotHeaderRecord,
     VotersRecord,
+    VotersRecordEndpoint,
     VotersRecordVoter,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -33,7 +33,7 @@ from ottla.records.control import (
 VOTER = VotersRecordVoter(
     voter_id=1,
     voter_directory_id=bytes(range(16)),
-    endpoints=[Endpoint(name="CONTROLLER", host="localhost", port=9093)],
+    endpoints=[VotersRecordEndpoint(name="CONTROLLER", host="localhost", port=9093)],
     kraft_version_feature=KRaftVersionFeature(min_supported_version=0, max_supported_version=1),
 )
 MESSAGES: list[tuple[ControlType, QuorumRecord]] = [

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
@@ -26,6 +25,7 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
 from ottla.replication.follower_partition import Following

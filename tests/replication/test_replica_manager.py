@@ -6,7 +6,6 @@ import errno
 
 import pytest
 
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
@@ -20,6 +19,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.sim.disk import SimDisk
 from tests.metadata.world import World

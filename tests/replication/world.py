@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import Log
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
 from ottla.replication.types import FetchFrom, Isolation, IsrProposal, PartitionFetch

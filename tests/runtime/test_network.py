@@ -15,7 +15,8 @@ import pytest
 
 from ottla.runtime import loop as loops
 from ottla.runtime import network
-from ottla.runtime.network import Address, HostNotFound, RealNetwork, SocketOptions, TlsHandshakeFailed
+from ottla.runtime.address import Address
+from ottla.runtime.network import HostNotFound, RealNetwork, SocketOptions, TlsHandshakeFailed
 
 DEADLINE_MS = 60_000
 CERTIFICATE = Path(__file__).parent / "localhost.pem"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker

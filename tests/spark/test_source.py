@@ -9,7 +9,7 @@ import json
 import pytest
 
 from ottla.client.blocking import Producer
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from tests.spark.source_lab import Lab, without_headers
 
 T0 = 1_700_000_000_000

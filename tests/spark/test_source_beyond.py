@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from ottla.client.blocking import Admin, Producer
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.options import source_options
 from ottla.spark.source.planning import Planner
 from ottla.testing.cluster_plan import free_ports

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.bounds import Bounds, bounds_of
 from ottla.spark.source.columns import COLUMNS, arrow_schema, spark_schema
 from ottla.spark.source.driver import rate_limited

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from ottla.client.blocking import Admin, Producer
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source import driver as driver_module
 from ottla.spark.source import fetching
 from ottla.spark.source.columns import arrow_schema

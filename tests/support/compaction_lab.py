@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.producers.log_producers import ProducerConfig
 from ottla.log.producers.replay import batches_between
@@ -20,6 +19,7 @@ from ottla.log.producers.state_entry import LastRecord
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches, read_records, verify_crc
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.producers.log_producers import ProducerConfig, new_producers
 from ottla.log.producers.replay import end_txn_marker
@@ -19,6 +18,7 @@ from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.timestamp_lookup import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import Log
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches, read_records, verify_crc
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import Clock

@@ -13,10 +13,10 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import Log
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import read_records
 from ottla.records.builder import build_batch
 from ottla.runtime.pool import InlinePool

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ottla.log.cleaner.cleaner import LogCleaner
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.producers.log_producers import ProducerConfig
 from ottla.log.unified_log import Log
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import Codec, iter_batches, read_records
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker

@@ -12,7 +12,8 @@ from ottla.metadata.image.entities import PartitionRegistration
 from ottla.metadata.storage import format_directory
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.sim.world import World

@@ -57,7 +57,7 @@ def describe(
             }
         )
         return
-    from ottla.runtime.network import Address
+    from ottla.runtime.address import Address
 
     print_pairs([("cluster", info.cluster_id), ("controller", controller)])
     print()

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.cli.output import Cell, ids_text, size_text
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.testing.cluster_process import State
 
 if TYPE_CHECKING:

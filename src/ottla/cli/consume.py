@@ -34,7 +34,7 @@ from ottla.cli.session import open_admin, run, topic_or_fail
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.consumer import Consumer
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
 POLL_RECORDS: Final = 2_000
 POLL_MS: Final = 200
@@ -241,9 +241,9 @@ def _decoded(record: ShownRecord) -> str | None:
     """A line for a record of an internal topic; None for all others."""
     if not record.topic.startswith("__"):
         return None
-    from ottla.log.dump.internal_records import INTERNAL_TOPICS, decode_record
+    from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_record
 
-    if record.topic not in INTERNAL_TOPICS:
+    if record.topic not in DECODABLE_TOPICS:
         return None
     found = decode_record(record.topic, record.key, record.value)
     return f"{record.partition}\t{record.offset}\t" + "\t".join(plain(found[name]) for name in found)
@@ -260,9 +260,9 @@ def _json_printer(key_format: str, value_format: str, misfits: Misfits) -> Calla
         }
         decoded = None
         if record.topic.startswith("__"):
-            from ottla.log.dump.internal_records import INTERNAL_TOPICS, decode_record
+            from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_record
 
-            if record.topic in INTERNAL_TOPICS:
+            if record.topic in DECODABLE_TOPICS:
                 decoded = decode_record(record.topic, record.key, record.value)
         if decoded is not None and "error" not in decoded:
             document |= decoded
@@ -300,7 +300,7 @@ async def _consume(
     import asyncio
 
     from ottla.client.consumer import Consumer
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     async with open_admin(bootstrap, timeout_s) as admin:
         partitions = await _partitions(admin, topics, wanted)
@@ -365,7 +365,7 @@ async def _drop_finished(consumer: Consumer[bytes, bytes], ends: dict[TopicParti
 
 
 async def _partitions(admin: Admin, topics: Sequence[str], wanted: list[int] | None) -> list[TopicPartition]:
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     found: list[TopicPartition] = []
     for topic in topics:

@@ -19,7 +19,7 @@ from ottla.cli.session import open_admin, topic_or_fail
 if TYPE_CHECKING:
     from ottla.client.consumer import Consumer
     from ottla.client.group_offsets import CommittedOffset
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     Offsets: TypeAlias = dict[TopicPartition, CommittedOffset]
 
@@ -99,7 +99,7 @@ async def consume_in_group(
 def _first_of_each(records: Sequence[ShownRecord]) -> Offsets:
     """Where those who go on have to begin, to see these records."""
     from ottla.client.group_offsets import CommittedOffset
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     return {
         TopicPartition(record.topic, record.partition): CommittedOffset(record.offset)

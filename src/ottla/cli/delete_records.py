@@ -22,8 +22,8 @@ from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.view import TopicPartition
     from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import TopicPartition
 
 HELP: Final = "Delete the records of partitions up to an offset."
 
@@ -59,7 +59,7 @@ def app(
     wanted = parse_ids("--partitions", partitions)
 
     async def plan(admin: Admin) -> dict[TopicPartition, int]:
-        from ottla.client.view import TopicPartition
+        from ottla.protocol.names import TopicPartition
 
         info = await topic_or_fail(admin, topic)
         indexes = [p.partition for p in info.partitions] if wanted is None else wanted

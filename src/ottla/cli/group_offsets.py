@@ -12,7 +12,7 @@ from ottla.cli.session import topic_or_fail
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ async def plan_reset(
     partition holds. Without a scope: all that the group has committed.
     """
     from ottla.cli.places import Kind
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     committed = {p: c.offset for p, c in (await admin.groups.offsets(group)).items()}
     if target.offsets is not None:
@@ -76,7 +76,7 @@ async def _chosen(
     committed: Mapping[TopicPartition, int],
     scope: Sequence[tuple[str, list[int] | None]],
 ) -> list[TopicPartition]:
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     if not scope:
         if not committed:

@@ -23,8 +23,8 @@ from ottla.cli.session import confirm, with_admin
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.groups import GroupInfo, ListedGroupInfo
-    from ottla.client.view import TopicPartition
     from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import TopicPartition
 
 HELP: Final = "See groups and their lag, move or delete their offsets."
 app = group("groups", HELP)

@@ -124,7 +124,7 @@ def move(
     topic, index = parse_partition("partition", partition)
 
     async def work(admin: Admin) -> None:
-        from ottla.client.view import TopicPartition
+        from ottla.protocol.names import TopicPartition
 
         await topic_or_fail(admin, topic)
         moved = TopicPartition(topic, index)

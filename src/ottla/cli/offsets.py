@@ -101,7 +101,7 @@ async def _offsets(
     read_committed: bool,
 ) -> list[dict[str, Any]]:
     from ottla.client.admin.offsets import FoundOffset, OffsetSpec
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     partitions = [
         TopicPartition(name, index)

@@ -269,7 +269,7 @@ async def _consume(
     from time import perf_counter_ns
 
     from ottla.client.consumer import Consumer
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     async with open_admin(bootstrap, timeout_s) as admin:
         info = await topic_or_fail(admin, topic)
@@ -337,7 +337,7 @@ async def _latency(
 
     from ottla.client.consumer import Consumer
     from ottla.client.producer import Producer
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     partition = TopicPartition(topic, 0)
     consumer: Consumer[bytes, bytes] = Consumer(bootstrap, client_id="ottla-perf", fetch_min_bytes=1)

@@ -326,7 +326,7 @@ def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int]) -> dict[str
 def _ends(checkpoints: list[Checkpoint], bootstrap: str, timeout_s: float) -> dict[tuple[str, int], int]:
     """Where all partitions of the flows' topics end now; those of topics that are gone are left out."""
     from ottla.client.admin.offsets import FoundOffset, OffsetSpec
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
     topics = {topic for checkpoint in checkpoints for topic, _ in checkpoint.offsets}
     if not topics:

@@ -17,7 +17,7 @@ from ottla.cli.errors import WrongUsage
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
 _AGE: Final = re.compile(r"(\d+)(ms|s|m|h|d|w)")
 _AGE_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import Quorum
     from ottla.protocol.messages.describe_quorum import ReplicaState
-    from ottla.runtime.network import Address
+    from ottla.runtime.address import Address
 
 HELP: Final = "Describe the quorum of controllers, and change its voters."
 
@@ -97,7 +97,7 @@ def app(
 
 
 def _parse_voter(text: str) -> tuple[int, Address]:
-    from ottla.runtime.network import Address
+    from ottla.runtime.address import Address
 
     id, at, where = text.partition("@")
     host, colon, port = where.rpartition(":")
@@ -122,7 +122,7 @@ def _directory(id: int, replicas: Sequence[ReplicaState], problem: str) -> bytes
 
 
 def _member(replica: ReplicaState, role: str, quorum: Quorum, leader_end: int | None) -> dict[str, Any]:
-    from ottla.protocol.json_form import uuid_text
+    from ottla.protocol.names import uuid_text
     from ottla.protocol.schema import ZERO_UUID
 
     known = replica.log_end_offset >= 0

@@ -54,7 +54,7 @@ def _info(path: str) -> dict[str, Any]:
     from ottla.log.files import DirKind, parse_dir_name
     from ottla.metadata.storage import StorageError, read_meta_properties
     from ottla.protocol.errors import KafkaError
-    from ottla.protocol.json_form import uuid_text
+    from ottla.protocol.names import uuid_text
     from ottla.runtime.disk import RealDisk
 
     if not os.path.isdir(path):
@@ -136,7 +136,7 @@ def format_directories(
     """
     from ottla.cli.storage_plan import plan_format
     from ottla.metadata.storage import StorageError, format_directory, load_directories
-    from ottla.protocol.json_form import parse_uuid, uuid_text
+    from ottla.protocol.names import parse_uuid, uuid_text
     from ottla.runtime.clock import SystemClock
     from ottla.runtime.disk import RealDisk
     from ottla.runtime.random import SystemRandom

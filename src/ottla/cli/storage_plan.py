@@ -98,7 +98,8 @@ def _config(file: str) -> NodeConfig:
 
 def _alone(config: NodeConfig, node_id: int, directory_id: bytes) -> VoterSet:
     """This controller, as the only voter."""
-    from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+    from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+    from ottla.runtime.address import Address
 
     endpoints = {
         each.name: Address(each.host or "localhost", each.port) for each in config.advertised_of_controller
@@ -110,8 +111,9 @@ def _alone(config: NodeConfig, node_id: int, directory_id: bytes) -> VoterSet:
 
 def _parse(text: str, listener: str) -> VoterSet:
     """`id@host:port:directory-id`, comma separated, as Kafka writes it."""
-    from ottla.protocol.json_form import parse_uuid
-    from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+    from ottla.protocol.names import parse_uuid
+    from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+    from ottla.runtime.address import Address
 
     voters: dict[int, Voter] = {}
     for item in (part.strip() for part in text.split(",")):

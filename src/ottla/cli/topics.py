@@ -181,7 +181,7 @@ def _summary(topic: TopicInfo) -> dict[str, Any]:
 
 
 def _id_text(topic: TopicInfo) -> str | None:
-    from ottla.protocol.json_form import uuid_text
+    from ottla.protocol.names import uuid_text
 
     return uuid_text(topic.topic_id) if topic.topic_id is not None else None
 
@@ -236,8 +236,8 @@ def describe(
 async def _described(admin: Admin, name: str) -> dict[str, Any]:
     from ottla.client.admin.configs import ConfigSource, ResourceType
     from ottla.client.admin.offsets import OffsetSpec
-    from ottla.client.view import TopicPartition
     from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import TopicPartition
 
     topic = await topic_or_fail(admin, name)
     led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]

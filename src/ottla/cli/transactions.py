@@ -139,7 +139,7 @@ def find_hanging(
     from ottla.runtime.clock import SystemClock
 
     async def work(admin: Admin) -> Sequence[OpenTransaction]:
-        from ottla.client.view import TopicPartition
+        from ottla.protocol.names import TopicPartition
 
         if topics:
             infos = [await topic_or_fail(admin, name) for name in topics]
@@ -203,7 +203,7 @@ def abort(
     confirm(f"Abort the transaction of {partition} that began at {start_offset}?", yes=yes)
 
     async def work(admin: Admin) -> ProducerState:
-        from ottla.client.view import TopicPartition
+        from ottla.protocol.names import TopicPartition
 
         info = await topic_or_fail(admin, topic)
         if index >= len(info.partitions):

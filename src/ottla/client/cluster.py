@@ -18,13 +18,15 @@ from typing import Any, TypeVar
 
 from ottla.client.backoff import Backoff
 from ottla.client.errors import BootstrapFailed, ConnectionFailed
-from ottla.client.view import Broker, ClusterView, TopicInfo, TopicPartition
+from ottla.client.view import Broker, ClusterView, TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.connection import Connection
-from ottla.runtime.network import Address, SocketOptions
+from ottla.runtime.address import Address
+from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
 
 __all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "Lane", "parse_addresses"]

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ottla.client.cluster import Cluster
 from ottla.client.coordinator import Coordinator
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -22,6 +21,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 from ottla.rpc.connection import Connection
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ottla.log.append_origin import AppendOrigin
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches, verify_crc
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import validate_and_assign

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 
 LOG = ".log"
 INDEX = ".index"
@@ -28,18 +29,8 @@ DELETED = ".deleted"
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 
-CLUSTER_METADATA_TOPIC = "__cluster_metadata"
-
 MAX_DIR_NAME_BYTES = 255
 """The longest name that the usual file systems take."""
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class DirKind(Enum):

@@ -25,20 +25,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import (
-    CLEANED,
-    DELETED,
-    SEGMENT_KINDS,
-    SWAP,
-    TopicPartition,
-    parse_segment_file,
-    segment_file_name,
-)
+from ottla.log.files import CLEANED, DELETED, SEGMENT_KINDS, SWAP, parse_segment_file, segment_file_name
 from ottla.log.flush import FlushPlan
 from ottla.log.log_config import LogConfig
 from ottla.log.segment.handles import is_lack_of_handles
 from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader
 from ottla.runtime.disk import Buffer
 

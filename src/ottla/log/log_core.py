@@ -13,7 +13,6 @@ from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import IoGuard, LogDirectory
 from ottla.log.epochs.epoch_file import LogEpochs
 from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
-from ottla.log.files import TopicPartition
 from ottla.log.local_log import LocalLog
 from ottla.log.log_config import LogConfig
 from ottla.log.log_identity import LogIdentity
@@ -21,6 +20,7 @@ from ottla.log.producers.log_producers import LogProducers
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import Disk
 
 

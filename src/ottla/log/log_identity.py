@@ -13,6 +13,7 @@ from ottla.log.directory.log_creation import Settlement
 from ottla.log.files import PARTITION_METADATA
 from ottla.log.local_log import LocalLog
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import uuid_text
 
 
 class LogIdentity:
@@ -45,8 +46,7 @@ class LogIdentity:
         elif known != topic_id:
             raise KafkaError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{self._local.dir} belongs to the topic id {checkpoints.uuid_text(known)}, not "
-                f"{checkpoints.uuid_text(topic_id)}",
+                f"{self._local.dir} belongs to the topic id {uuid_text(known)}, not {uuid_text(topic_id)}",
             )
 
     def settlement(self) -> Settlement | None:

@@ -24,12 +24,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.loading import Loaded, list_directory, load_part, of_two, open_directory
 from ottla.log.directory.log_creation import settle
 from ottla.log.directory.shutdown import close_logs, seal
-from ottla.log.files import (
-    DirKind,
-    TopicPartition,
-    dir_name,
-    moved_dir_name,
-)
+from ottla.log.files import DirKind, dir_name, moved_dir_name
 from ottla.log.log_config import LogConfig
 from ottla.log.producers.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
 from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log
@@ -37,6 +32,7 @@ from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACIT
 from ottla.log.segment.segment import LogSegment
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk, Lock, remove_tree
 from ottla.runtime.pool import Pool

@@ -22,7 +22,7 @@ from ottla.log.append_origin import AppendOrigin
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.log_creation import Settlement
 from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
-from ottla.log.files import DirKind, TopicPartition
+from ottla.log.files import DirKind
 from ottla.log.flush import FlushPlan
 from ottla.log.local_log import LocalLog
 from ottla.log.log_config import LogConfig
@@ -36,6 +36,7 @@ from ottla.log.retention import Deletion
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.timestamp_lookup import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import Buffer, remove_tree
 
 __all__ = ["FetchData", "Log"]

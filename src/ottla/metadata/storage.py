@@ -19,8 +19,8 @@ from ottla.metadata.controller.activation import bootstrap_metadata_version, boo
 from ottla.metadata.image.entities import is_reserved_directory
 from ottla.metadata.log.records import MetadataRecord, encode_record
 from ottla.protocol.errors import KafkaError
-from ottla.protocol.json_form import parse_uuid, uuid_text
 from ottla.protocol.metadata_records import decode_metadata_record
+from ottla.protocol.names import METADATA_PARTITION_DIR, parse_uuid, uuid_text
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, decode_snapshot, encode_snapshot
 from ottla.raft.voters import VoterSet
 from ottla.runtime.clock import Clock
@@ -29,7 +29,6 @@ from ottla.runtime.random import Random
 
 META_PROPERTIES: Final = "meta.properties"
 BOOTSTRAP_CHECKPOINT: Final = "bootstrap.checkpoint"
-METADATA_PARTITION_DIR: Final = "__cluster_metadata-0"
 
 
 class StorageError(Exception):

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.api.auto_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
 
@@ -50,7 +49,7 @@ class Coordinators:
             load_bytes=config.number("offsets.load.buffer.size"),
         )
         node.replicas.on_progress(groups.progressed)
-        groups.follow(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS))
+        groups.follow(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS_TOPIC))
         return groups
 
     @property
@@ -66,7 +65,7 @@ class Coordinators:
         transactions = NodeTransactions(node)
         service = transactions.service
         node.replicas.on_progress(service.progressed)
-        service.follow(node.image, leaders=_led(node.replicas, TRANSACTION_STATE))
+        service.follow(node.image, leaders=_led(node.replicas, TRANSACTION_STATE_TOPIC))
         return transactions
 
     def follow(
@@ -81,7 +80,7 @@ class Coordinators:
             self._groups.follow(
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
-        elif CONSUMER_OFFSETS in led:
+        elif CONSUMER_OFFSETS_TOPIC in led:
             self._groups = self._make_groups()
         if self._transactions is not None:
             self._transactions.service.follow(
@@ -89,7 +88,7 @@ class Coordinators:
             )
             if delta is not None:
                 self._transactions.gone(_gone(delta, image))
-        elif TRANSACTION_STATE in led:
+        elif TRANSACTION_STATE_TOPIC in led:
             self._transactions = self._make_transactions()
 
     def resigned(self, partitions: Collection[TopicPartition]) -> None:

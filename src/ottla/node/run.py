@@ -11,8 +11,8 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
 from ottla.node.storage import NodeFailed
 from ottla.runtime import process
+from ottla.runtime.address import Address
 from ottla.runtime.loop import run
-from ottla.runtime.network import Address
 from ottla.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)

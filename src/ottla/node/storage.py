@@ -20,7 +20,6 @@ from typing import Final
 
 from ottla.log.directory.checkpoints import read_clean_shutdown
 from ottla.metadata.storage import (
-    METADATA_PARTITION_DIR,
     MetaProperties,
     StorageError,
     assign_directory_id,
@@ -30,7 +29,7 @@ from ottla.metadata.storage import (
 )
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import voter_ids
-from ottla.protocol.json_form import uuid_text
+from ottla.protocol.names import METADATA_PARTITION_DIR, uuid_text
 from ottla.runtime.disk import Disk, Lock
 from ottla.runtime.runtime import Runtime
 

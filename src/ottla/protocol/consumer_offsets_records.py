@@ -166,13 +166,13 @@ class ConsumerGroupTargetAssignmentMemberKey(Message, api_key=7, versions="0"):
     member_id: str = string()
 
 
-class TopicPartition(Struct):
+class TargetAssignmentTopicPartition(Struct):
     topic_id: bytes = uuid()
     partitions: list[int] = array("int32")
 
 
 class ConsumerGroupTargetAssignmentMemberValue(Message, api_key=7, versions="0", flexible="0+"):
-    topic_partitions: list[TopicPartition] = array(TopicPartition)
+    topic_partitions: list[TargetAssignmentTopicPartition] = array(TargetAssignmentTopicPartition)
 
 
 class ConsumerGroupCurrentMemberAssignmentKey(Message, api_key=8, versions="0"):
@@ -244,7 +244,7 @@ class ShareGroupTargetAssignmentMemberKey(Message, api_key=13, versions="0"):
 
 
 class ShareGroupTargetAssignmentMemberValue(Message, api_key=13, versions="0", flexible="0+"):
-    topic_partitions: list[TopicPartition] = array(TopicPartition)
+    topic_partitions: list[TargetAssignmentTopicPartition] = array(TargetAssignmentTopicPartition)
 
 
 class ShareGroupCurrentMemberAssignmentKey(Message, api_key=14, versions="0"):
@@ -274,7 +274,7 @@ class ShareGroupStatePartitionMetadataKey(Message, api_key=15, versions="0"):
     group_id: str = string()
 
 
-class TopicPartitionsInfo(Struct):
+class ShareGroupTopicPartitionsInfo(Struct):
     topic_id: bytes = uuid()
     topic_name: str = string()
     partitions: list[int] = array("int32")
@@ -286,8 +286,8 @@ class ShareGroupStatePartitionMetadataTopicInfo(Struct):
 
 
 class ShareGroupStatePartitionMetadataValue(Message, api_key=15, versions="0", flexible="0+"):
-    initializing_topics: list[TopicPartitionsInfo] = array(TopicPartitionsInfo)
-    initialized_topics: list[TopicPartitionsInfo] = array(TopicPartitionsInfo)
+    initializing_topics: list[ShareGroupTopicPartitionsInfo] = array(ShareGroupTopicPartitionsInfo)
+    initialized_topics: list[ShareGroupTopicPartitionsInfo] = array(ShareGroupTopicPartitionsInfo)
     deleting_topics: list[ShareGroupStatePartitionMetadataTopicInfo] = array(
         ShareGroupStatePartitionMetadataTopicInfo
     )
@@ -333,7 +333,7 @@ class StreamsGroupMemberMetadataKey(Message, api_key=19, versions="0"):
     member_id: str = string()
 
 
-class Endpoint(Struct):
+class StreamsGroupMemberEndpoint(Struct):
     host: str = string()
     port: int = uint16()
 
@@ -351,7 +351,9 @@ class StreamsGroupMemberMetadataValue(Message, api_key=19, versions="0", flexibl
     rebalance_timeout_ms: int = int32(default=-1)
     topology_epoch: int = int32()
     process_id: str = string()
-    user_endpoint: Endpoint | None = nested(Endpoint, nullable=True, default=None)
+    user_endpoint: StreamsGroupMemberEndpoint | None = nested(
+        StreamsGroupMemberEndpoint, nullable=True, default=None
+    )
     client_tags: list[KeyValue] = array(KeyValue)
 
 

@@ -56,7 +56,7 @@ class KRaftVersionRecord(Message, versions="0", flexible="0+"):
     kraft_version: int = int16()
 
 
-class Endpoint(Struct):
+class VotersRecordEndpoint(Struct):
     name: str = string(map_key=True)
     host: str = string()
     port: int = uint16()
@@ -70,7 +70,7 @@ class KRaftVersionFeature(Struct):
 class VotersRecordVoter(Struct):
     voter_id: int = int32()
     voter_directory_id: bytes = uuid()
-    endpoints: list[Endpoint] = array(Endpoint)
+    endpoints: list[VotersRecordEndpoint] = array(VotersRecordEndpoint)
     kraft_version_feature: KRaftVersionFeature = nested(KRaftVersionFeature)
 
 

@@ -7,11 +7,11 @@ their size only. A field is there if the version has it; a tagged field only if 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from typing import Any, Final, TypeVar
 
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
+from ottla.protocol.names import parse_uuid, uuid_text
 from ottla.protocol.schema import Field, Message, Struct, default_of
 
 S = TypeVar("S", bound=Struct)
@@ -30,24 +30,6 @@ def json_name(name: str) -> str:
         return _IRREGULAR[name]
     camel = re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name)
     return re.sub(r"^kraft", "kRaft", camel)
-
-
-def uuid_text(value: bytes) -> str:
-    """
-    >>> uuid_text(bytes(16))
-    'AAAAAAAAAAAAAAAAAAAAAA'
-    """
-    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
-
-
-def parse_uuid(text: str) -> bytes:
-    try:
-        value = base64.urlsafe_b64decode(text + "==")
-    except (binascii.Error, ValueError):
-        value = b""
-    if len(value) != 16:
-        raise ValueError(f"{text!r} is not an id: 22 characters of base64url are needed")
-    return value
 
 
 def to_json(value: Struct, version: int) -> dict[str, Any]:

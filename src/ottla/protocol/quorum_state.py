@@ -8,7 +8,7 @@ from __future__ import annotations
 from ottla.protocol.schema import Message, Struct, array, int32, int64, string, uuid
 
 
-class Voter(Struct):
+class QuorumStateVoter(Struct):
     voter_id: int = int32()
 
 
@@ -21,4 +21,4 @@ class QuorumStateData(Message, versions="0-1", flexible="0+"):
     voted_id: int = int32(default=-1)
     voted_directory_id: bytes = uuid(versions="1+")
     applied_offset: int = int64(versions="0")
-    current_voters: list[Voter] | None = array(Voter, versions="0", nullable=True)
+    current_voters: list[QuorumStateVoter] | None = array(QuorumStateVoter, versions="0", nullable=True)

@@ -15,7 +15,7 @@ from ottla.protocol.schema import Buffer, Message, Struct, array, binary, int32,
 M = TypeVar("M", bound=Message)
 
 
-class TopicPartition(Struct):
+class ConsumerProtocolTopicPartition(Struct):
     topic: str = string(map_key=True)
     partitions: list[int] = array("int32")
 
@@ -25,7 +25,9 @@ class ConsumerProtocolSubscription(Message, versions="0-3"):
 
     topics: list[str] = array("string")
     user_data: Buffer | None = binary(nullable=True, default=None, zero_copy=True)
-    owned_partitions: list[TopicPartition] = array(TopicPartition, versions="1+", ignorable=True)
+    owned_partitions: list[ConsumerProtocolTopicPartition] = array(
+        ConsumerProtocolTopicPartition, versions="1+", ignorable=True
+    )
     generation_id: int = int32(versions="2+", default=-1, ignorable=True)
     rack_id: str | None = string(versions="3+", nullable=True, default=None, ignorable=True)
 
@@ -33,7 +35,7 @@ class ConsumerProtocolSubscription(Message, versions="0-3"):
 class ConsumerProtocolAssignment(Message, versions="0-3"):
     """What a member gets."""
 
-    assigned_partitions: list[TopicPartition] = array(TopicPartition)
+    assigned_partitions: list[ConsumerProtocolTopicPartition] = array(ConsumerProtocolTopicPartition)
     user_data: Buffer | None = binary(nullable=True, default=None, zero_copy=True)
 
 

@@ -42,8 +42,9 @@ from ottla.raft.states import (
     election_of,
 )
 from ottla.raft.voter_changes import abandon_change
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.control import QuorumRecord, build_quorum_batch
+from ottla.runtime.address import Address
 from ottla.runtime.random import Random
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import Reply, Request
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing import Final
 
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.json_form import from_json, to_json
-from ottla.protocol.quorum_state import QuorumStateData
-from ottla.protocol.quorum_state import Voter as StateVoter
+from ottla.protocol.quorum_state import QuorumStateData, QuorumStateVoter
 from ottla.raft.voters import NO_DIRECTORY, ReplicaKey
 
 FILE_NAME: Final = "quorum-state"
@@ -41,7 +40,7 @@ class ElectionState:
             voted_id=_NOBODY if self.voted is None else self.voted.id,
         )
         if version == 0:
-            data.current_voters = [StateVoter(voter_id=id) for id in self.voters]
+            data.current_voters = [QuorumStateVoter(voter_id=id) for id in self.voters]
         else:
             data.voted_directory_id = NO_DIRECTORY if self.voted is None else self.voted.directory_id
         return json.dumps({**to_json(data, version), "data_version": version}, separators=(",", ":")).encode()

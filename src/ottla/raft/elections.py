@@ -25,7 +25,8 @@ from ottla.raft.messages import (
     VoteReply,
 )
 from ottla.raft.states import NEVER_MS, Candidate, Follower, Leader, Prospective, Resigned, Unattached
-from ottla.raft.voters import NO_DIRECTORY, Address, ReplicaKey
+from ottla.raft.voters import NO_DIRECTORY, ReplicaKey
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.raft.core import Core

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ottla.protocol.errors import ErrorCode
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address, ReplicaKey
+from ottla.raft.voters import ReplicaKey
+from ottla.runtime.address import Address
 
 NO_ONE: Final = -1
 UNKNOWN_HIGH_WATERMARK: Final = -1

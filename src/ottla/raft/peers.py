@@ -8,7 +8,7 @@ from typing import Final
 
 from ottla.raft.config import QuorumConfig
 from ottla.raft.messages import Request
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 # Bootstrap servers are known by address only; they get ids that no node has.
 FIRST_BOOTSTRAP_ID: Final = -2

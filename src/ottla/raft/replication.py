@@ -25,7 +25,7 @@ from ottla.raft.messages import (
 )
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import Follower, Leader, ParkedFetch, SnapshotDownload
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.raft.core import Core

@@ -24,7 +24,8 @@ from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import Fetch
 from ottla.raft.progress import Progress
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 
 NEVER_MS: Final = 2**62
 

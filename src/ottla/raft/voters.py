@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from ottla.protocol.control_records import Endpoint, KRaftVersionFeature, VotersRecord, VotersRecordVoter
+from ottla.protocol.control_records import (
+    KRaftVersionFeature,
+    VotersRecord,
+    VotersRecordEndpoint,
+    VotersRecordVoter,
+)
+from ottla.runtime.address import Address
 
 NO_DIRECTORY: Final = bytes(16)
 
@@ -21,11 +27,6 @@ class ReplicaKey(NamedTuple):
 
     id: int
     directory_id: bytes = NO_DIRECTORY
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class VoterSet:
                     voter_id=voter.key.id,
                     voter_directory_id=voter.key.directory_id,
                     endpoints=[
-                        Endpoint(name=name, host=address.host, port=address.port)
+                        VotersRecordEndpoint(name=name, host=address.host, port=address.port)
                         for name, address in voter.endpoints.items()
                     ],
                     kraft_version_feature=KRaftVersionFeature(

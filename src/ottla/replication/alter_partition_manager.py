@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_partition import (
     AlterPartitionRequest,
@@ -23,6 +22,7 @@ from ottla.protocol.messages.alter_partition import (
     AlterPartitionResponsePartitionData,
     BrokerState,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.replication.types import IsrProposal
 from ottla.runtime.clock import Clock

@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from ottla.log.append import AppendInfo, UnexpectedAppendOffset
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import Log
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches
 from ottla.records.validation import AppendOrigin
 from ottla.replication.follower import FollowerState

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
     FetchPartition,
@@ -31,6 +30,7 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.replication.fetch_session import FollowersSession, Key
 from ottla.replication.follower_partition import Following, Next

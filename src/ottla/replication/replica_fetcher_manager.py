@@ -14,14 +14,14 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
-from ottla.raft.voters import Address
 from ottla.replication.follower_partition import Following
 from ottla.replication.partition import Partition
 from ottla.replication.replica_fetcher import Fetcher, Follower
 from ottla.replication.replica_manager import ReplicaChanges
+from ottla.runtime.address import Address
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import Log
@@ -24,6 +23,7 @@ from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistrat
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.image.local_changes import LocalReplica
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition
 from ottla.replication.purgatory import Purgatory
 from ottla.replication.types import IsrProposal

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ottla.log.files import TopicPartition
 from ottla.log.segment.txn_index import AbortedTxn
+from ottla.protocol.names import TopicPartition
 
 if TYPE_CHECKING:
     from ottla.replication.partition import Partition

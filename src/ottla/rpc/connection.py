@@ -23,7 +23,8 @@ from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersions
 from ottla.protocol.schema import Buffer, Request, Response
 from ottla.records._kernel import Block
 from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
-from ottla.runtime.network import DEFAULT_OPTIONS, Address, Network, SocketOptions
+from ottla.runtime.address import Address
+from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions
 
 __all__ = ["BrokerVersions", "Connection"]
 

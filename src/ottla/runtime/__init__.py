@@ -5,6 +5,7 @@ Everything above this package gets them handed in as a `Runtime` and imports nei
 injected faults.
 """
 
+from ottla.runtime.address import Address
 from ottla.runtime.clock import Clock, SystemClock
 from ottla.runtime.disk import (
     Buffer,
@@ -18,7 +19,6 @@ from ottla.runtime.disk import (
     write_file,
 )
 from ottla.runtime.network import (
-    Address,
     HostNotFound,
     Listener,
     Network,

@@ -14,10 +14,11 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
+
+from ottla.runtime.address import Address
 
 __all__ = [
-    "Address",
     "HostNotFound",
     "Listener",
     "Network",
@@ -39,14 +40,6 @@ class HostNotFound(OSError):
 
 class TlsHandshakeFailed(ConnectionError):
     """There is someone at the address, but no agreement on TLS: see the cause."""
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

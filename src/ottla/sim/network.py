@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from ottla.runtime.network import DEFAULT_OPTIONS, Address, HostNotFound, Listener, SocketOptions
+from ottla.runtime.address import Address
+from ottla.runtime.network import DEFAULT_OPTIONS, HostNotFound, Listener, SocketOptions
 from ottla.sim.loop import Process, SimLoop
 
 __all__ = ["Fabric", "Host", "SimNetwork"]

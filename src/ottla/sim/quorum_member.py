@@ -22,16 +22,18 @@ from ottla.protocol.messages.api_versions import (
     SupportedFeatureKey,
 )
 from ottla.protocol.messages.vote import VoteResponse
+from ottla.protocol.names import METADATA_PARTITION_DIR
 from ottla.protocol.schema import Response
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
-from ottla.raft.driver.disk_log import METADATA_PARTITION_DIR, DiskLog, DiskLogConfig
+from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig
 from ottla.raft.driver.raft_client import RaftClient, read_election
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, SnapshotId, encode_snapshot
 from ottla.raft.states import Role
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
+from ottla.runtime.address import Address
 from ottla.runtime.disk import write_file
 from ottla.runtime.runtime import Runtime
 from ottla.sim.quorum_check import QuorumChecker

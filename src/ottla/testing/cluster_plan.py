@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ottla.metadata.storage import format_directory
-from ottla.protocol.json_form import uuid_text
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.protocol.names import uuid_text
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.random import SystemRandom

@@ -35,6 +35,7 @@ from ottla.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
 )
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.testing.ask import ask
 from ottla.testing.cluster_plan import ClusterPlan, NodePlan
 from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, State, stop_all
@@ -370,7 +371,7 @@ class LocalCluster:
     def find_controller(self) -> int | None:
         """The node that leads the quorum, as the first broker that answers says; None if none does."""
         topic = DescribeQuorumRequestTopicData(
-            topic_name="__cluster_metadata",
+            topic_name=CLUSTER_METADATA_TOPIC,
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
         )
         for process in self._running_brokers():

@@ -51,7 +51,11 @@ from ottla.protocol.metadata_records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from ottla.protocol.subscription import ConsumerProtocolSubscription, TopicPartition, encode_subscription
+from ottla.protocol.subscription import (
+    ConsumerProtocolSubscription,
+    ConsumerProtocolTopicPartition,
+    encode_subscription,
+)
 
 GROUP = "readers"
 
@@ -478,7 +482,7 @@ def subscription(topics: tuple[str, ...], owned: dict[str, list[int]] | None = N
         ConsumerProtocolSubscription(
             topics=list(topics),
             owned_partitions=[
-                TopicPartition(topic=name, partitions=partitions)
+                ConsumerProtocolTopicPartition(topic=name, partitions=partitions)
                 for name, partitions in (owned or {}).items()
             ],
         )

@@ -554,12 +554,17 @@ def decoded(data: bytes) -> dict[str, list[int]]:
 
 
 def encoded(assignment: dict[str, list[int]]) -> bytes:
-    from ottla.protocol.subscription import ConsumerProtocolAssignment, TopicPartition, encode_assignment
+    from ottla.protocol.subscription import (
+        ConsumerProtocolAssignment,
+        ConsumerProtocolTopicPartition,
+        encode_assignment,
+    )
 
     return encode_assignment(
         ConsumerProtocolAssignment(
             assigned_partitions=[
-                TopicPartition(topic=topic, partitions=partitions) for topic, partitions in assignment.items()
+                ConsumerProtocolTopicPartition(topic=topic, partitions=partitions)
+                for topic, partitions in assignment.items()
             ]
         )
     )

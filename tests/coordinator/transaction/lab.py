@@ -30,9 +30,9 @@ from ottla.coordinator.transaction.requests import (
 )
 from ottla.coordinator.transaction.state import TransactionState
 from ottla.coordinator.transaction.transaction import Transaction
-from ottla.log.files import TopicPartition
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.transaction_state_records import RECORDS, TransactionLogValue
 
 TXN = "txn"

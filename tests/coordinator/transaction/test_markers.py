@@ -9,8 +9,8 @@ from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.markers import MarkerDriver, MarkerResults
 from ottla.coordinator.transaction.requests import WriteMarkers
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.names import TopicPartition
 
 from .lab import A, B
 

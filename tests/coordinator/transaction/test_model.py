@@ -11,7 +11,7 @@ import pytest
 from ottla.coordinator.runtime.effects import Effects
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.transaction import Transaction
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 from tests.support.effort import seeds
 
 from .world import World

@@ -14,7 +14,6 @@ import pytest
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.log.files import TopicPartition
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.txn.marker_sender import Markers
 from ottla.node.txn.transactions import transaction_config
@@ -34,6 +33,7 @@ from ottla.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.testing.local_node import LocalNode
 from tests.support.wire import WireClient
 

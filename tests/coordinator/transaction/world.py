@@ -26,10 +26,10 @@ from ottla.coordinator.transaction.requests import (
     VerifyPartitions,
     WriteMarkers,
 )
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.validation import AppendOrigin
 

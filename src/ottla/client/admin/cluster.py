@@ -28,11 +28,10 @@ from ottla.protocol.messages.update_features import (
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
-from ottla.runtime.network import Address
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+from ottla.runtime.address import Address
 
 __all__ = ["ClusterAdmin", "ClusterInfo", "Feature", "Quorum", "UpgradeType"]
-
-METADATA_TOPIC = "__cluster_metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,8 @@ class ClusterAdmin:
     async def quorum(self) -> Quorum:
         """The controllers' quorum, with how far each voter and observer has come."""
         topic = DescribeQuorumRequestTopicData(
-            topic_name=METADATA_TOPIC, partitions=[DescribeQuorumRequestPartitionData(partition_index=0)]
+            topic_name=CLUSTER_METADATA_TOPIC,
+            partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
         )
         answer = await self._caller.any(DescribeQuorumRequest(topics=[topic]), DescribeQuorumResponse)
         raise_error(answer, "quorum")

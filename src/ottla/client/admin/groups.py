@@ -12,7 +12,6 @@ from ottla.client.admin.offsets import by_topic
 from ottla.client.cluster import CoordinatorType
 from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_groups
 from ottla.protocol.messages import describe_groups as classic_groups
@@ -25,6 +24,7 @@ from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.subscription import decode_assignment
 
 __all__ = ["GroupInfo", "GroupMember", "GroupsAdmin", "ListedGroupInfo"]

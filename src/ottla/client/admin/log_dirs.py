@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ottla.client.admin.caller import Caller
 from ottla.client.admin.offsets import by_topic
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -23,6 +22,7 @@ from ottla.protocol.messages.describe_log_dirs import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["LogDir", "LogDirsAdmin", "ReplicaInfo"]
 

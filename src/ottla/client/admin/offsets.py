@@ -7,7 +7,6 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from ottla.client.admin.caller import Caller
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -21,6 +20,7 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
+from ottla.protocol.names import TopicPartition
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from enum import IntEnum
 
 from ottla.client.admin.caller import Caller, error_of, raise_error
 from ottla.client.admin.offsets import by_topic
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -32,6 +31,7 @@ from ottla.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsResponse,
     ListPartitionReassignmentsTopics,
 )
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["ElectionType", "PartitionsAdmin", "Reassignment"]
 

@@ -11,7 +11,6 @@ from ottla.client.admin.caller import Caller
 from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.cluster import CoordinatorType
 from ottla.client.coordinator import Coordinator
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import ProducerState
 from ottla.protocol.messages.describe_transactions import (
@@ -26,6 +25,7 @@ from ottla.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["ListedTransaction", "OpenTransaction", "TransactionInfo", "TransactionsAdmin"]
 

@@ -12,7 +12,7 @@ from ottla.client.consumer.consumer import ARROW_COLUMNS, Consumer
 from ottla.client.consumer.interceptors import ConsumerInterceptor
 from ottla.client.consumer.membership import RebalanceListener, Stalled
 from ottla.client.group_offsets import CommittedOffset
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 
 __all__ = [

@@ -11,8 +11,8 @@ from functools import lru_cache
 import pyarrow as pa
 
 from ottla.client.consumer.chunk import Chunk
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.arrow import arrow_schema as record_schema
 from ottla.records.arrow import repeated
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["ASSIGNORS", "Assignor", "MemberView", "user_data"]
 

@@ -22,7 +22,6 @@ from ottla.client.consumer.heartbeat_thread import Side
 from ottla.client.consumer.membership import Hands, OnStalled, RebalanceListener, Subscription, notify
 from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import Member
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.join_group import (
     JoinGroupRequest,
@@ -35,16 +34,17 @@ from ottla.protocol.messages.sync_group import (
     SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.protocol.subscription import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
+    ConsumerProtocolTopicPartition,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from ottla.protocol.subscription import TopicPartition as WirePartitions
 
 __all__ = ["ClassicMembership", "assignors_of"]
 
@@ -403,11 +403,13 @@ def _view(metadata: bytes, instance_id: str | None) -> MemberView:
     return MemberView(tuple(subscription.topics), owned, subscription.generation_id, instance_id)
 
 
-def _wire_partitions(partitions: list[TopicPartition]) -> list[WirePartitions]:
+def _wire_partitions(partitions: list[TopicPartition]) -> list[ConsumerProtocolTopicPartition]:
     topics: dict[str, list[int]] = {}
     for topic, index in sorted(partitions):
         topics.setdefault(topic, []).append(index)
-    return [WirePartitions(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
+    return [
+        ConsumerProtocolTopicPartition(topic=topic, partitions=indexes) for topic, indexes in topics.items()
+    ]
 
 
 def _wire_assignment(partitions: list[TopicPartition]) -> bytes:

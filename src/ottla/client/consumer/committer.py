@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from ottla.client.consumer.config import ConsumerConfig
 from ottla.client.consumer.membership import Membership
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets, Member
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["Committer"]
 

@@ -34,8 +34,8 @@ from ottla.client.producer.transaction import GroupMember
 from ottla.client.refresher import Refresher
 from ottla.client.serialization import Deserializer, deserializer
 from ottla.client.settings import Servers, connection_config, settings_of
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.runtime import Runtime
 

@@ -16,8 +16,8 @@ from ottla.client.consumer.consumer_protocol_heartbeats import ModernHeartbeats,
 from ottla.client.consumer.heartbeat_thread import Side
 from ottla.client.consumer.membership import Hands, OnStalled, RebalanceListener, Subscription, notify
 from ottla.client.group_offsets import Member
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["ModernMembership"]
 

@@ -19,9 +19,10 @@ from ottla.client.consumer.config import ConsumerConfig, Reset
 from ottla.client.consumer.session import FetchSession, Wanted
 from ottla.client.consumer.state import Assignment, PartitionState
 from ottla.client.refresher import Refresher
-from ottla.client.view import PartitionInfo, TopicPartition
+from ottla.client.view import PartitionInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from ottla.protocol.names import TopicPartition
 from ottla.rpc.connection import Connection
 
 __all__ = ["Fetcher"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ottla.client.group_offsets import CommittedOffset
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 
 __all__ = ["ConsumerInterceptor"]

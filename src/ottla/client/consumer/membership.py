@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 from ottla.client.consumer.config import ConsumerConfig
 from ottla.client.group_offsets import Member
-from ottla.client.view import ClusterView, TopicPartition
+from ottla.client.view import ClusterView
+from ottla.protocol.names import TopicPartition
 
 __all__ = [
     "Hands",

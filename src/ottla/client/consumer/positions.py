@@ -17,7 +17,6 @@ from ottla.client.cluster import Cluster
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
 from ottla.client.consumer.state import Assignment, PartitionState
 from ottla.client.group_offsets import CommittedOffset
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -25,6 +24,7 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["Positions"]
 

@@ -14,8 +14,8 @@ from ottla.client.consumer.fetcher import Fetcher
 from ottla.client.consumer.state import Assignment
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.serialization import Deserializer
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.pool import Pool
 

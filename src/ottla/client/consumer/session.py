@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 
 __all__ = ["FetchSession", "Wanted"]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ottla.client.consumer.config import ResetPolicy
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 
 if TYPE_CHECKING:
     from ottla.client.consumer.chunk import Chunk

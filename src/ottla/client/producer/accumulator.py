@@ -15,7 +15,7 @@ from typing import Any
 from ottla.client.producer.batch import Delivery, ProducerBatch
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.identity import Identity
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import Encoder
 
 __all__ = ["Accumulator", "PartitionQueue"]

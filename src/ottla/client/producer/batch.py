@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import Encoder
 from ottla.records.batch import read_records
 from ottla.records.builder import BatchBuilder

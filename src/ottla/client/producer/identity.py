@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from ottla.client.cluster import Cluster
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["Identity", "ProducerIdentity"]
 

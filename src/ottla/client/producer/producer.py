@@ -22,8 +22,8 @@ from ottla.client.producer.transactions import Transaction, Transactions
 from ottla.client.refresher import Refresher
 from ottla.client.serialization import Serializer, serializer
 from ottla.client.settings import Servers, connection_config, settings_of
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import record_size_bound
 from ottla.runtime.runtime import Runtime
 

@@ -6,8 +6,9 @@ from ottla.client.cluster import Cluster
 from ottla.client.producer.accumulator import Accumulator, PartitionQueue
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.partitioner import Partitioner, StickyPartitioner
-from ottla.client.view import ClusterView, TopicInfo, TopicPartition
+from ottla.client.view import ClusterView, TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.partitioning import partition_for
 
 __all__ = ["Route", "Router"]

@@ -24,7 +24,6 @@ from ottla.client.coordinator import Coordinator
 from ottla.client.errors import TransactionAborted
 from ottla.client.group_offsets import CommittedOffset, Member
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from ottla.protocol.messages.add_partitions_to_txn import (
@@ -40,6 +39,7 @@ from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
 )
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["GroupMember", "PreparedTransaction", "TransactionManager", "TransactionState"]
 

@@ -21,7 +21,7 @@ from ottla.client.producer.transaction import (
     TransactionManager,
     TransactionState,
 )
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["OffsetSource", "Transaction", "Transactions"]
 

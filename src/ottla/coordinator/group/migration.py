@@ -30,7 +30,7 @@ from ottla.protocol.messages.sync_group import SyncGroupResponse
 from ottla.protocol.prefixed import read_prefix
 from ottla.protocol.subscription import (
     ConsumerProtocolAssignment,
-    TopicPartition,
+    ConsumerProtocolTopicPartition,
     decode_assignment,
     decode_subscription,
     encode_assignment,
@@ -211,7 +211,7 @@ def assignment_bytes(assigned: Mapping[bytes, Owned], metadata: bytes, image: Me
     """An assignment as a classic member reads it, in the version of its subscription."""
     version = min(max(read_prefix(metadata), 0), _LAST_VERSION)
     topics = [
-        TopicPartition(topic=image.topics.by_id[topic_id].name, partitions=sorted(partitions))
+        ConsumerProtocolTopicPartition(topic=image.topics.by_id[topic_id].name, partitions=sorted(partitions))
         for topic_id, partitions in assigned.items()
         if topic_id in image.topics.by_id
     ]

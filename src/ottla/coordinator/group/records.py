@@ -30,7 +30,7 @@ from ottla.protocol.consumer_offsets_records import (
     GroupMetadataValue,
     OffsetCommitKey,
     OffsetCommitValue,
-    TopicPartition,
+    TargetAssignmentTopicPartition,
 )
 
 GROUP_METADATA_VERSION: Final = 3
@@ -101,7 +101,7 @@ def target_assignment(group_id: str, member_id: str, target: Partitions) -> Coor
         ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id),
         ConsumerGroupTargetAssignmentMemberValue(
             topic_partitions=[
-                TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
+                TargetAssignmentTopicPartition(topic_id=topic_id, partitions=sorted(partitions))
                 for topic_id, partitions in sorted(target.items())
             ]
         ),

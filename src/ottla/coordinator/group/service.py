@@ -17,18 +17,17 @@ from ottla.coordinator.group.requests import ListGroups, NewImage, NewSettings
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.runtime.engine import Engine
 from ottla.coordinator.runtime.shard import Ticket
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import RECORDS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_groups import ListedGroup
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from ottla.records.types import Codec
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 
-CONSUMER_OFFSETS: Final = "__consumer_offsets"
 _REMEMBERED_KEYS: Final = 4096
 _LONGEST_REMEMBERED: Final = 256
 
@@ -96,29 +95,29 @@ class GroupService:
         """The metadata moved on: partitions that are now led and followed here, topics that are gone."""
         before, self._image = self._image, image
         for partition in followers:
-            if partition.topic_partition.topic == CONSUMER_OFFSETS:
+            if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
                 self.engine.resigned(partition.topic_partition.partition)
         if before.configs is not image.configs:
             self.configure(self._settings.node)
         gone = frozenset(deleted_topics)
-        if CONSUMER_OFFSETS in gone:
+        if CONSUMER_OFFSETS_TOPIC in gone:
             for index in self.engine.partitions:
                 self.engine.resigned(index)
         if before.topics is not image.topics or gone:
             self.engine.notify(NewImage(image, gone))
         for partition in leaders:
-            if partition.topic_partition.topic == CONSUMER_OFFSETS:
+            if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
                 self.engine.elected(partition)
 
     def resigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that this node can no longer serve."""
         for partition in partitions:
-            if partition.topic == CONSUMER_OFFSETS:
+            if partition.topic == CONSUMER_OFFSETS_TOPIC:
                 self.engine.resigned(partition.partition)
 
     def progressed(self, partition: Partition) -> None:
         """For the listener of partitions: the high watermark may have moved."""
-        if partition.topic_partition.topic == CONSUMER_OFFSETS:
+        if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
             self.engine.progressed(partition.topic_partition.partition)
 
     def configure(self, config: GroupConfig) -> None:
@@ -138,10 +137,10 @@ class GroupService:
 
     def partition_for(self, group_id: str) -> int:
         """Where the group lives; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
-        topic = self._image.topics.by_name.get(CONSUMER_OFFSETS)
+        topic = self._image.topics.by_name.get(CONSUMER_OFFSETS_TOPIC)
         if topic is None:
             raise KafkaError(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS} does not exist yet; ask again"
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC} does not exist yet; ask again"
             )
         return partition_of(group_id, len(topic.partitions))
 

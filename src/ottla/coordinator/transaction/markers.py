@@ -19,8 +19,8 @@ from typing import Final, Protocol, TypeAlias
 
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.requests import WriteMarkers
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.names import TopicPartition
 
 _log = logging.getLogger(__name__)
 

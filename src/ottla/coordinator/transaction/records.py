@@ -10,8 +10,8 @@ from __future__ import annotations
 from ottla.coordinator.runtime.effects import CoordinatorRecord
 from ottla.coordinator.transaction.state import TransactionState
 from ottla.coordinator.transaction.transaction import NO_ID, Transaction
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.transaction_state_records import (
     PartitionsSchema,
     TransactionLogKey,

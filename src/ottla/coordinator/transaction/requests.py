@@ -8,7 +8,7 @@ from enum import Enum
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 
 class Missing(Enum):

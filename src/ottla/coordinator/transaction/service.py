@@ -33,17 +33,15 @@ from ottla.coordinator.transaction.requests import (
     WriteMarkers,
 )
 from ottla.coordinator.transaction.transaction import Transaction
-from ottla.log.files import TopicPartition
 from ottla.metadata.features import TRANSACTION_VERSION
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.protocol.transaction_state_records import RECORDS
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
-
-TRANSACTION_STATE: Final = "__transaction_state"
 
 
 class TransactionService:
@@ -93,23 +91,25 @@ class TransactionService:
         self._image = image
         self._settle(Settings(self.config, image.features.levels.get(TRANSACTION_VERSION, 0)))
         self.resigned(partition.topic_partition for partition in followers)
-        if TRANSACTION_STATE in deleted_topics:
-            self.resigned([TopicPartition(TRANSACTION_STATE, index) for index in self.engine.partitions])
+        if TRANSACTION_STATE_TOPIC in deleted_topics:
+            self.resigned(
+                [TopicPartition(TRANSACTION_STATE_TOPIC, index) for index in self.engine.partitions]
+            )
         for partition in leaders:
-            if partition.topic_partition.topic == TRANSACTION_STATE:
+            if partition.topic_partition.topic == TRANSACTION_STATE_TOPIC:
                 self._markers.resigned(partition.topic_partition.partition)
                 self.engine.elected(partition)
 
     def resigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that this node no longer leads, or cannot serve."""
         for partition in partitions:
-            if partition.topic == TRANSACTION_STATE:
+            if partition.topic == TRANSACTION_STATE_TOPIC:
                 self._markers.resigned(partition.partition)
                 self.engine.resigned(partition.partition)
 
     def progressed(self, partition: Partition) -> None:
         """For the listener of partitions: the high watermark may have moved."""
-        if partition.topic_partition.topic == TRANSACTION_STATE:
+        if partition.topic_partition.topic == TRANSACTION_STATE_TOPIC:
             self.engine.progressed(partition.topic_partition.partition)
 
     def configure(self, config: TransactionConfig) -> None:
@@ -170,10 +170,11 @@ class TransactionService:
 
     def partition_for(self, transactional_id: str) -> int:
         """Where the id lives; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
-        topic = self._image.topics.by_name.get(TRANSACTION_STATE)
+        topic = self._image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
         if topic is None:
             raise KafkaError(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{TRANSACTION_STATE} does not exist yet; ask again"
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"{TRANSACTION_STATE_TOPIC} does not exist yet; ask again",
             )
         return partition_of(transactional_id, len(topic.partitions))
 

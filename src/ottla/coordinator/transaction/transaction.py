@@ -23,7 +23,7 @@ from typing import Final
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import NO_TIMEOUT_MS
 from ottla.coordinator.transaction.state import VALID_PREVIOUS_STATES, TransactionState
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 NO_ID: Final = -1
 NO_EPOCH: Final = -1

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["CleanerCheckpoint"]
 

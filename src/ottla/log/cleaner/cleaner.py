@@ -37,9 +37,9 @@ from ottla.log.cleaner.compaction import (
 from ottla.log.cleaner.selection import LogToClean, assess, cleaning_range, dirtiest, segments_between
 from ottla.log.cleaner.throttle import Throttle
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.compaction import OffsetMap
 from ottla.runtime.clock import Clock
 from ottla.runtime.pool import Pool

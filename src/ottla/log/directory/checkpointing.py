@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.log.unified_log import Log
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.pool import Pool
 
 _log = logging.getLogger(__name__)

@@ -8,15 +8,14 @@ to weigh: none of them holds data that the log itself does not.
 
 from __future__ import annotations
 
-import base64
 import json
 import posixpath
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 from ottla.runtime.disk import Disk, read_file, write_file
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -33,21 +32,6 @@ _MAX_OFFSET = (1 << 63) - 1
 
 class CorruptCheckpoint(Exception):
     """The file is not what it should be."""
-
-
-def uuid_text(uuid: bytes) -> str:
-    """Kafka's form of a uuid: base64url without padding."""
-    return base64.urlsafe_b64encode(uuid).decode("ascii").rstrip("=")
-
-
-def parse_uuid(text: str) -> bytes:
-    try:
-        uuid = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
-        uuid = b""
-    if len(uuid) != 16:
-        raise CorruptCheckpoint(f"{text!r} is no uuid")
-    return uuid
 
 
 def encode_entries(lines: Iterable[str]) -> bytes:
@@ -251,7 +235,10 @@ def read_topic_id(disk: Disk, path: str) -> bytes | None:
     values = dict(line.partition(":")[::2] for line in data.decode("utf-8", "replace").splitlines())
     if values.get("version", "").strip() != str(_VERSION):
         raise CorruptCheckpoint(f"{path} is not of version {_VERSION}")
-    return parse_uuid(values.get("topic_id", "").strip())
+    try:
+        return parse_uuid(values.get("topic_id", "").strip())
+    except ValueError as error:
+        raise CorruptCheckpoint(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +276,7 @@ def read_meta_properties(disk: Disk, dir: str) -> MetaProperties | None:
         return MetaProperties(
             values["cluster.id"], int(values["node.id"]), parse_uuid(values["directory.id"])
         )
-    except (KeyError, ValueError, CorruptCheckpoint) as error:
+    except (KeyError, ValueError) as error:
         raise KafkaError(
             ErrorCode.KAFKA_STORAGE_ERROR,
             f"{path} cannot be read ({error}); it needs version=1, node.id, cluster.id and directory.id",

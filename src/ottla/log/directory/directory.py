@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import OffsetCheckpoint
-from ottla.log.files import TopicPartition
 from ottla.log.segment.handles import FileHandles, is_lack_of_handles
 from ottla.log.segment.sparse_index import is_lack_of_room
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk
 from ottla.runtime.random import Random

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import CLUSTER_METADATA_TOPIC, DirKind, TopicPartition, parse_dir_name
+from ottla.log.files import DirKind, parse_dir_name
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, load_log
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.disk import Disk, Lock
 
 _log = logging.getLogger(__name__)

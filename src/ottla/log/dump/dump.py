@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any, Final
 
 from ottla.log.directory.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, CorruptCheckpoint, decode_entries
-from ottla.log.dump.internal_records import CLUSTER_METADATA, INTERNAL_TOPICS, decode_control, decode_record
+from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_control, decode_record
 from ottla.log.files import (
     INDEX,
     LEADER_EPOCH_CHECKPOINT,
@@ -34,6 +34,7 @@ from ottla.log.segment.time_index import ENTRY as TIME_ENTRY
 from ottla.log.segment.txn_index import CorruptTxnIndexError
 from ottla.log.segment.txn_index import decode_entries as decode_aborted
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.records.batch import HEADER_SIZE, BatchHeader, Record, read_records, verify_crc
 from ottla.runtime.disk import Disk, File, read_file
 
@@ -89,7 +90,7 @@ def file_kind(name: str) -> str | None:
 def topic_of(path: str) -> str | None:
     """The topic that a file belongs to, by the directory it lies in."""
     if posixpath.basename(path).startswith("bootstrap" + CHECKPOINT_SUFFIX):
-        return CLUSTER_METADATA
+        return CLUSTER_METADATA_TOPIC
     try:
         return parse_dir_name(posixpath.basename(posixpath.dirname(path)))[0].topic
     except KafkaError:
@@ -212,7 +213,7 @@ def _records(data: bytes, header: BatchHeader, topic: str | None) -> Iterator[Ro
         }
         if header.is_control:
             row["control"] = decode_control(record)
-        elif topic in INTERNAL_TOPICS:
+        elif topic in DECODABLE_TOPICS:
             row["decoded"] = decode_record(str(topic), record.key, record.value)
         else:
             row["key"], row["value"] = record.key, record.value

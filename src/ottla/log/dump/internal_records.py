@@ -12,30 +12,32 @@ from typing import Any, Final
 
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.json_form import to_json
+from ottla.protocol.names import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    REMOTE_LOG_METADATA_TOPIC,
+    SHARE_GROUP_STATE_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 from ottla.protocol.prefixed import read_prefix
 from ottla.records.batch import Record
 from ottla.records.control import EndTransactionMarker, parse_control_records
 
-CLUSTER_METADATA: Final = "__cluster_metadata"
-CONSUMER_OFFSETS: Final = "__consumer_offsets"
-TRANSACTION_STATE: Final = "__transaction_state"
-SHARE_GROUP_STATE: Final = "__share_group_state"
-REMOTE_LOG_METADATA: Final = "__remote_log_metadata"
-INTERNAL_TOPICS: Final = (
-    CLUSTER_METADATA,
-    CONSUMER_OFFSETS,
-    TRANSACTION_STATE,
-    SHARE_GROUP_STATE,
-    REMOTE_LOG_METADATA,
+DECODABLE_TOPICS: Final = (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    SHARE_GROUP_STATE_TOPIC,
+    REMOTE_LOG_METADATA_TOPIC,
 )
 
 
 def decode_record(topic: str, key: bytes | None, value: bytes | None) -> dict[str, Any]:
     """`key` and `value` of a record of an internal topic; `error` in place of what cannot be read."""
     try:
-        if topic == CLUSTER_METADATA:
+        if topic == CLUSTER_METADATA_TOPIC:
             return _metadata(value)
-        if topic == REMOTE_LOG_METADATA:
+        if topic == REMOTE_LOG_METADATA_TOPIC:
             return _remote(value)
         return _coordinator(topic, key, value)
     except KafkaError as error:
@@ -61,9 +63,9 @@ def _remote(value: bytes | None) -> dict[str, Any]:
 
 
 def _coordinator(topic: str, key: bytes | None, value: bytes | None) -> dict[str, Any]:
-    if topic == CONSUMER_OFFSETS:
+    if topic == CONSUMER_OFFSETS_TOPIC:
         from ottla.protocol.consumer_offsets_records import RECORDS
-    elif topic == TRANSACTION_STATE:
+    elif topic == TRANSACTION_STATE_TOPIC:
         from ottla.protocol.transaction_state_records import RECORDS
     else:
         from ottla.protocol.share_state_records import RECORDS

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ottla.log.files import TopicPartition
 from ottla.log.local_log import LocalLog
 from ottla.log.producers.replay import batches_between
 from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.txn_index import CorruptTxnIndexError
+from ottla.protocol.names import TopicPartition
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.epochs.epoch_file import read_epochs
 from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
-from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TopicPartition, segment_file_name
+from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.local_log import LocalLog
 from ottla.log.log_config import LogConfig
 from ottla.log.producers.log_producers import (
@@ -42,6 +42,7 @@ from ottla.log.segment.sparse_index import is_lack_of_room
 from ottla.log.segment.walk import CorruptBatch
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 
 _log = logging.getLogger(__name__)
 

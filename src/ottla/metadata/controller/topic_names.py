@@ -10,8 +10,6 @@ import re
 from typing import Final
 
 MAX_NAME_LENGTH: Final = 249
-CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+\Z")
 

@@ -21,12 +21,7 @@ from ottla.metadata.controller.state import (
     Result,
     check_record_count,
 )
-from ottla.metadata.controller.topic_names import (
-    CLUSTER_METADATA_TOPIC,
-    can_collide,
-    collision_key,
-    invalid_topic_name,
-)
+from ottla.metadata.controller.topic_names import can_collide, collision_key, invalid_topic_name
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.log.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -49,6 +44,7 @@ from ottla.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
 )
 from ottla.protocol.metadata_records import RemoveTopicRecord, TopicRecord
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 
 _ZERO_UUID = bytes(16)
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, metadata_version
 from ottla.metadata.image.entities import (
     AccessControlEntry,
@@ -56,6 +55,7 @@ from ottla.protocol.metadata_records import (
     UserScramCredentialRecord,
     ZkMigrationRecord,
 )
+from ottla.protocol.names import TopicPartition
 
 
 class ReplayError(Exception):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
+from ottla.protocol.names import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

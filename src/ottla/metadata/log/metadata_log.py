@@ -26,17 +26,19 @@ from ottla.metadata.log.replay import Replayer
 from ottla.metadata.log.snapshotting import Snapshotting
 from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import CLUSTER_METADATA_PARTITION
 from ottla.raft.config import QuorumConfig
-from ottla.raft.driver.disk_log import MAX_BATCH_BYTES, METADATA_PARTITION, LoadedSnapshot
+from ottla.raft.driver.disk_log import MAX_BATCH_BYTES, LoadedSnapshot
 from ottla.raft.driver.raft_client import RaftClient
 from ottla.raft.driver.snapshots import Snapshots
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import Leader
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.builder import build_batch
+from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["DEFAULT_CONFIG", "METADATA_PARTITION", "MetadataLog", "MetadataLogConfig"]
+__all__ = ["DEFAULT_CONFIG", "CLUSTER_METADATA_PARTITION", "MetadataLog", "MetadataLogConfig"]
 
 _logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
@@ -25,21 +26,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CREATE_TOPICS_VERSION: Final = 7
-CONSUMER_OFFSETS: Final = "__consumer_offsets"
-TRANSACTION_STATE: Final = "__transaction_state"
-SHARE_GROUP_STATE: Final = "__share_group_state"
 
 
 def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
     """How a topic is made that nobody described: by the defaults, or as the coordinator's topic it is."""
-    if name == CONSUMER_OFFSETS:
+    if name == CONSUMER_OFFSETS_TOPIC:
         partitions, replicas = "offsets.topic.num.partitions", "offsets.topic.replication.factor"
         configs = {
             "cleanup.policy": "compact",
             "compression.type": "producer",
             "segment.bytes": str(config.number("offsets.topic.segment.bytes")),
         }
-    elif name == TRANSACTION_STATE:
+    elif name == TRANSACTION_STATE_TOPIC:
         partitions, replicas = (
             "transaction.state.log.num.partitions",
             "transaction.state.log.replication.factor",
@@ -51,7 +49,7 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
             "segment.bytes": str(config.number("transaction.state.log.segment.bytes")),
             "unclean.leader.election.enable": "false",
         }
-    elif name == SHARE_GROUP_STATE:
+    elif name == SHARE_GROUP_STATE_TOPIC:
         partitions = "share.coordinator.state.topic.num.partitions"
         replicas = "share.coordinator.state.topic.replication.factor"
         configs = {

@@ -21,7 +21,7 @@ from ottla.node.network.connection import Connection
 from ottla.node.network.listeners import SecurityProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.driver.channel import Channel
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.node.node import Node

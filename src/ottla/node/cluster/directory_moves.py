@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.replication.follower_partition import common_end
 from ottla.replication.partition import Partition
 

@@ -13,7 +13,7 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.network.listeners import SecurityProtocol
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.node.node import Node

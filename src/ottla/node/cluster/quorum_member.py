@@ -28,7 +28,7 @@ from ottla.node.config.component_settings import (
 from ottla.node.config.schema import TableSchema
 from ottla.node.network.listeners import Endpoint
 from ottla.node.network.server import Server
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.metadata.log.loader import Subscriber

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ottla.log.files import TopicPartition
 from ottla.node.cluster.directory_reports import DirectoryReports
 from ottla.node.cluster.peers import Peers
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
+from ottla.protocol.names import TopicPartition
 from ottla.replication.alter_partition_manager import IsrChanges
 from ottla.replication.partition import Partition
 from ottla.replication.replica_fetcher import FetcherConfig, Follower

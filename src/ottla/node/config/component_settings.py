@@ -11,7 +11,8 @@ from ottla.metadata.log.metadata_log import MetadataLogConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.types import MAX_DOUBLE
 from ottla.raft.config import QuorumConfig
-from ottla.raft.voters import Address, VoterSet
+from ottla.raft.voters import VoterSet
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import CleanerConfig

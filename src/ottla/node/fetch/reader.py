@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing
@@ -22,6 +21,7 @@ from ottla.protocol.messages.fetch import (
     FetchRequest,
     PartitionData,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import LOG_OVERHEAD
 from ottla.replication.partition import Partition
 from ottla.replication.replica_selector import nearest_replica

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.coordinator.runtime.shard import Ticket
 from ottla.coordinator.transaction.requests import WriteMarkers
-from ottla.log.files import TopicPartition
 from ottla.metadata.image.entities import NO_LEADER
-from ottla.node.api.auto_topics import CONSUMER_OFFSETS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -25,6 +23,7 @@ from ottla.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import Partition
@@ -154,7 +153,7 @@ class Markers:
         tickets: dict[TopicPartition, Ticket] = {}
         appended: dict[TopicPartition, tuple[Partition, int]] = {}
         for tp in sorted(partitions):
-            if tp.topic == CONSUMER_OFFSETS:
+            if tp.topic == CONSUMER_OFFSETS_TOPIC:
                 ticket = self._node.groups.end_transaction(
                     tp.partition,
                     marker.writer,

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ottla.coordinator.runtime.effects import Producer
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.node.txn.marker_sender import Codes
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader
 from ottla.replication.partition import Partition
 

@@ -19,8 +19,7 @@ from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.runtime.shard import Ticket
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
-from ottla.coordinator.transaction.service import TRANSACTION_STATE, TransactionService
-from ottla.log.files import TopicPartition
+from ottla.coordinator.transaction.service import TransactionService
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.config.node_config import NodeConfig
@@ -32,6 +31,7 @@ from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
+from ottla.protocol.names import TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.replication.partition import Partition
 from ottla.rpc.request_batcher import Questions
 
@@ -154,7 +154,7 @@ class NodeTransactions:
 
     def _coordinator(self, transactional_id: str) -> int | None:
         """The node that coordinates, as far as this one knows."""
-        topic = self._node.image.topics.by_name.get(TRANSACTION_STATE)
+        topic = self._node.image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
         if topic is None or not transactional_id:
             return None
         leader = topic.partitions[partition_of(transactional_id, len(topic.partitions))].leader

@@ -19,7 +19,7 @@ from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersions
 from ottla.protocol.messages.fetch import FetchRequest
 from ottla.protocol.messages.fetch_snapshot import FetchSnapshotRequest
 from ottla.protocol.schema import Request, Response
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 _MAX_FRAME_BYTES: Final = 128 * 1024 * 1024
 # Requests on one connection that wait for their answers; a peer that lets more pile up is not well.

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import TopicPartition
 from ottla.log.flush import FlushPlan
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.log.unified_log import Log
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import (
+    CLUSTER_METADATA_PARTITION,
+    CLUSTER_METADATA_TOPIC_ID,
+    METADATA_PARTITION_DIR,
+)
 from ottla.raft.driver.snapshots import Download, Snapshots
 from ottla.raft.membership import Membership
 from ottla.raft.messages import OffsetAndEpoch
@@ -32,9 +36,6 @@ from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk
 from ottla.runtime.random import Random
 
-METADATA_PARTITION: Final = TopicPartition("__cluster_metadata", 0)
-METADATA_PARTITION_DIR: Final = "__cluster_metadata-0"
-METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 _DAY_MS: Final = 24 * 60 * 60 * 1000
@@ -103,11 +104,13 @@ class DiskLog:
         if any(name.endswith(".log") for name in disk.list_dir(path)):
             options = LoadOptions(clean=False)
             log = load_log(
-                directory, METADATA_PARTITION_DIR, METADATA_PARTITION, config.log_config(), options
+                directory, METADATA_PARTITION_DIR, CLUSTER_METADATA_PARTITION, config.log_config(), options
             )
         else:
-            log = create_log(directory, METADATA_PARTITION_DIR, METADATA_PARTITION, config.log_config())
-        log.assign_topic_id(METADATA_TOPIC_ID)
+            log = create_log(
+                directory, METADATA_PARTITION_DIR, CLUSTER_METADATA_PARTITION, config.log_config()
+            )
+        log.assign_topic_id(CLUSTER_METADATA_TOPIC_ID)
         # What recovery found may still be in the page cache only; from here on durable_end can be believed.
         log.flush()
         return cls(log, snapshots, config, clock)

@@ -45,7 +45,8 @@ from ottla.raft.messages import AskVersions, Reply, VersionsReply
 from ottla.raft.progress import ReplicaProgress
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import NEVER_MS
-from ottla.raft.voters import Address, ReplicaKey, Voter
+from ottla.raft.voters import ReplicaKey, Voter
+from ottla.runtime.address import Address
 from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.runtime import Runtime
 

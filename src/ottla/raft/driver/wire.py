@@ -22,12 +22,12 @@ from ottla.protocol.messages import (
     update_raft_voter,
     vote,
 )
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from ottla.raft import messages as m
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address, ReplicaKey
+from ottla.raft.voters import ReplicaKey
+from ottla.runtime.address import Address
 
-TOPIC: Final = "__cluster_metadata"
-TOPIC_ID: Final = bytes(15) + b"\x01"
 PARTITION: Final = 0
 KRAFT_VERSION: Final = "kraft.version"
 
@@ -98,7 +98,7 @@ def _vote(request: m.Vote, cluster_id: str) -> schema.Request:
         last_offset=request.last.offset,
         pre_vote=request.pre_vote,
     )
-    topic = vote.VoteRequestTopicData(topic_name=TOPIC, partitions=[partition])
+    topic = vote.VoteRequestTopicData(topic_name=CLUSTER_METADATA_TOPIC, partitions=[partition])
     return vote.VoteRequest(cluster_id=cluster_id, voter_id=voter.id, topics=[topic])
 
 
@@ -110,7 +110,9 @@ def _begin_epoch(request: m.BeginEpoch, cluster_id: str) -> schema.Request:
         leader_id=request.leader_id,
         leader_epoch=request.epoch,
     )
-    topic = begin_quorum_epoch.BeginQuorumEpochRequestTopicData(topic_name=TOPIC, partitions=[partition])
+    topic = begin_quorum_epoch.BeginQuorumEpochRequestTopicData(
+        topic_name=CLUSTER_METADATA_TOPIC, partitions=[partition]
+    )
     return begin_quorum_epoch.BeginQuorumEpochRequest(
         cluster_id=cluster_id,
         voter_id=voter.id,
@@ -133,7 +135,9 @@ def _end_epoch(request: m.EndEpoch, cluster_id: str) -> schema.Request:
             for key in request.preferred
         ],
     )
-    topic = end_quorum_epoch.EndQuorumEpochRequestTopicData(topic_name=TOPIC, partitions=[partition])
+    topic = end_quorum_epoch.EndQuorumEpochRequestTopicData(
+        topic_name=CLUSTER_METADATA_TOPIC, partitions=[partition]
+    )
     return end_quorum_epoch.EndQuorumEpochRequest(
         cluster_id=cluster_id,
         topics=[topic],
@@ -161,7 +165,11 @@ def _fetch(request: m.Fetch, cluster_id: str) -> schema.Request:
         max_wait_ms=request.max_wait_ms,
         min_bytes=0,
         max_bytes=request.max_bytes,
-        topics=[fetch.FetchTopic(topic=TOPIC, topic_id=TOPIC_ID, partitions=[partition])],
+        topics=[
+            fetch.FetchTopic(
+                topic=CLUSTER_METADATA_TOPIC, topic_id=CLUSTER_METADATA_TOPIC_ID, partitions=[partition]
+            )
+        ],
     )
 
 
@@ -173,7 +181,9 @@ def _fetch_snapshot(request: m.FetchSnapshot, cluster_id: str) -> schema.Request
         position=request.position,
         replica_directory_id=request.replica.directory_id,
     )
-    topic = fetch_snapshot.FetchSnapshotRequestTopicSnapshot(name=TOPIC, partitions=[partition])
+    topic = fetch_snapshot.FetchSnapshotRequestTopicSnapshot(
+        name=CLUSTER_METADATA_TOPIC, partitions=[partition]
+    )
     return fetch_snapshot.FetchSnapshotRequest(
         cluster_id=cluster_id, replica_id=request.replica.id, max_bytes=request.max_bytes, topics=[topic]
     )
@@ -267,7 +277,8 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
 
 def _read_fetch(message: fetch.FetchRequest) -> m.Fetch:
     named = len(message.topics) == 1 and (
-        message.topics[0].topic == TOPIC or bytes(message.topics[0].topic_id) == TOPIC_ID
+        message.topics[0].topic == CLUSTER_METADATA_TOPIC
+        or bytes(message.topics[0].topic_id) == CLUSTER_METADATA_TOPIC_ID
     )
     if not named or len(message.topics[0].partitions) != 1 or message.topics[0].partitions[0].partition != 0:
         raise not_ours()
@@ -287,7 +298,11 @@ def _read_fetch(message: fetch.FetchRequest) -> m.Fetch:
 
 def only_partition(topics: list[Any], name: str) -> Any:
     """The one partition that a message must be about."""
-    if len(topics) != 1 or getattr(topics[0], name) != TOPIC or len(topics[0].partitions) != 1:
+    if (
+        len(topics) != 1
+        or getattr(topics[0], name) != CLUSTER_METADATA_TOPIC
+        or len(topics[0].partitions) != 1
+    ):
         raise not_ours()
     partition = topics[0].partitions[0]
     index = next(
@@ -301,7 +316,9 @@ def only_partition(topics: list[Any], name: str) -> Any:
 
 
 def not_ours() -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_REQUEST, f"only {TOPIC}-{PARTITION} is kept by a quorum")
+    return KafkaError(
+        ErrorCode.INVALID_REQUEST, f"only {CLUSTER_METADATA_TOPIC}-{PARTITION} is kept by a quorum"
+    )
 
 
 def _endpoints(listeners: Iterable[Any]) -> dict[str, Address]:

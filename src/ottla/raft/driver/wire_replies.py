@@ -17,10 +17,11 @@ from ottla.protocol.messages import (
     update_raft_voter,
     vote,
 )
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from ottla.raft import messages as m
-from ottla.raft.driver.wire import PARTITION, TOPIC, TOPIC_ID, not_ours, only_partition
+from ottla.raft.driver.wire import PARTITION, not_ours, only_partition
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.voters import Address
+from ottla.runtime.address import Address
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
                 vote_granted=reply.granted,
             )
             return vote.VoteResponse(
-                topics=[vote.VoteResponseTopicData(topic_name=TOPIC, partitions=[part])],
+                topics=[vote.VoteResponseTopicData(topic_name=CLUSTER_METADATA_TOPIC, partitions=[part])],
                 node_endpoints=_nodes(vote.NodeEndpoint, reply),
             )
         case m.BeginEpochReply():
@@ -51,7 +52,9 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
             )
             return begin_quorum_epoch.BeginQuorumEpochResponse(
                 topics=[
-                    begin_quorum_epoch.BeginQuorumEpochResponseTopicData(topic_name=TOPIC, partitions=[begun])
+                    begin_quorum_epoch.BeginQuorumEpochResponseTopicData(
+                        topic_name=CLUSTER_METADATA_TOPIC, partitions=[begun]
+                    )
                 ],
                 node_endpoints=_nodes(begin_quorum_epoch.NodeEndpoint, reply),
             )
@@ -64,7 +67,9 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
             )
             return end_quorum_epoch.EndQuorumEpochResponse(
                 topics=[
-                    end_quorum_epoch.EndQuorumEpochResponseTopicData(topic_name=TOPIC, partitions=[ended])
+                    end_quorum_epoch.EndQuorumEpochResponseTopicData(
+                        topic_name=CLUSTER_METADATA_TOPIC, partitions=[ended]
+                    )
                 ],
                 node_endpoints=_nodes(end_quorum_epoch.NodeEndpoint, reply),
             )
@@ -105,7 +110,9 @@ def _fetch_response(reply: m.FetchReply) -> schema.Response:
         aborted_transactions=[],
         records=reply.records,
     )
-    topic = fetch.FetchableTopicResponse(topic=TOPIC, topic_id=TOPIC_ID, partitions=[part])
+    topic = fetch.FetchableTopicResponse(
+        topic=CLUSTER_METADATA_TOPIC, topic_id=CLUSTER_METADATA_TOPIC_ID, partitions=[part]
+    )
     return fetch.FetchResponse(responses=[topic], node_endpoints=_nodes(fetch.NodeEndpoint, reply))
 
 
@@ -119,7 +126,7 @@ def _snapshot_response(reply: m.FetchSnapshotReply) -> schema.Response:
         position=reply.position,
         unaligned_records=reply.data,
     )
-    topic = fetch_snapshot.FetchSnapshotResponseTopicSnapshot(name=TOPIC, partitions=[part])
+    topic = fetch_snapshot.FetchSnapshotResponseTopicSnapshot(name=CLUSTER_METADATA_TOPIC, partitions=[part])
     return fetch_snapshot.FetchSnapshotResponse(
         topics=[topic], node_endpoints=_nodes(fetch_snapshot.NodeEndpoint, reply)
     )

@@ -10,8 +10,8 @@ from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.partitions import ElectionType
 from ottla.client.producer import Producer
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.random import Random
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, Stage, attempt

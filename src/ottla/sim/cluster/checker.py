@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Line, Mismatch

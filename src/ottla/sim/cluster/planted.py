@@ -27,6 +27,7 @@ from ottla.metadata.controller.partition_change import PartitionChange
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.replication.partition import Partition
 from ottla.replication.types import Isolation
 from ottla.sim.cluster.plan import ClusterPlan
@@ -43,7 +44,7 @@ def _sync_skipped() -> list[Patch]:
     original = log_flushes.run
 
     def run(core: Any, plan: Any) -> None:
-        if core.partition.topic == "__cluster_metadata":
+        if core.partition.topic == CLUSTER_METADATA_TOPIC:
             original(core, plan)
 
     return [(log_flushes, "run", run)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ottla.log.files import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.member import ClusterMember
 

@@ -12,8 +12,8 @@ from ottla.client.consumer import Consumer
 from ottla.client.errors import TransactionAborted
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.producer import Producer
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import COPIES, Stage, attempt
 from ottla.sim.cluster.journal import Commit, Fate, GroupStory, Sent, Transaction, copy_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ottla.raft.voters import Address, ReplicaKey, Voter, VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.member import ClusterMember
 from ottla.sim.cluster.plan import ClusterPlan

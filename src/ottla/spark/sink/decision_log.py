@@ -16,9 +16,9 @@ from ottla.client.admin.configs import ConfigsAdmin, ResourceType
 from ottla.client.admin.topics import TopicsAdmin
 from ottla.client.cluster import Cluster
 from ottla.client.producer import Producer
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import Record
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.partitioning import partition_for

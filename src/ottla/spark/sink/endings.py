@@ -20,7 +20,6 @@ from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.admin.transactions import TransactionsAdmin
 from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.client.coordinator import Coordinator
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -29,6 +28,7 @@ from ottla.protocol.messages.describe_transactions import (
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from ottla.protocol.messages.fetch import PartitionData
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.names import TopicPartition
 from ottla.spark.sink.fetching import fetch
 from ottla.spark.sink.ledger import LANES, Transaction
 

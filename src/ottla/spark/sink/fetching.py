@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ottla.client.cluster import Cluster
-from ottla.client.view import TopicPartition
 from ottla.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -11,6 +10,7 @@ from ottla.protocol.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["fetch"]
 

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.limits import EARLIEST, LATEST, StreamOffset
 from ottla.spark.source.link import link_to
 from ottla.spark.source.loss import LossPolicy

@@ -10,14 +10,13 @@ Spark keeps only the ends, and a batch that is run again must begin where it beg
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 
 __all__ = [
     "EARLIEST",
@@ -73,7 +72,7 @@ class StreamOffset:
     def to_json(self) -> dict[str, dict[str, Any]]:
         """The same offset always gives the same text: Spark compares texts."""
         found = _by_topic(self.positions)
-        ids = {topic: _text(self.ids[topic]) for topic in sorted(self.ids) if topic in found}
+        ids = {topic: uuid_text(self.ids[topic]) for topic in sorted(self.ids) if topic in found}
         if ids:
             found[IDS_KEY] = ids
         if self.begins:
@@ -84,7 +83,7 @@ class StreamOffset:
     def from_json(cls, value: Mapping[str, Mapping[str, Any]]) -> StreamOffset:
         return cls(
             _by_partition({t: p for t, p in value.items() if t not in (IDS_KEY, BEGINS_KEY)}),
-            {topic: _bytes(text) for topic, text in value.get(IDS_KEY, {}).items()},
+            {topic: parse_uuid(text) for topic, text in value.get(IDS_KEY, {}).items()},
             _by_partition(value.get(BEGINS_KEY, {})),
         )
 
@@ -102,14 +101,6 @@ def _by_partition(value: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition
         for topic, offsets in value.items()
         for partition, offset in offsets.items()
     }
-
-
-def _text(topic_id: bytes) -> str:
-    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
-
-
-def _bytes(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 def parse_offsets_limit(option: str, text: str) -> Limit:

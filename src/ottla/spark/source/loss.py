@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["DataLoss", "LossPolicy"]
 

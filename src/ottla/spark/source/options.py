@@ -27,7 +27,7 @@ from ottla.spark.source.limits import (
 
 if TYPE_CHECKING:
     from ottla.client.cluster import ConnectionConfig
-    from ottla.client.view import TopicPartition
+    from ottla.protocol.names import TopicPartition
 
 __all__ = ["SourceOptions", "columns_of", "parse_bytes", "parse_duration_ms", "source_options"]
 

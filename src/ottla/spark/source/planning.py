@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ottla.client.admin.offsets import FoundOffset, OffsetsAdmin
-from ottla.client.view import ClusterView, TopicInfo, TopicPartition
+from ottla.client.view import ClusterView, TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.limits import EARLIEST, LATEST, Limit, LimitKind
 from ottla.spark.source.link import Link, link_to
 from ottla.spark.source.options import SourceOptions

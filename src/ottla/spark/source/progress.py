@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from ottla.client.cluster import CoordinatorType
 from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.link import Link
 
 __all__ = ["GroupProgress"]

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Iterable
 
 from ottla.client.admin.offsets import by_topic
-from ottla.client.view import TopicPartition
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.link import Link
 
 __all__ = ["sizes_on_disk"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ottla.client.view import TopicPartition
+from ottla.protocol.names import TopicPartition
 
 __all__ = ["OffsetRange", "split"]
 

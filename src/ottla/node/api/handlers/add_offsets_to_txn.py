@@ -14,13 +14,13 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import AddPartitions
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import Operation, Resource
-from ottla.node.api.auto_topics import CONSUMER_OFFSETS, create_missing
+from ottla.node.api.auto_topics import create_missing
 from ottla.node.api.context import RequestContext
 from ottla.node.txn.transactions import as_known
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 _FIRST_VERSION_OF_FENCING: Final = 2
 
@@ -35,10 +35,10 @@ def handle(context: RequestContext, request: AddOffsetsToTxnRequest) -> Awaitabl
 
 async def _add(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
     node = context.node
-    if CONSUMER_OFFSETS not in node.image.topics.by_name:
+    if CONSUMER_OFFSETS_TOPIC not in node.image.topics.by_name:
         # A producer looks for the group's coordinator only after this.
-        await create_missing(node, [CONSUMER_OFFSETS])
-    partition = TopicPartition(CONSUMER_OFFSETS, node.groups.partition_for(request.group_id))
+        await create_missing(node, [CONSUMER_OFFSETS_TOPIC])
+    partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, node.groups.partition_for(request.group_id))
     producer = Producer(request.producer_id, request.producer_epoch)
     try:
         await node.transactions.service.submit(

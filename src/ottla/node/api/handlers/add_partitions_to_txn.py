@@ -16,8 +16,6 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
-from ottla.log.files import TopicPartition
-from ottla.metadata.controller.topic_names import INTERNAL_TOPICS
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.txn.transactions import as_known
@@ -31,6 +29,7 @@ from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopicResult,
     AddPartitionsToTxnTransaction,
 )
+from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 
 _FIRST_VERSION_OF_FENCING: Final = 2
 _FIRST_VERSION_OF_BROKERS: Final = 4

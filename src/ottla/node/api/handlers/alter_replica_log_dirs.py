@@ -5,7 +5,6 @@ The response says that the moves have begun; DescribeLogDirs shows how far they 
 
 from __future__ import annotations
 
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -15,6 +14,7 @@ from ottla.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopicResult,
 )
+from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:

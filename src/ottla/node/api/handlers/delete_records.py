@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -19,6 +18,7 @@ from ottla.protocol.messages.delete_records import (
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ottla.log.files import TopicPartition
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
@@ -16,6 +15,7 @@ from ottla.protocol.messages.describe_producers import (
     TopicRequest,
     TopicResponse,
 )
+from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.metadata.log.metadata_log import METADATA_PARTITION
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -21,6 +20,7 @@ from ottla.protocol.messages.describe_quorum import (
     Node,
     ReplicaState,
 )
+from ottla.protocol.names import CLUSTER_METADATA_PARTITION
 from ottla.raft.driver.raft_client import ReplicaInfo
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -34,7 +34,7 @@ def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQ
     asked = [
         (topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions
     ]
-    if asked != [tuple(METADATA_PARTITION)]:
+    if asked != [tuple(CLUSTER_METADATA_PARTITION)]:
         return DescribeQuorumResponse(
             topics=[
                 DescribeQuorumResponseTopicData(
@@ -61,7 +61,7 @@ def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")
     with_directories = context.version >= 2
     partition = DescribeQuorumResponsePartitionData(
-        partition_index=METADATA_PARTITION.partition,
+        partition_index=CLUSTER_METADATA_PARTITION.partition,
         leader_id=info.leader_id,
         leader_epoch=info.epoch,
         high_watermark=info.high_watermark,
@@ -69,7 +69,11 @@ def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
         observers=[_replica(each, with_directories) for each in info.observers],
     )
     response = DescribeQuorumResponse(
-        topics=[DescribeQuorumResponseTopicData(topic_name=METADATA_PARTITION.topic, partitions=[partition])]
+        topics=[
+            DescribeQuorumResponseTopicData(
+                topic_name=CLUSTER_METADATA_PARTITION.topic, partitions=[partition]
+            )
+        ]
     )
     if with_directories:
         response.nodes = [

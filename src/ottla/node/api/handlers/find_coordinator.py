@@ -15,7 +15,7 @@ from typing import Final
 from ottla.coordinator.group.service import partition_of
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.api.authorization import Operation, Resource
-from ottla.node.api.auto_topics import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE, create_missing
+from ottla.node.api.auto_topics import create_missing
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import broker_address
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -24,13 +24,18 @@ from ottla.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC, TRANSACTION_STATE_TOPIC
 
 _FIRST_VERSION_OF_BATCHES: Final = 4
 _FIRST_VERSION_OF_SHARES: Final = 6
 GROUP: Final = 0
 TRANSACTION: Final = 1
 SHARE: Final = 2
-_TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE, SHARE: SHARE_GROUP_STATE}
+_TOPICS: Final = {
+    GROUP: CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION: TRANSACTION_STATE_TOPIC,
+    SHARE: SHARE_GROUP_STATE_TOPIC,
+}
 
 
 def handle(

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
@@ -27,6 +26,7 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.replication.list_offsets import list_offset
 from ottla.replication.types import Isolation
 from ottla.runtime.disk import NotInMemory

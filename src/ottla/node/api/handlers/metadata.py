@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Final
 
-from ottla.metadata.controller.topic_names import INTERNAL_TOPICS, invalid_topic_name
+from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import TopicImage
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
@@ -31,6 +31,7 @@ from ottla.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from ottla.protocol.names import INTERNAL_TOPICS
 
 _ZERO_UUID: Final = bytes(16)
 _NOT_ASKED: Final = -(2**31)

@@ -6,7 +6,6 @@ knows nothing of is answered with -1. Version 3 added the id of the replica that
 
 from __future__ import annotations
 
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -17,6 +16,7 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
+from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:

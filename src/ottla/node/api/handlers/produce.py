@@ -17,9 +17,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.append import AppendInfo
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import SENTINEL_GUARD
-from ottla.metadata.controller.topic_names import INTERNAL_TOPICS
 from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.leader_hints import MOVED, LeaderHints
@@ -36,6 +34,7 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.records.batch import MAGIC, BatchHeader
 from ottla.records.validation import RecordErrors, check_produce_records
 from ottla.replication.partition import Partition

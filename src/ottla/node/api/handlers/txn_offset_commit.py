@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.coordinator.group.service import answer
-from ottla.log.files import TopicPartition
 from ottla.log.producers.state_entry import VerificationGuard
 from ottla.node.api.authorization import Operation, Resource
-from ottla.node.api.auto_topics import CONSUMER_OFFSETS
 from ottla.node.api.context import RequestContext
 from ottla.node.groups import check_group, check_group_id, existing, merge, request_of
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -26,6 +24,7 @@ from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 
 def handle(
@@ -52,7 +51,7 @@ def handle(
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
     index = context.node.groups.partition_for(request.group_id)
-    offsets = TopicPartition(CONSUMER_OFFSETS, index)
+    offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, index)
     guard = context.node.transactions.verify_offsets(context, request, offsets)
     return _verified(context, request, refused, guard)
 

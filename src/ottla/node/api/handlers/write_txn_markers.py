@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Mapping
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import WriteMarkers
-from ottla.log.files import TopicPartition
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.txn.marker_sender import Codes
@@ -27,6 +26,7 @@ from ottla.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]:

@@ -4,7 +4,7 @@ import pytest
 
 from ottla.log.log_config import LogConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.config.describe import ConfigSource, ConfigView
+from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.schema import TableSchema, check_broker_settings, log_config
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -104,12 +104,12 @@ def test_the_value_in_effect_and_where_it_comes_from() -> None:
             {"min.insync.replicas": "1", "message.max.bytes": "6"},
         )
     }
-    assert found["cleanup.policy"] == ("compact", ConfigSource.TOPIC)
-    assert found["max.message.bytes"] == ("5", ConfigSource.DYNAMIC_BROKER)
-    assert found["min.insync.replicas"] == ("1", ConfigSource.DYNAMIC_DEFAULT_BROKER)
-    assert found["retention.ms"] == ("120000", ConfigSource.STATIC_BROKER)
-    assert found["segment.bytes"] == ("2000000", ConfigSource.STATIC_BROKER)
-    assert found["flush.ms"] == (str(2**63 - 1), ConfigSource.DEFAULT)
+    assert found["cleanup.policy"] == ("compact", ConfigValueSource.TOPIC)
+    assert found["max.message.bytes"] == ("5", ConfigValueSource.DYNAMIC_BROKER)
+    assert found["min.insync.replicas"] == ("1", ConfigValueSource.DYNAMIC_DEFAULT_BROKER)
+    assert found["retention.ms"] == ("120000", ConfigValueSource.STATIC_BROKER)
+    assert found["segment.bytes"] == ("2000000", ConfigValueSource.STATIC_BROKER)
+    assert found["flush.ms"] == (str(2**63 - 1), ConfigValueSource.DEFAULT)
     assert "internal.segment.bytes" not in found
     assert list(found) == sorted(found)
 
@@ -179,14 +179,14 @@ def test_synonyms_say_where_a_value_could_have_come_from() -> None:
     )
     (entry,) = view(config, "retention.ms").topic({"retention.ms": "10"})
     assert [(synonym.name, synonym.value, synonym.source) for synonym in entry.synonyms] == [
-        ("retention.ms", "10", ConfigSource.TOPIC),
-        ("log.retention.ms", "9", ConfigSource.DYNAMIC_BROKER),
-        ("log.retention.ms", "8", ConfigSource.DYNAMIC_DEFAULT_BROKER),
-        ("log.retention.ms", "7", ConfigSource.STATIC_BROKER),
-        ("log.retention.hours", "5", ConfigSource.STATIC_BROKER),
-        ("log.retention.hours", "168", ConfigSource.DEFAULT),
+        ("retention.ms", "10", ConfigValueSource.TOPIC),
+        ("log.retention.ms", "9", ConfigValueSource.DYNAMIC_BROKER),
+        ("log.retention.ms", "8", ConfigValueSource.DYNAMIC_DEFAULT_BROKER),
+        ("log.retention.ms", "7", ConfigValueSource.STATIC_BROKER),
+        ("log.retention.hours", "5", ConfigValueSource.STATIC_BROKER),
+        ("log.retention.hours", "168", ConfigValueSource.DEFAULT),
     ]
-    assert (entry.value, entry.config_source, entry.read_only) == ("10", ConfigSource.TOPIC, False)
+    assert (entry.value, entry.config_source, entry.read_only) == ("10", ConfigValueSource.TOPIC, False)
 
 
 def test_passwords_and_settings_of_unknown_type_are_not_shown() -> None:

@@ -15,9 +15,9 @@ import pytest
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.network import limits
 from ottla.node.network import server as server_module
-from ottla.node.network.connection import Connection, Exchange, Parts, ProtocolViolation
+from ottla.node.network.connection import ClientConnection, Parts, PendingRequest, ProtocolViolation
 from ottla.node.network.listeners import Endpoint
-from ottla.node.network.server import Server
+from ottla.node.network.server import SocketServer
 from ottla.runtime.loop import run
 from ottla.runtime.network import RealNetwork
 
@@ -40,7 +40,7 @@ class Script:
         self.gates: dict[bytes, asyncio.Future[None]] = {}
         self.turns: list[bytes] = []
 
-    def start(self, exchange: Exchange, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, exchange: PendingRequest, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
         body = bytes(data)
         self.started.append(body)
         verb, _, rest = body.partition(b" ")
@@ -67,7 +67,7 @@ class Script:
         await self.gates[name]
         return reply(b"waited " + name)
 
-    async def _in_turn(self, exchange: Exchange, name: bytes) -> Parts:
+    async def _in_turn(self, exchange: PendingRequest, name: bytes) -> Parts:
         await exchange.turn()
         self.turns.append(name)
         return reply(name)
@@ -118,7 +118,7 @@ async def until(condition: Callable[[], bool]) -> None:
 class Bench:
     """A server on a free port, and clients for it."""
 
-    def __init__(self, script: Script, server: Server, port: int) -> None:
+    def __init__(self, script: Script, server: SocketServer, port: int) -> None:
         self.script = script
         self.server = server
         self.port = port
@@ -148,13 +148,13 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def serving(
-    on_closed: Callable[[Connection], None] | None = None, **settings: str
+    on_closed: Callable[[ClientConnection], None] | None = None, **settings: str
 ) -> AsyncIterator[Bench]:
     config = NodeConfig(
         {"listeners": "PLAINTEXT://127.0.0.1:0"} | {k.replace("_", "."): v for k, v in settings.items()}
     )
     script = Script()
-    server = Server(RealNetwork(), config, lambda endpoint: script, on_closed)
+    server = SocketServer(RealNetwork(), config, lambda endpoint: script, on_closed)
     opened: dict[str, Endpoint] = await server.listen(config.listeners)
     bench = Bench(script, server, opened["PLAINTEXT"].port)
     try:
@@ -486,7 +486,7 @@ async def test_a_client_that_has_closed_its_half_still_gets_its_answers() -> Non
 @scenario
 async def test_who_waits_for_the_end_of_connections_is_told_at_once() -> None:
     """A controller fences a broker whose process has ended by that."""
-    ended: list[Connection] = []
+    ended: list[ClientConnection] = []
     async with serving(on_closed=ended.append) as bench:
         client = await bench.client()
         client.send(b"wait a")

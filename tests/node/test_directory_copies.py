@@ -8,7 +8,7 @@ import pytest
 from tests.replication.world import Leader
 
 from ottla.log.unified_log import Log
-from ottla.node.cluster.directory_moves import _cut_what_differs
+from ottla.node.cluster.alter_replica_log_dirs import _cut_what_differs
 from ottla.records.builder import build_batch
 
 

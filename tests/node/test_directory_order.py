@@ -56,7 +56,7 @@ class World:
         """On the way from one directory to the other: the controller knows, the promotion is held back."""
         await self.begin()
         hold_back_the_promotion(self.broker, monkeypatch)
-        self.broker.moves.begin(self.partition, B)
+        self.broker.alter_log_dirs.begin(self.partition, B)
         await self.nodes.until(lambda: self.known() == self.directory_id(B))
 
     async def produce(self, records: int, size: int = 10) -> None:
@@ -69,7 +69,7 @@ class World:
 
     async def in_place(self, path: str) -> None:
         """Have the replica in this directory, and the controller know."""
-        self.broker.moves.begin(self.partition, path)
+        self.broker.alter_log_dirs.begin(self.partition, path)
         await self.nodes.until(lambda: self.partition.log.directory.path == path)
         await self.nodes.until(lambda: self.known() == self.directory_id(path))
 
@@ -90,7 +90,7 @@ def test_a_replica_moves_only_once_the_controller_has_written_down_where_to() ->
     async def life() -> None:
         await world.begin()
         nodes.kill(1)
-        world.broker.moves.begin(world.partition, B)
+        world.broker.alter_log_dirs.begin(world.partition, B)
         await world.has_copied()
         await asyncio.sleep(5)
         assert world.partition.log.directory.path == A
@@ -111,7 +111,7 @@ def test_after_a_move_that_was_called_off_the_controller_knows_that_the_replica_
 
     async def life() -> None:
         await world.begin_half_way(monkeypatch)
-        world.broker.moves.begin(world.partition, A)
+        world.broker.alter_log_dirs.begin(world.partition, A)
         await nodes.until(lambda: world.known() == world.directory_id(A))
         assert world.partition.log.directory.path == A
         assert world.broker.logs.get_log(MOVED, future=True) is None
@@ -185,7 +185,7 @@ def test_the_copy_of_a_partition_goes_with_its_topic(monkeypatch: pytest.MonkeyP
     async def life() -> None:
         await world.begin()
         hold_back_the_promotion(world.broker, monkeypatch)
-        world.broker.moves.begin(world.partition, B)
+        world.broker.alter_log_dirs.begin(world.partition, B)
         await world.has_copied()
 
         async def delete(runtime: Runtime) -> None:
@@ -240,7 +240,7 @@ def test_a_throttle_holds_the_copying_back() -> None:
 
         await nodes.as_client(limit)
         await nodes.until(lambda: world.broker.replication.move_quota.limit == 1_000_000)
-        world.broker.moves.begin(world.partition, B)
+        world.broker.alter_log_dirs.begin(world.partition, B)
         took = await nodes.until(lambda: world.partition.log.directory.path == B)
         # What was copied before the limit was reached counts too, and a step is one MiB.
         assert 2 < took < 10
@@ -250,7 +250,7 @@ def test_a_throttle_holds_the_copying_back() -> None:
 
 def hold_back_the_promotion(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let moves come as far as the controller, and no further."""
-    reports = node.replication.reports
+    reports = node.replication.assignments
     announce = reports.announce
 
     async def announce_and_wait(partition: Partition, directory: bytes) -> None:

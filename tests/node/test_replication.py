@@ -116,7 +116,7 @@ def test_the_controller_learns_in_which_directory_each_replica_lies_and_where_it
         await nodes.until(lambda: all(known(id) for id in (1, 2, 3)))
         node, moved = nodes.nodes[1], replica(nodes, 1)
         target = "/more" if moved.log.directory.path == "/data" else "/data"
-        node.moves.begin(moved, target)
+        node.alter_log_dirs.begin(moved, target)
         await nodes.until(lambda: moved.log.directory.path == target and known(1))
 
     nodes.run(life())

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ottla.node.network.connection import Connection, Exchange, Parts
-from ottla.node.network.limits import Complaints, Limits, RequestMemory
+from ottla.node.network.connection import ClientConnection, Parts, PendingRequest
+from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver.disk_log import DiskLog
 from ottla.raft.driver.raft_client import RaftClient, read_election
@@ -37,23 +37,25 @@ class Replica:
         self.failure: BaseException | None = None
         self.client: RaftClient
         self._listener: Listener
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._service: QuorumService | None = None
 
     async def listen(self) -> None:
-        limits, memory, receive = Limits(), RequestMemory(), memoryview(bytearray(65536))
+        limits, memory, receive = ConnectionLimits(), RequestMemoryPool(), memoryview(bytearray(65536))
 
-        def opened(connection: Connection) -> bool:
+        def opened(connection: ClientConnection) -> bool:
             self._connections.add(connection)
             return self._service is not None
 
-        def connect() -> Connection:
-            return Connection(self, limits, memory, receive, opened, self._connections.discard, Complaints())
+        def connect() -> ClientConnection:
+            return ClientConnection(
+                self, limits, memory, receive, opened, self._connections.discard, ClientFaultLog()
+            )
 
         self._listener = await self.runtime.network.listen(connect, "127.0.0.1", self.port)
         self.port = self._listener.port
 
-    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         assert self._service is not None
         return self._service.start(exchange, frame)
 

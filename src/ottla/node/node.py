@@ -35,25 +35,25 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import StorageError
 from ottla.node.api.dispatch import Dispatcher
-from ottla.node.cluster.broker_lifecycle import BrokerRegistration
-from ottla.node.cluster.controller_channel import ControllerLink
-from ottla.node.cluster.directory_moves import DirectoryMoves
+from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
+from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.cluster.quorum_member import QuorumMember
-from ottla.node.cluster.replication import Replication
+from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.component_settings import producer_config
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.schema import log_config
 from ottla.node.coordinators import Coordinators
 from ottla.node.fetch.session import FetchSessionCache
-from ottla.node.flushes import Flushes
-from ottla.node.network.endpoints import Doors
+from ottla.node.network.endpoints import NodeEndpoints
 from ottla.node.network.listeners import Endpoint
-from ottla.node.network.server import Server
+from ottla.node.network.server import SocketServer
 from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, open_storage
-from ottla.node.txn.producer_ids import ProducerIds
+from ottla.node.txn.producer_ids import ProducerIdManager
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
+from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
@@ -85,18 +85,18 @@ class Node:
         self.quorum: Final = QuorumMember(self, self._dispatcher)
         # Made as the node starts, each on top of those before it. A controller alone has none of these.
         self.logs: LogManager
+        self.log_flushes: LogFlushScheduler
         self.replicas: ReplicaManager
-        self.registration: BrokerRegistration
+        self.lifecycle: BrokerLifecycleManager
         self.coordinators: Final = Coordinators(self)
         self.fetch_sessions: Final = FetchSessionCache(
             config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
         )
-        self.producer_ids: Final = ProducerIds(self)
-        self.moves: Final = DirectoryMoves(self)
-        self.replication: Final = Replication(self)
-        self.server: Final = Server(runtime.network, config, self._dispatcher)
-        self.doors: Final = Doors(self)
-        self.flushes: Final = Flushes(self)
+        self.producer_ids: Final = ProducerIdManager(self)
+        self.alter_log_dirs: Final = AlterReplicaLogDirsManager(self)
+        self.replication: Final = BrokerReplication(self)
+        self.server: Final = SocketServer(runtime.network, config, self._dispatcher)
+        self.endpoints: Final = NodeEndpoints(self)
         self._following = False  # whether the replicas follow the image
         self._incarnation_id: Final = runtime.random.uuid()
         self._upkeep: Final = Upkeep(self)
@@ -128,7 +128,7 @@ class Node:
         return self.quorum.seat
 
     @property
-    def controllers(self) -> ControllerLink:
+    def controllers(self) -> ControllerChannel:
         """The way to the active controller, wherever it is."""
         return self.quorum.controllers
 
@@ -142,7 +142,7 @@ class Node:
 
     @property
     def broker_epoch(self) -> int:
-        return self.registration.epoch
+        return self.lifecycle.epoch
 
     def now_ms(self) -> int:
         return self.runtime.clock.wall_ms()
@@ -167,7 +167,7 @@ class Node:
 
     def client_endpoints(self) -> list[Endpoint]:
         """Where clients connect, with the ports that are really open."""
-        return self.doors.for_clients()
+        return self.endpoints.for_clients()
 
     def data_directories(self) -> list[str]:
         """Where its data lies: the directories of logs without those that failed; of a controller alone, the
@@ -213,7 +213,7 @@ class Node:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
 
     async def _start(self) -> None:
-        await self.doors.check()
+        await self.endpoints.check()
         storage = await self._open_storage()
         await self._start_quorum(storage)
         if self.config.is_broker:
@@ -240,9 +240,9 @@ class Node:
         config, quorum = self.config, self.quorum
         endpoints: list[Endpoint] = []
         if config.is_controller:
-            await self.doors.open(quorum.server, config.listeners_of_controller)
+            await self.endpoints.open(quorum.server, config.listeners_of_controller)
             self._undo(quorum.server.stop)
-            endpoints = self.doors.reachable(config.advertised_of_controller)
+            endpoints = self.endpoints.reachable(config.advertised_of_controller)
         await quorum.open(storage, endpoints, self._follow)
         self._undo(quorum.close)
         self._upkeep.start_quorum()
@@ -256,19 +256,19 @@ class Node:
         """Register this broker, fenced, and read the metadata log as far as that."""
         config = self.config
         # Addresses must be known before they are registered.
-        await self.doors.open_unknown(self.server)
+        await self.endpoints.open_unknown(self.server)
         self._undo(self.server.stop)
         usable = [path for path in config.log_dirs if path not in storage.failed]
-        self.registration = BrokerRegistration(
+        self.lifecycle = BrokerLifecycleManager(
             self,
             incarnation_id=self._incarnation_id,
             directories={path: storage.directories[path] for path in usable},
-            endpoints=self.doors.reachable(config.advertised_listeners),
+            endpoints=self.endpoints.reachable(config.advertised_listeners),
             previous_epoch=await self.runtime.pool.run(clean_shutdown_epoch, self.runtime.disk, usable),
         )
-        self._undo(self.registration.close)
-        await self.registration.register()
-        await self.registration.caught_up()
+        self._undo(self.lifecycle.close)
+        await self.lifecycle.register()
+        await self.lifecycle.caught_up()
 
     async def _start_logs(self, storage: NodeStorage) -> None:
         config = self.config
@@ -288,6 +288,7 @@ class Node:
         )
         await logs.start(self.topic_config, self._means)
         self.logs = logs
+        self.log_flushes = LogFlushScheduler(logs, self.runtime.clock)
         self._undo(self._close_logs)
         self.replicas = ReplicaManager(
             config.node_id,
@@ -304,8 +305,8 @@ class Node:
         self.replication.follow(changes)
         self.coordinators.follow(self.image, changes)
         self._undo(self.coordinators.close)
-        self.moves.resume()
-        self._undo(self.moves.stop)
+        self.alter_log_dirs.resume()
+        self._undo(self.alter_log_dirs.stop)
         self._undo(self._stop_following)
 
     def _means(self, found: Log) -> bool:
@@ -317,10 +318,10 @@ class Node:
         return is_reserved_directory(directory) or directory == found.directory.directory_id
 
     async def _serve(self) -> None:
-        await self.doors.open_known(self.server)
+        await self.endpoints.open_known(self.server)
         self._undo(self._leave)
-        self.doors.warn_of_open_ones()
-        await self.registration.serve()
+        self.endpoints.warn_of_open_ones()
+        await self.lifecycle.serve()
         self._upkeep.start()
         self._undo(self._upkeep.stop)
 
@@ -342,9 +343,9 @@ class Node:
             return
         if any(_is_leaving(image, id) for id in delta.changed_brokers):
             # It may go once everybody has read so far: say so.
-            self.registration.hurry()
+            self.lifecycle.hurry()
         changes = self.replicas.apply(delta, image, self.now_ms())
-        self.moves.call_off(changes.deleted)
+        self.alter_log_dirs.call_off(changes.deleted)
         self.logs.settle_new()
         self.replication.follow(changes)
         self.coordinators.follow(image, changes, delta)
@@ -371,7 +372,7 @@ class Node:
             self._loop.call_soon_threadsafe(self._directory_failed, directory)
 
     def _directory_failed(self, directory: LogDirectory) -> None:
-        self.registration.directory_failed(directory.path)
+        self.lifecycle.directory_failed(directory.path)
         if not self._following:
             return
         gone = self.replicas.directory_failed(directory)
@@ -411,7 +412,7 @@ class Node:
             await self.server.stop()
         hand_over = self.config.flag("controlled.shutdown.enable")
         seconds = _LEAVE_ALONE_SECONDS if alone else _LEAVE_SECONDS
-        if not (hand_over and await self.registration.leave(seconds)):
+        if not (hand_over and await self.lifecycle.leave(seconds)):
             log.info("leaving without having handed over all leaderships")
         await self.server.stop()
 
@@ -425,7 +426,7 @@ class Node:
         self.metadata.publish_now()
 
     async def _close_logs(self) -> None:
-        await self.flushes.ended()
+        await self.log_flushes.close()
         await self.logs.shutdown(self.broker_epoch)
 
 

@@ -124,7 +124,7 @@ class Upkeep:
         return _WATCH_TICK_MS if others and self._node.seat.active is not None else _CONTROLLER_TICK_MS
 
     async def _watch(self) -> None:
-        self._node.quorum.watch.look_for_silent()
+        self._node.quorum.liveness.look_for_silent()
 
     async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:
         """What the active controller does by itself, if it is here."""
@@ -164,11 +164,11 @@ class Upkeep:
         """A broker whose disk is full holds others up: they are to do without it until there is room."""
         node = self._node
         if not any(directory.lacks_room for directory in node.logs.live_directories):
-            if node.registration.is_aside:
+            if node.lifecycle.is_aside:
                 _log.warning("there is room again: this broker serves")
-                node.registration.step_back()
+                node.lifecycle.step_back()
             return
-        if node.registration.is_aside:
+        if node.lifecycle.is_aside:
             return
         monotonic_ms = node.runtime.clock.monotonic_ns() // 1_000_000
         if monotonic_ms - self._stepped_aside_ms < _STEP_ASIDE_EVERY_MS:
@@ -179,7 +179,7 @@ class Upkeep:
                 _LACK_PATIENCE_MS,
             )
             self._stepped_aside_ms = monotonic_ms
-            node.registration.step_aside()
+            node.lifecycle.step_aside()
 
     async def _clean(self) -> None:
         from ottla.log.cleaner.cleaner import LogCleaner

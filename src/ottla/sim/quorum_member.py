@@ -11,8 +11,8 @@ import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ottla.node.network.connection import Connection, Exchange, Parts, ProtocolViolation
-from ottla.node.network.limits import Complaints, Limits, RequestMemory
+from ottla.node.network.connection import ClientConnection, Parts, PendingRequest, ProtocolViolation
+from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.protocol.api import API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.headers import read_request_header, response_parts
@@ -142,11 +142,11 @@ class Member:
             config=self.config.quorum,
             bootstrap=self.config.bootstrap,
         )
-        limits, memory, receive = Limits(), RequestMemory(), memoryview(bytearray(65536))
+        limits, memory, receive = ConnectionLimits(), RequestMemoryPool(), memoryview(bytearray(65536))
         service = QuorumService(client, lambda: self._world.event("voted", self.machine))
         await runtime.network.listen(
-            lambda: Connection(
-                service, limits, memory, receive, lambda _: True, lambda _: None, Complaints()
+            lambda: ClientConnection(
+                service, limits, memory, receive, lambda _: True, lambda _: None, ClientFaultLog()
             ),
             "",
             PORT,
@@ -278,7 +278,7 @@ class QuorumService:
         self._client = client
         self._on_vote = on_vote
 
-    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         return self._answer(bytes(frame))
 
     async def _answer(self, frame: bytes) -> Parts:

@@ -11,7 +11,7 @@ from ottla.protocol.schema import Request, Response
 
 if TYPE_CHECKING:
     from ottla.node.api.dispatch import Dispatcher
-    from ottla.node.network.connection import Exchange
+    from ottla.node.network.connection import PendingRequest
     from ottla.node.network.listeners import Endpoint
     from ottla.node.node import Node
     from ottla.protocol.api import Api
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class RequestContext:
     node: Node
     dispatcher: Dispatcher
-    exchange: Exchange
+    exchange: PendingRequest
     api: Api
     version: int
     correlation_id: int
@@ -35,7 +35,7 @@ class RequestContext:
     def of_forwarded(
         cls, dispatcher: Dispatcher, api: Api, version: int, header: RequestHeader, host: str
     ) -> RequestContext:
-        nothing = cast("Exchange", None)
+        nothing = cast("PendingRequest", None)
         return cls(
             dispatcher.node, dispatcher, nothing, api, version, header.correlation_id, header.client_id, host
         )

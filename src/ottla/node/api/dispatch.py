@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ottla.node.api.context import Handler, Reply, RequestContext
 from ottla.node.api.response_cache import MAX_QUESTION_BYTES, Memo, Question
-from ottla.node.network.connection import Exchange, Parts, ProtocolViolation
+from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
 from ottla.protocol.api import API, API_BY_NAME, API_VERSIONS, Api, Listener, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.fitting import leave_out_what_is_newer
@@ -178,7 +178,7 @@ class Dispatcher:
             for key, route in self._routes.items()
         ]
 
-    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         if len(frame) < _KEY_AND_VERSION.size:
             raise ProtocolViolation(f"it sent a request of {len(frame)} bytes, too short for a header")
         key, version = _KEY_AND_VERSION.unpack_from(frame)
@@ -356,7 +356,9 @@ class Dispatcher:
         leave_out_what_is_newer(response, context.version)
         return response
 
-    def _unsupported(self, exchange: Exchange, route: _Route, version: int, client_id: str | None) -> str:
+    def _unsupported(
+        self, exchange: PendingRequest, route: _Route, version: int, client_id: str | None
+    ) -> str:
         software = exchange.connection.attributes.get("software")
         who = f"client id {client_id!r}" + (f", {software}" if software else "")
         return (

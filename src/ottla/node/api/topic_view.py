@@ -31,7 +31,7 @@ def broker_address(context: RequestContext, broker: BrokerRegistration) -> Broke
     if endpoint is None:
         return None
     host, port = endpoint.host, endpoint.port
-    if broker.id == context.node.config.node_id and context.node.doors.advertises_nothing(
+    if broker.id == context.node.config.node_id and context.node.endpoints.advertises_nothing(
         context.endpoint.name
     ):
         host = context.came_by[0] or host

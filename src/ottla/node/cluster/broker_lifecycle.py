@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.features import supported
-from ottla.node.cluster.controller_channel import ControllerLink
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.network.listeners import Endpoint, registered
 from ottla.node.storage import NodeFailed
 from ottla.protocol.errors import ErrorCode
@@ -50,7 +50,7 @@ _FATAL: Final = frozenset(
 )
 
 
-class BrokerRegistration:
+class BrokerLifecycleManager:
     """This broker as the controller knows it. `epoch` is -1 until it has registered."""
 
     def __init__(
@@ -66,7 +66,7 @@ class BrokerRegistration:
         cleanly.
         """
         self._node: Final = node
-        self._link: Final = ControllerLink(node, "ottla-broker-lifecycle")
+        self._link: Final = ControllerChannel(node, "ottla-broker-lifecycle")
         self._link.follow_leader()
         # A new controller should not have to wonder.
         node.metadata.watch_leader(self.hurry)

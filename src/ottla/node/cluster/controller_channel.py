@@ -33,7 +33,7 @@ _LEAST_TIMEOUT_MS: Final = 10_000
 _MAX_ASKED: Final = 64
 
 
-class ControllerLink:
+class ControllerChannel:
     """Connections of its own to the controllers, so that what waits for an answer does not hold up others
     that use another link.
     """

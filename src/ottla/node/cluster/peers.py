@@ -31,7 +31,7 @@ def inter_broker_listener(config: NodeConfig) -> str:
     return protocol.name
 
 
-class Peers:
+class PeerBrokers:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
 
@@ -47,16 +47,16 @@ class Peers:
         """Connections that nobody else uses; `purpose` is how the other side sees them."""
         return Channel(self._node.runtime.network, f"broker-{self._node.config.node_id}-{purpose}")
 
-    def line(self, purpose: str) -> PeerLine:
-        return PeerLine(self, self.channel(purpose))
+    def line(self, purpose: str) -> PeerChannel:
+        return PeerChannel(self, self.channel(purpose))
 
 
-class PeerLine:
+class PeerChannel:
     """Questions of one kind to any broker."""
 
     __slots__ = ("_channel", "_peers")
 
-    def __init__(self, peers: Peers, channel: Channel) -> None:
+    def __init__(self, peers: PeerBrokers, channel: Channel) -> None:
         self._peers: Final = peers
         self._channel: Final = channel
 

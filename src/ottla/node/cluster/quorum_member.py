@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import read_bootstrap
-from ottla.node.cluster.broker_watch import BrokerWatch
-from ottla.node.cluster.controller_channel import ControllerLink
+from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.config.component_settings import (
     bootstrap_servers,
     controller_settings,
@@ -27,8 +27,8 @@ from ottla.node.config.component_settings import (
 )
 from ottla.node.config.schema import TableSchema
 from ottla.node.network.listeners import Endpoint
-from ottla.node.network.server import Server
 from ottla.runtime.address import Address
+from ottla.node.network.server import SocketServer
 
 if TYPE_CHECKING:
     from ottla.metadata.log.loader import Subscriber
@@ -57,11 +57,11 @@ class QuorumMember:
         self.metadata: MetadataLog
         self.seat: ControllerSeat
         # The ways to the active controller: for what this node asks, and for what it passes on.
-        self.controllers: Final = ControllerLink(node, "ottla-broker")
-        self.forwards: Final = ControllerLink(node, "ottla-forwarding")
-        self.watch: Final = BrokerWatch(node)
-        self.server: Final = Server(
-            node.runtime.network, node.config, dispatcher, self.watch.connection_closed
+        self.controllers: Final = ControllerChannel(node, "ottla-broker")
+        self.forwards: Final = ControllerChannel(node, "ottla-forwarding")
+        self.liveness: Final = BrokerLivenessProbe(node)
+        self.server: Final = SocketServer(
+            node.runtime.network, node.config, dispatcher, self.liveness.connection_closed
         )
 
     @property
@@ -97,7 +97,7 @@ class QuorumMember:
         loop = asyncio.get_running_loop()
 
         def activate() -> QuorumController:
-            loop.call_soon(self.watch.took_over)
+            loop.call_soon(self.liveness.took_over)
             return QuorumController.activate(
                 node.runtime,
                 metadata,
@@ -145,7 +145,7 @@ class QuorumMember:
         if self._registering is not None:
             self._registering.cancel()
             await asyncio.gather(self._registering, return_exceptions=True)
-        await self.watch.close()
+        await self.liveness.close()
         self.controllers.close()
         self.forwards.close()
         await self.metadata.resign(_RESIGN_MS)

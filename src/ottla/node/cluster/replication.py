@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ottla.node.cluster.directory_reports import DirectoryReports
-from ottla.node.cluster.peers import Peers
+from ottla.node.cluster.assignments_manager import AssignmentsManager
+from ottla.node.cluster.peers import PeerBrokers
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from ottla.protocol.names import TopicPartition
@@ -48,10 +48,10 @@ def fetcher_config(config: NodeConfig) -> FetcherConfig:
     )
 
 
-class Replication:
+class BrokerReplication:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
-        self.peers: Final = Peers(node)
+        self.peers: Final = PeerBrokers(node)
         self.leader_quota: Final = _quota(node, *_WINDOWS)
         self.follower_quota: Final = _quota(node, *_WINDOWS)
         self.move_quota: Final = _quota(node, *_WINDOWS_OF_MOVES)
@@ -59,7 +59,7 @@ class Replication:
         # Made when the first replica is shared with another broker: a lone node needs none of it.
         self._fetchers: Fetchers | None = None
         self._isr_changes: IsrChanges | None = None
-        self._reports: DirectoryReports | None = None
+        self._assignments: AssignmentsManager | None = None
 
     # Following the metadata
 
@@ -91,8 +91,8 @@ class Replication:
             await self._fetchers.close()
         if self._isr_changes is not None:
             await self._isr_changes.close()
-        if self._reports is not None:
-            await self._reports.close()
+        if self._assignments is not None:
+            await self._assignments.close()
 
     def _make_fetchers(self) -> Fetchers:
         node = self._node
@@ -138,13 +138,13 @@ class Replication:
         """Tell the controller where replicas lie, if that is not what it knows: a broker with one directory
         may have got another one, and leads nothing that is thought to be in the former.
         """
-        self.reports.check(partitions)
+        self.assignments.check(partitions)
 
     @property
-    def reports(self) -> DirectoryReports:
-        if self._reports is None:
-            self._reports = DirectoryReports(self._node)
-        return self._reports
+    def assignments(self) -> AssignmentsManager:
+        if self._assignments is None:
+            self._assignments = AssignmentsManager(self._node)
+        return self._assignments
 
     # Throttles
 

@@ -30,7 +30,7 @@ DYNAMIC_ONLY: Final = frozenset(
 _WITHOUT_DEFAULT: Final = frozenset(("controller.listener.names", "node.id", "process.roles"))
 
 
-class ConfigSource(IntEnum):
+class ConfigValueSource(IntEnum):
     UNKNOWN = 0
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -67,7 +67,7 @@ class ConfigView:
             value = key.parse(overrides[name]) if name in overrides else defaults[name]
             synonyms = self._broker_synonyms(key.synonyms[0]) if key.synonyms else []
             if name in overrides:
-                synonyms.insert(0, _synonym(key, name, key.show(value), ConfigSource.TOPIC))
+                synonyms.insert(0, _synonym(key, name, key.show(value), ConfigValueSource.TOPIC))
             results.append(self._entry(key, name, value, synonyms, read_only=False))
         return results
 
@@ -81,10 +81,10 @@ class ConfigView:
             synonyms = (
                 self._broker_synonyms(key.synonyms[0])
                 if key.synonyms
-                else [_synonym(key, name, key.show(key.default), ConfigSource.DEFAULT)]
+                else [_synonym(key, name, key.show(key.default), ConfigValueSource.DEFAULT)]
             )
             if name in overrides:
-                synonyms.insert(0, _synonym(key, name, key.show(value), ConfigSource.GROUP))
+                synonyms.insert(0, _synonym(key, name, key.show(value), ConfigValueSource.GROUP))
             results.append(self._entry(key, name, value, synonyms, read_only=False))
         return results
 
@@ -95,7 +95,7 @@ class ConfigView:
                 continue
             value = key.parse(overrides[name]) if name in overrides else key.default
             synonyms = (
-                [_synonym(key, name, key.show(value), ConfigSource.CLIENT_METRICS)]
+                [_synonym(key, name, key.show(value), ConfigValueSource.CLIENT_METRICS)]
                 if name in overrides
                 else []
             )
@@ -143,7 +143,7 @@ class ConfigView:
             name=name,
             value=None,
             read_only=True,
-            config_source=synonyms[0].source if synonyms else ConfigSource.DEFAULT,
+            config_source=synonyms[0].source if synonyms else ConfigValueSource.DEFAULT,
             is_sensitive=True,
             synonyms=synonyms if self._synonyms else [],
             config_type=0,
@@ -156,9 +156,9 @@ class ConfigView:
         config = self._config
         found: list[DescribeConfigsSynonym] = []
         for layer, source in (
-            (config.dynamic_broker, ConfigSource.DYNAMIC_BROKER),
-            (config.dynamic_default, ConfigSource.DYNAMIC_DEFAULT_BROKER),
-            (config.given, ConfigSource.STATIC_BROKER),
+            (config.dynamic_broker, ConfigValueSource.DYNAMIC_BROKER),
+            (config.dynamic_default, ConfigValueSource.DYNAMIC_DEFAULT_BROKER),
+            (config.given, ConfigValueSource.STATIC_BROKER),
         ):
             for synonym in broker_synonyms(name):
                 key = broker_key(synonym)
@@ -168,7 +168,7 @@ class ConfigView:
         for synonym in broker_synonyms(name):
             key = BROKER.get(synonym)
             if key is not None and key.default is not None and synonym not in _WITHOUT_DEFAULT:
-                found.append(_synonym(key, synonym, key.show(key.default), ConfigSource.DEFAULT))
+                found.append(_synonym(key, synonym, key.show(key.default), ConfigValueSource.DEFAULT))
         while found and found[0].name != name:
             del found[0]
         return found
@@ -186,7 +186,7 @@ class ConfigView:
             name=name,
             value=key.show(value),
             read_only=read_only,
-            config_source=synonyms[0].source if synonyms else ConfigSource.DEFAULT,
+            config_source=synonyms[0].source if synonyms else ConfigValueSource.DEFAULT,
             is_sensitive=key.sensitive,
             synonyms=synonyms if self._synonyms else [],
             config_type=key.type,
@@ -194,9 +194,11 @@ class ConfigView:
         )
 
 
-def _synonym(key: ConfigKey, name: str, value: str | None, source: ConfigSource) -> DescribeConfigsSynonym:
+def _synonym(
+    key: ConfigKey, name: str, value: str | None, source: ConfigValueSource
+) -> DescribeConfigsSynonym:
     return DescribeConfigsSynonym(name=name, value=None if key.sensitive else value, source=source)
 
 
 def _is_default_source(synonym: DescribeConfigsSynonym) -> bool:
-    return synonym.source == ConfigSource.DYNAMIC_DEFAULT_BROKER
+    return synonym.source == ConfigValueSource.DYNAMIC_DEFAULT_BROKER

@@ -14,7 +14,7 @@ from typing import Final
 from ottla.log.log_config import LogConfig, field_name
 from ottla.metadata.controller.state import EffectiveConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.config.describe import ConfigSource
+from ottla.node.config.describe import ConfigValueSource
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
@@ -181,12 +181,12 @@ class TableSchema:
         broker: Mapping[str, str],
         cluster: Mapping[str, str],
         defaults: Mapping[str, Value],
-    ) -> tuple[str, ConfigSource]:
+    ) -> tuple[str, ConfigValueSource]:
         if key.name in topic:
-            return topic[key.name], ConfigSource.TOPIC
+            return topic[key.name], ConfigValueSource.TOPIC
         for layer, source in (
-            (broker, ConfigSource.DYNAMIC_BROKER),
-            (cluster, ConfigSource.DYNAMIC_DEFAULT_BROKER),
+            (broker, ConfigValueSource.DYNAMIC_BROKER),
+            (cluster, ConfigValueSource.DYNAMIC_DEFAULT_BROKER),
         ):
             # Coarser units are read-only, so only the finest name can stand in the metadata log.
             if key.synonyms and key.synonyms[0] in layer:
@@ -194,7 +194,7 @@ class TableSchema:
         given = self._config().given
         static = any(synonym in given for synonym in key.synonyms)
         text = key.show(defaults[key.name])
-        return text or "", ConfigSource.STATIC_BROKER if static else ConfigSource.DEFAULT
+        return text or "", ConfigValueSource.STATIC_BROKER if static else ConfigValueSource.DEFAULT
 
 
 def _key(type: int, name: str) -> ConfigKey | None:

@@ -59,7 +59,7 @@ class Check(Protocol):
         ...
 
 
-class Range(NamedTuple):
+class InRange(NamedTuple):
     min: int | float
     max: int | float | None = None
 
@@ -80,7 +80,7 @@ class Range(NamedTuple):
 class RangeOr(NamedTuple):
     """A range, or one value outside of it that has a meaning of its own."""
 
-    range: Range
+    range: InRange
     other: int
 
     def problem(self, value: Value) -> str | None:

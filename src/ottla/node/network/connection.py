@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from ottla.node.network.limits import Complaints, Limits, RequestMemory
+from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.node.network.protocol_guess import looks_like
 from ottla.runtime.disk import Buffer
 
@@ -42,20 +42,20 @@ class ProtocolViolation(Exception):
     """What arrived cannot be answered; the connection is closed, and the text says why in the log."""
 
 
-class Service(Protocol):
+class RequestDispatcher(Protocol):
     """What is done with a request."""
 
-    def start(self, exchange: Exchange, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         """Begin to work on a request; the response, or what will give it, or None if it has none."""
         ...
 
 
-class Exchange:
+class PendingRequest:
     """A request in work and its response. The request's handler sees it as its place in the line."""
 
     __slots__ = ("_turn", "connection", "parts", "ready", "size", "task")
 
-    def __init__(self, connection: Connection, size: int) -> None:
+    def __init__(self, connection: ClientConnection, size: int) -> None:
         self.connection = connection
         self.size = size
         self.ready = False
@@ -84,7 +84,7 @@ class Exchange:
             self._turn.set_result(None)
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
         "_complaints",
@@ -117,13 +117,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        service: Service,
-        limits: Limits,
-        memory: RequestMemory,
+        service: RequestDispatcher,
+        limits: ConnectionLimits,
+        memory: RequestMemoryPool,
         receive: memoryview,
-        on_open: Callable[[Connection], bool],
-        on_close: Callable[[Connection], None],
-        complaints: Complaints,
+        on_open: Callable[[ClientConnection], bool],
+        on_close: Callable[[ClientConnection], None],
+        complaints: ClientFaultLog,
     ) -> None:
         self._service = service
         self.limits = limits
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._exchanges: deque[Exchange] = deque()
+        self._exchanges: deque[PendingRequest] = deque()
         self._in_flight_bytes = 0
         # The frame that is being received: its storage, how much has come, and how much there will be.
         self._frame: bytearray | None = None
@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start(self, frame: bytearray) -> None:
         size = len(frame)
-        exchange = Exchange(self, size)
+        exchange = PendingRequest(self, size)
         self._exchanges.append(exchange)
         self.limits.in_work += 1
         self._in_flight_bytes += size
@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Responses.
 
-    def _done(self, exchange: Exchange, task: asyncio.Future[Parts | None]) -> None:
+    def _done(self, exchange: PendingRequest, task: asyncio.Future[Parts | None]) -> None:
         if self.closed:
             if not task.cancelled():
                 task.exception()
@@ -331,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         self._advance()
 
-    def _finish(self, exchange: Exchange, parts: Parts | None) -> None:
+    def _finish(self, exchange: PendingRequest, parts: Parts | None) -> None:
         """Take a response; it goes out with those after it that are ready, once all before it have."""
         exchange.ready = True
         exchange.parts = parts
@@ -359,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self.transport.writelines(parts)
 
-    def is_turn(self, exchange: Exchange) -> bool:
+    def is_turn(self, exchange: PendingRequest) -> bool:
         return bool(self._exchanges) and self._exchanges[0] is exchange and not self._write_paused
 
     # Flow.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from ottla.node.network.listeners import Endpoint, SecurityProtocol
-from ottla.node.network.server import Server
+from ottla.node.network.server import SocketServer
 from ottla.node.storage import NodeFailed
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Doors:
+class NodeEndpoints:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
         # By the names of listeners, with the ports that they really have.
@@ -42,11 +42,11 @@ class Doors:
         with _told_of_ports():
             await self._node.server.check(listeners)
 
-    async def open(self, server: Server, endpoints: Iterable[Endpoint]) -> None:
+    async def open(self, server: SocketServer, endpoints: Iterable[Endpoint]) -> None:
         with _told_of_ports():
             self._open |= await server.listen(endpoints)
 
-    async def open_unknown(self, server: Server) -> None:
+    async def open_unknown(self, server: SocketServer) -> None:
         """Open those of the broker's whose ports are not known before; where they are, clients need not come
         yet.
         """
@@ -54,7 +54,7 @@ class Doors:
         for endpoint in self._of_broker():
             self._open.setdefault(endpoint.name, endpoint)
 
-    async def open_known(self, server: Server) -> None:
+    async def open_known(self, server: SocketServer) -> None:
         """Open the rest of the broker's."""
         await self.open(server, [each for each in self._of_broker() if each.port])
 

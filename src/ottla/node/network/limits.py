@@ -21,12 +21,12 @@ _COMPLAINTS_BURST: Final = 50
 _COMPLAINTS_PER_SECOND: Final = 5
 
 
-class Waiter(Protocol):
+class MemoryWaiter(Protocol):
     def memory_available(self) -> None:
         """There may be memory again: try once more."""
 
 
-class RequestMemory:
+class RequestMemoryPool:
     """How many bytes of requests may be held at once, over all connections (`queued.max.request.bytes`).
 
     A frame is admitted while less than the limit is in use, so that one is always let in, whatever its size.
@@ -37,13 +37,13 @@ class RequestMemory:
     def __init__(self, limit: int = -1) -> None:
         self.limit = limit
         self._used = 0
-        self._waiting: deque[Waiter] = deque()
+        self._waiting: deque[MemoryWaiter] = deque()
 
     @property
     def used(self) -> int:
         return self._used
 
-    def take(self, size: int, waiter: Waiter) -> bool:
+    def take(self, size: int, waiter: MemoryWaiter) -> bool:
         """Whether the bytes may be held now; otherwise the waiter is told when it may try again."""
         if self.limit > 0 and self._used >= self.limit:
             self._waiting.append(waiter)
@@ -57,7 +57,7 @@ class RequestMemory:
             self._waiting.popleft().memory_available()
 
 
-class Limits:
+class ConnectionLimits:
     """Bounds that all connections of a server share and that may change while it runs."""
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Limits:
         return max(_MIN_SHARE_BYTES, _UNREAD_BYTES // (1 + self.slow_readers))
 
 
-class Complaints:
+class ClientFaultLog:
     """Lines in the log about clients at fault: each gets one, but a flood of them does not flood the log."""
 
     __slots__ = ("_left", "_refilled", "_silenced")

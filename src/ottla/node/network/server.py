@@ -15,8 +15,8 @@ from typing import Final
 
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import parse_ip_overrides
-from ottla.node.network.connection import RECEIVE_BYTES, Connection, Service
-from ottla.node.network.limits import Complaints, Limits, RequestMemory
+from ottla.node.network.connection import RECEIVE_BYTES, ClientConnection, RequestDispatcher
+from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.node.network.listeners import Endpoint
 from ottla.runtime.network import Listener, Network, SocketOptions, peer_is_done
 
@@ -30,29 +30,29 @@ _GONE_SECONDS: Final = 3.0
 _LAST_ANSWERS_SECONDS: Final = 10.0
 
 
-class Server:
+class SocketServer:
     """Listeners for any number of endpoints; `service_for` gives each endpoint the service behind it."""
 
     def __init__(
         self,
         network: Network,
         config: NodeConfig,
-        service_for: Callable[[Endpoint], Service],
-        on_closed: Callable[[Connection], None] | None = None,
+        service_for: Callable[[Endpoint], RequestDispatcher],
+        on_closed: Callable[[ClientConnection], None] | None = None,
     ) -> None:
         self._network = network
         self._service_for = service_for
         self._on_closed = on_closed
         self._listeners: dict[str, Listener] = {}
-        self._connections: dict[Connection, None] = {}  # the oldest first
+        self._connections: dict[ClientConnection, None] = {}  # the oldest first
         self._per_ip: Counter[str] = Counter()
         self._receive = memoryview(bytearray(RECEIVE_BYTES))
-        self._limits = Limits()
+        self._limits = ConnectionLimits()
         if on_closed is not None:
             # Whoever waits for the end of connections is told at once, also where requests are in work.
             self._limits.max_leaving = 0
-        self._complaints = Complaints()
-        self.memory = RequestMemory()
+        self._complaints = ClientFaultLog()
+        self.memory = RequestMemoryPool()
         self._sweeper: asyncio.TimerHandle | None = None
         self._refused = 0
         self.configure(config)
@@ -104,9 +104,9 @@ class Server:
             self._sweep()
         return opened
 
-    def _factory(self, service: Service) -> Callable[[], Connection]:
-        def connect() -> Connection:
-            return Connection(
+    def _factory(self, service: RequestDispatcher) -> Callable[[], ClientConnection]:
+        def connect() -> ClientConnection:
+            return ClientConnection(
                 service,
                 self._limits,
                 self.memory,
@@ -122,7 +122,7 @@ class Server:
     def connections(self) -> int:
         return len(self._connections)
 
-    def _opened(self, connection: Connection) -> bool:
+    def _opened(self, connection: ClientConnection) -> bool:
         host = connection.peer[0]
         allowed = self._per_ip_overrides.get(host, self._max_per_ip)
         if len(self._connections) >= self._max_connections:
@@ -135,7 +135,7 @@ class Server:
         self._connections[connection] = None
         return True
 
-    def _refuse(self, connection: Connection, reason: str) -> None:
+    def _refuse(self, connection: ClientConnection, reason: str) -> None:
         # A client that is refused comes back at once, so not every refusal gets a line.
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:
@@ -146,7 +146,7 @@ class Server:
                 self._refused,
             )
 
-    def _closed(self, connection: Connection) -> None:
+    def _closed(self, connection: ClientConnection) -> None:
         if connection in self._connections:
             del self._connections[connection]
             host = connection.peer[0]

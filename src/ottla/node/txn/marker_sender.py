@@ -53,7 +53,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return topics
 
 
-class Markers:
+class TransactionMarkerSender:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
         self._line: Final = node.replication.peers.line("markers")
@@ -199,7 +199,7 @@ class Markers:
         except OSError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
         if info.rolled:
-            node.flushes.later(partition.log)
+            node.log_flushes.flush_closed_segments(partition.log)
         return partition, info.last_offset + 1
 
     async def _confirmed(

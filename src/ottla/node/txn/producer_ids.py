@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _VERSION: Final = 0
 
 
-class ProducerIds:
+class ProducerIdManager:
     __slots__ = ("_end", "_next", "_node", "_refill")
 
     def __init__(self, node: Node) -> None:

@@ -23,7 +23,7 @@ from ottla.coordinator.transaction.service import TransactionService
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.txn.marker_sender import Codes, Markers, by_topic
+from ottla.node.txn.marker_sender import Codes, TransactionMarkerSender, by_topic
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -61,7 +61,7 @@ class NodeTransactions:
     def __init__(self, node: Node) -> None:
         config = node.config
         self._node: Final = node
-        self.markers: Final = Markers(node)
+        self.markers: Final = TransactionMarkerSender(node)
         self._line: Final = node.replication.peers.line("transactions")
         self._questions: Final = Questions(self._send, lambda question: question.transactional_id)
         self.service: Final = TransactionService(

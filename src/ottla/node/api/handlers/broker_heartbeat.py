@@ -13,7 +13,7 @@ from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, Bro
 
 async def handle(context: RequestContext, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
     require_cluster_action(context)
-    context.node.quorum.watch.heard(context.exchange.connection, request.broker_id, request.broker_epoch)
+    context.node.quorum.liveness.heard(context.exchange.connection, request.broker_id, request.broker_epoch)
     return await decide(context.node, request, context.version)
 
 

@@ -18,7 +18,7 @@ from ottla.protocol.messages.broker_registration import (
 async def handle(context: RequestContext, request: BrokerRegistrationRequest) -> BrokerRegistrationResponse:
     require_cluster_action(context)
     response = await _register(context.node, request, context.version, supersede=False)
-    context.node.quorum.watch.heard(context.exchange.connection, request.broker_id, response.broker_epoch)
+    context.node.quorum.liveness.heard(context.exchange.connection, request.broker_id, response.broker_epoch)
     return response
 
 

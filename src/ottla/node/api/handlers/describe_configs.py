@@ -14,7 +14,7 @@ from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
-from ottla.node.config.describe import ConfigSource, ConfigView
+from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.loggers import logger_levels
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
@@ -112,7 +112,7 @@ def _check_own_id(context: RequestContext, name: str) -> None:
 def _loggers(names: list[str] | None) -> list[DescribeConfigsResourceResult]:
     return [
         DescribeConfigsResourceResult(
-            name=name, value=level, config_source=ConfigSource.DYNAMIC_BROKER_LOGGER
+            name=name, value=level, config_source=ConfigValueSource.DYNAMIC_BROKER_LOGGER
         )
         for name, level in logger_levels().items()
         if names is None or name in names

@@ -10,7 +10,7 @@ A follower's fetch says how far it has come, so it moves the high watermark; fol
 behind get nothing while the rate is exceeded. A consumer that names its rack may be sent to a replica there
 (`replica.selector.class`), which then serves it up to the high watermark that it knows.
 
-Records are read only when the response can go out (`Exchange.turn`), so a client that does not read, or
+Records are read only when the response can go out (`PendingRequest.turn`), so a client that does not read, or
 that asks many times at once, does not make the node hold many responses. What is not in memory is loaded by
 the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
 

@@ -347,7 +347,7 @@ class _Appends:
         if self._request.acks == -1:
             self.waiting.append((partition, info.last_offset + 1, response))
         if info.rolled:
-            self._context.node.flushes.later(partition.log)
+            self._context.node.log_flushes.flush_closed_segments(partition.log)
         if info.flush_due:
             self.flushing.append((partition, response))
 
@@ -367,7 +367,7 @@ class _Appends:
         """Do the flushes that are due. Where one fails the records stay, but nobody may rely on them."""
         for partition, response in self.flushing:
             try:
-                await self._context.node.flushes.now(partition)
+                await self._context.node.log_flushes.flush(partition)
             except KafkaError as error:
                 response.error_code, response.base_offset = int(error.code), -1
                 self.waiting = [each for each in self.waiting if each[2] is not response]

@@ -34,7 +34,7 @@ _STEP_BYTES: Final = 1024 * 1024
 _HELD_BACK_SECONDS: Final = 0.1
 
 
-class DirectoryMoves:
+class AlterReplicaLogDirsManager:
     """The moves under way, one for each partition at most."""
 
     def __init__(self, node: Node) -> None:
@@ -76,7 +76,7 @@ class DirectoryMoves:
             partition, task = self._moves.pop(tp, (None, None))
             if partition is not None and task is not None:
                 task.cancel()
-                self._node.replication.reports.settle(partition)
+                self._node.replication.assignments.settle(partition)
         for tp, error in self._node.logs.delete_logs(gone, future=True).items():
             log.error("the copy of %s could not be deleted: %s", tp, error.message)
 
@@ -95,7 +95,7 @@ class DirectoryMoves:
         error = task.exception()
         if self._moves.get(tp) == (partition, task):
             del self._moves[tp]
-            self._node.replication.reports.settle(partition)
+            self._node.replication.assignments.settle(partition)
         if error is not None:
             log.error("%s could not be moved: %s", tp, error)
 
@@ -112,7 +112,7 @@ class DirectoryMoves:
                 elif not announced:
                     target = future.directory.directory_id
                     assert target is not None
-                    await replication.reports.announce(partition, target)
+                    await replication.assignments.announce(partition, target)
                     announced = True
                 else:
                     break
@@ -153,7 +153,7 @@ class DirectoryMoves:
             task.cancel()
         await asyncio.gather(*(task for _, task in moves), return_exceptions=True)
         for partition, _ in moves:
-            if self._node.replication.reports.is_announced(partition):
+            if self._node.replication.assignments.is_announced(partition):
                 try:
                     self._finish(partition)
                 except KafkaError as error:

@@ -37,7 +37,7 @@ _MOST_AT_ONCE: Final = 2_000
 _Key: TypeAlias = tuple[bytes, int]
 
 
-class DirectoryReports:
+class AssignmentsManager:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
         self._waiting: dict[_Key, Partition] = {}

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.image.entities import Endpoint
-from ottla.node.network.connection import Connection
+from ottla.node.network.connection import ClientConnection
 from ottla.node.network.listeners import SecurityProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.driver.channel import Channel
@@ -41,14 +41,14 @@ _ANSWER_PART: Final = 2 / 9
 _PEACE_SECONDS: Final = 1.0
 
 
-class Sign(Enum):
+class ProbeResult(Enum):
     ALIVE = "it answers"
     GONE = "nobody listens there"
     SILENT = "no answer"
     NONE = "it cannot be asked"
 
 
-class BrokerWatch:
+class BrokerLivenessProbe:
     """At most one examination of each broker at a time."""
 
     def __init__(self, node: Node) -> None:
@@ -58,11 +58,11 @@ class BrokerWatch:
 
     # When to look
 
-    def heard(self, connection: Connection, broker: int, epoch: int) -> None:
+    def heard(self, connection: ClientConnection, broker: int, epoch: int) -> None:
         """The broker's heartbeats come by this connection."""
         connection.attributes[_BROKER] = (broker, epoch)
 
-    def connection_closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: ClientConnection) -> None:
         told = connection.attributes.get(_BROKER)
         if told is not None:
             self._examine(told[0], self._knock(*told))
@@ -99,19 +99,19 @@ class BrokerWatch:
         for pause in _KNOCKS_SECONDS:
             await asyncio.sleep(pause)
             sign = await self._sign_of_life(broker, epoch, _KNOCK_TIMEOUT_MS)
-            if sign is Sign.GONE:
+            if sign is ProbeResult.GONE:
                 await self._fence(broker, epoch, "its process has ended")
-            if sign is not Sign.NONE:
+            if sign is not ProbeResult.NONE:
                 return
 
     async def _wait_for_sign(self, broker: int, epoch: int, wait_ms: int) -> None:
         clock = self._node.runtime.clock
         began_ns = clock.monotonic_ns()
         sign = await self._sign_of_life(broker, epoch, wait_ms)
-        if sign is Sign.ALIVE:
+        if sign is ProbeResult.ALIVE:
             await asyncio.sleep(_PEACE_SECONDS)
             return
-        if sign is not Sign.GONE:
+        if sign is not ProbeResult.GONE:
             # It has its time, also where it was found out at once that nobody can be asked.
             waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
             await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
@@ -120,38 +120,38 @@ class BrokerWatch:
         if active is not None and (broker, epoch) in active.silent_brokers(asked_ms):
             await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
 
-    async def _sign_of_life(self, broker: int, epoch: int, timeout_ms: int) -> Sign:
+    async def _sign_of_life(self, broker: int, epoch: int, timeout_ms: int) -> ProbeResult:
         """What is seen at all addresses of the broker: gone is only whom each of them refuses, as some may
         be meant for others, and lead elsewhere from here.
         """
         registration = self._node.image.cluster.brokers.get(broker)
         if registration is None or registration.epoch != epoch:
-            return Sign.ALIVE
+            return ProbeResult.ALIVE
         signs = await asyncio.gather(
             *(self._touch(endpoint, timeout_ms) for endpoint in registration.listeners.values())
         )
-        for sign in (Sign.ALIVE, Sign.SILENT, Sign.NONE):
+        for sign in (ProbeResult.ALIVE, ProbeResult.SILENT, ProbeResult.NONE):
             if sign in signs:
                 return sign
-        return Sign.GONE if signs else Sign.NONE
+        return ProbeResult.GONE if signs else ProbeResult.NONE
 
-    async def _touch(self, endpoint: Endpoint, timeout_ms: int) -> Sign:
+    async def _touch(self, endpoint: Endpoint, timeout_ms: int) -> ProbeResult:
         address = Address(endpoint.host, endpoint.port)
         try:
             if endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
                 await self._channel.api_versions(address, timeout_ms=timeout_ms)
-                return Sign.ALIVE
+                return ProbeResult.ALIVE
             transport, _ = await self._node.runtime.network.connect(
                 asyncio.Protocol, endpoint.host, endpoint.port, timeout_ms=timeout_ms
             )
             transport.abort()
-            return Sign.NONE
+            return ProbeResult.NONE
         except ConnectionRefusedError:
-            return Sign.GONE
+            return ProbeResult.GONE
         except TimeoutError:
-            return Sign.SILENT
+            return ProbeResult.SILENT
         except (OSError, KafkaError):
-            return Sign.NONE
+            return ProbeResult.NONE
         finally:
             self._channel.drop(address)
 

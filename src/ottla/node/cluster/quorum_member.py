@@ -27,8 +27,8 @@ from ottla.node.config.component_settings import (
 )
 from ottla.node.config.schema import TableSchema
 from ottla.node.network.listeners import Endpoint
-from ottla.runtime.address import Address
 from ottla.node.network.server import SocketServer
+from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.metadata.log.loader import Subscriber

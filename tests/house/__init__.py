@@ -1,1 +1,1 @@
-"""The rules of the house, checked: floors, doors, sizes, documents."""
+"""The rules of the house, checked: floors, doors, cycles, names, documents."""

@@ -1,13 +1,15 @@
 """The rules of the house as functions over source text, so that each can be shown to fail.
 
 A checker takes modules by name and returns one line for each breach, with file and line where there is one.
+`python -m tests.house.checks [directory]` prints the numbers of a package: modules, cycles, duplicated names.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +74,19 @@ LOOP_DOORS = frozenset(
 )
 CLOCK_METHODS = frozenset(("now", "today", "utcnow"))
 
+# Modules that define public class names of other modules, and why.
+MESSAGES = "ottla.protocol.messages."
+REPEATED_ON_PURPOSE = {
+    "ottla.client.blocking": "offers every client class under its own name to callers without a loop",
+}
+
+BANNED_WORDS = re.compile(
+    r"\b(nobody|whoever|anew|somebody|anybody|everybody|for ever|(?:is|are|was|be) told|told of"
+    r"|he|his|him|himself)\b",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(r"(?<!`)`{2}(?!`)|:(?:class|func|meth|mod|attr|data|exc|obj|ref|py:\w+):`")
+
 
 class Module(NamedTuple):
     """A module's source; `name` is dotted, `path` is what a breach is reported under."""
@@ -83,6 +98,11 @@ class Module(NamedTuple):
     @property
     def is_package(self) -> bool:
         return self.path.endswith("__init__.py")
+
+    @property
+    def package(self) -> str:
+        """The dotted name of its directory."""
+        return self.name if self.is_package else self.name.rpartition(".")[0]
 
     @property
     def room(self) -> str | None:
@@ -185,16 +205,67 @@ def floor_breaches(modules: Iterable[Module]) -> Iterator[str]:
                 yield f"{where}: {module.room} must not know {room}, and imports {imported.target}"
 
 
-def cycle_breaches(modules: Iterable[Module]) -> Iterator[str]:
-    """Modules that import each other when they are imported."""
+def module_cycles(modules: Iterable[Module], *, eager_only: bool = False) -> list[frozenset[str]]:
+    """Groups of modules that import each other, counting every import.
+
+    With `eager_only` only imports that run when a module is imported count: such a cycle depends on which
+    module of it is imported first.
+    """
     by_name = {module.name: module for module in modules}
-    graph: dict[str, set[str]] = {}
+    graph = {
+        module.name: {target for target, eager in _edges(module, by_name) if eager or not eager_only}
+        for module in by_name.values()
+    }
+    return _cycles(graph)
+
+
+def package_cycles(modules: Iterable[Module]) -> list[frozenset[str]]:
+    """Groups of packages that import each other, counting every import.
+
+    A package is a directory: `ottla.log.segment.offset_index` belongs to `ottla.log.segment`, and
+    `ottla.log.unified_log` to `ottla.log`. A package and its sub-packages are different packages, so a
+    sub-package that needs a module beside it and a module beside it that needs the sub-package are a cycle:
+    move what both need into a package of its own. That importing `ottla.log.segment` also runs
+    `ottla/log/__init__.py` does not count, because those files import nothing.
+    """
+    by_name = {module.name: module for module in modules}
+    graph: dict[str, set[str]] = {module.package: set() for module in by_name.values()}
     for module in by_name.values():
-        targets = {_module_of(imported.target, by_name) for imported in imports(module) if imported.eager}
-        graph[module.name] = {target for target in targets if target is not None and target != module.name}
-    for component in _components(graph):
-        if len(component) > 1:
-            yield f"import cycle between {', '.join(sorted(component))}"
+        graph[module.package] |= {by_name[target].package for target, _ in _edges(module, by_name)}
+    for package, targets in graph.items():
+        targets.discard(package)
+    return _cycles(graph)
+
+
+def cycle_breaches(
+    cycles: Iterable[frozenset[str]], allowed: Container[frozenset[str]], rooms: Iterable[str], kind: str
+) -> Iterator[str]:
+    """Cycles that are neither allowed themselves nor inside of a room that still has some."""
+    for cycle in cycles:
+        if cycle not in allowed and not any(is_inside(cycle, room) for room in rooms):
+            yield f"import cycle of {len(cycle)} {kind}: {', '.join(sorted(cycle))}"
+
+
+def is_inside(cycle: frozenset[str], room: str) -> bool:
+    return all(name == room or name.startswith(room + ".") for name in cycle)
+
+
+def _edges(module: Module, by_name: Mapping[str, Module]) -> Iterator[tuple[str, bool]]:
+    """The modules that `module` imports, and whether it does so eagerly.
+
+    `ottla/__init__.py` has no edges: it is the public face of the package, imports its names when they are
+    first used, and is imported by modules that need the version.
+    """
+    if module.room is None:
+        return
+    for imported in imports(module):
+        target = _module_of(imported.target, by_name)
+        if target is not None and target != module.name and by_name[target].room is not None:
+            yield target, imported.eager
+
+
+def _cycles(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
+    return [frozenset(component) for component in _components(graph) if len(component) > 1]
 
 
 def _module_of(target: str, by_name: Mapping[str, Module]) -> str | None:
@@ -291,13 +362,54 @@ def compiled_door_breaches(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{line}: imports {name}: take it from ottla.runtime"
 
 
-def size_breaches(
-    lines_by_path: Mapping[str, int], allowed: Mapping[str, str], limit: int = 600
-) -> Iterator[str]:
-    """Modules of more than one idea, by the only sign a program can see; and exceptions without need."""
-    for path, lines in sorted(lines_by_path.items()):
-        if lines > limit and path not in allowed:
-            yield f"{path}: {lines} lines, the limit is {limit}: split it by its ideas"
-    for path in sorted(allowed):
-        if lines_by_path.get(path, 0) <= limit:
-            yield f"{path}: is allowed to be long, and is not: take it off the list"
+def duplicated_names(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """Public class names that more than one module defines, with the paths.
+
+    The messages of the protocol are not counted: every one is a module of its own with the names of Kafka's
+    schema. Neither are the modules of `REPEATED_ON_PURPOSE`.
+    """
+    paths: dict[str, list[str]] = {}
+    for module in modules:
+        if module.name.startswith(MESSAGES) or module.name in REPEATED_ON_PURPOSE:
+            continue
+        for node in _parse(module.source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                paths.setdefault(node.name, []).append(module.path)
+    return {name: found for name, found in sorted(paths.items()) if len(found) > 1}
+
+
+def markup_breaches(path: str, text: str) -> Iterator[str]:
+    """Double backticks and roles in Python text, where single backticks are the one markup."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if _MARKUP.search(line):
+            yield f"{path}:{number}: use single backticks: {line.strip()}"
+
+
+def word_breaches(path: str, text: str) -> Iterator[str]:
+    """Words that leave the actor out or that are not plain engineering English."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := BANNED_WORDS.search(line):
+            yield f"{path}:{number}: {match.group(0)!r}: name the actor and use plain words: {line.strip()}"
+
+
+def report(root: Path) -> str:
+    """The numbers that describe the package below `root`, one in each line."""
+    modules = load(root)
+    return "\n".join(
+        (
+            f"modules: {len(modules)}",
+            _counted("module cycles, counting every import", module_cycles(modules)),
+            _counted("package cycles, counting every import", package_cycles(modules)),
+            f"duplicated public class names: {len(duplicated_names(modules))}",
+        )
+    )
+
+
+def _counted(title: str, cycles: list[frozenset[str]]) -> str:
+    sizes = ", ".join(str(size) for size in sorted(map(len, cycles), reverse=True))
+    return f"{title}: {len(cycles)}" + (f" (of {sizes})" if cycles else "")
+
+
+if __name__ == "__main__":
+    package = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / "src" / "ottla"
+    print(report(package))

@@ -1,0 +1,82 @@
+"""What still breaks a rule of the house: lists that may only get shorter.
+
+`test_house.py` allows what is listed here, and `test_allowances.py` fails when an entry is not needed any
+more, so a change that makes one superfluous removes it.
+"""
+
+# Two modules of one package that belong together -> why.
+PAIRS: dict[frozenset[str], str] = {}
+
+# Rooms in which modules, or packages, still import each other.
+ROOMS_WITH_MODULE_CYCLES = [
+    "ottla.client",
+    "ottla.log",
+    "ottla.metadata",
+    "ottla.node",
+    "ottla.protocol",
+    "ottla.raft",
+    "ottla.replication",
+]
+ROOMS_WITH_PACKAGE_CYCLES = [
+    "ottla.client",
+    "ottla.coordinator",
+    "ottla.log",
+    "ottla.metadata",
+    "ottla.node",
+    "ottla.sim",
+    "ottla.spark",
+]
+
+# Public class names that still mean more than one thing.
+DUPLICATED_NAMES = frozenset(
+    (
+        "Address",
+        "BrokerRegistration",
+        "Client",
+        "ClusterPlan",
+        "CommittedOffset",
+        "ConfigSource",
+        "Connection",
+        "Delivery",
+        "Endpoint",
+        "Entry",
+        "Exchange",
+        "FetchSession",
+        "Fetcher",
+        "Follower",
+        "GroupMember",
+        "Kind",
+        "Leader",
+        "Limits",
+        "Listener",
+        "Loaded",
+        "Machine",
+        "Member",
+        "Membership",
+        "MetaProperties",
+        "NewSettings",
+        "Now",
+        "OpenTransaction",
+        "Operation",
+        "Peers",
+        "Place",
+        "Producer",
+        "ProducerBatch",
+        "ProducerConfig",
+        "Progress",
+        "Range",
+        "Reassignment",
+        "ReplicaInfo",
+        "Request",
+        "RequestContext",
+        "ResourceType",
+        "RoundRobin",
+        "State",
+        "TopicPartition",
+        "Trace",
+        "Transaction",
+        "TransactionState",
+        "Validated",
+        "Voter",
+    )
+)

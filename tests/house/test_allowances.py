@@ -1,0 +1,45 @@
+"""An exception from a rule of the house goes as soon as the code does not need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house import allowances, checks
+from tests.house.checks import Module
+
+SOURCE = Path(__file__).parents[2] / "src" / "ottla"
+
+
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    return checks.load(SOURCE)
+
+
+def test_every_allowed_pair_exists_in_one_package(modules: list[Module]) -> None:
+    assert set(allowances.PAIRS) - set(checks.module_cycles(modules)) == set()
+    for pair in allowances.PAIRS:
+        assert len(pair) == 2
+        assert len({name.rpartition(".")[0] for name in pair}) == 1, pair
+
+
+def test_a_room_that_is_allowed_cycles_of_modules_has_some(modules: list[Module]) -> None:
+    cycles = [cycle for cycle in checks.module_cycles(modules) if cycle not in allowances.PAIRS]
+    assert rooms_without(cycles, allowances.ROOMS_WITH_MODULE_CYCLES) == []
+
+
+def test_a_room_that_is_allowed_cycles_of_packages_has_some(modules: list[Module]) -> None:
+    assert rooms_without(checks.package_cycles(modules), allowances.ROOMS_WITH_PACKAGE_CYCLES) == []
+
+
+def rooms_without(cycles: list[frozenset[str]], rooms: list[str]) -> list[str]:
+    return [room for room in rooms if not any(checks.is_inside(cycle, room) for cycle in cycles)]
+
+
+def test_every_allowed_duplicate_exists(modules: list[Module]) -> None:
+    assert allowances.DUPLICATED_NAMES - set(checks.duplicated_names(modules)) == set()
+
+
+def test_every_module_that_may_repeat_names_exists(modules: list[Module]) -> None:
+    assert set(checks.REPEATED_ON_PURPOSE) <= {module.name for module in modules}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.controller.state import AclOperation, RequestContext, ResourceType
+from ottla.metadata.controller.state import RequestContext
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsAssignment,

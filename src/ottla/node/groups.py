@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.service import answer
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.config.node_config import NodeConfig
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
@@ -57,12 +57,12 @@ def request_of(context: RequestContext, body: Any) -> GroupRequest:
         context.version,
         context.client_id or "",
         f"/{context.client_host}",
-        lambda topic: context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic),
+        lambda topic: context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic),
     )
 
 
-def check_group(context: RequestContext, group_id: str, operation: Operation = Operation.READ) -> None:
-    if not context.allowed(operation, Resource.GROUP, group_id):
+def check_group(context: RequestContext, group_id: str, operation: AclOperation = AclOperation.READ) -> None:
+    if not context.allowed(operation, ResourceType.GROUP, group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 

@@ -16,19 +16,17 @@ from functools import partial
 from typing import Final
 
 from ottla.metadata.controller.state import (
-    CLUSTER_NAME,
     NO_ERROR,
-    AclOperation,
     ApiError,
     ControlState,
     RequestContext,
-    ResourceType,
     Result,
     check_record_count,
 )
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, config_record
 from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_configs import (
     AlterableConfig as LegacyAlterableConfig,

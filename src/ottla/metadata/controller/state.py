@@ -98,26 +98,6 @@ class ConfigSchema(Protocol):
         """Every topic config in effect, sorted by name."""
 
 
-class AclOperation:
-    """Kafka's numbers of the operations that the controller asks permission for."""
-
-    CREATE: Final = 5
-    DELETE: Final = 6
-    ALTER: Final = 7
-    DESCRIBE: Final = 8
-    DESCRIBE_CONFIGS: Final = 10
-    ALTER_CONFIGS: Final = 11
-
-
-class ResourceType:
-    TOPIC: Final = 2
-    GROUP: Final = 3
-    CLUSTER: Final = 4
-
-
-CLUSTER_NAME: Final = "kafka-cluster"
-
-
 def _allow(_operation: int, _resource_type: int, _name: str) -> bool:
     return True
 

@@ -10,20 +10,18 @@ from ottla.metadata.controller.assignment import assigned_partition, placed_part
 from ottla.metadata.controller.configs import creation_config_records
 from ottla.metadata.controller.placement import place_replicas
 from ottla.metadata.controller.state import (
-    CLUSTER_NAME,
     MAX_PARTITIONS_PER_REQUEST,
     NO_ERROR,
-    AclOperation,
     ApiError,
     ControlState,
     RequestContext,
-    ResourceType,
     Result,
     check_record_count,
 )
 from ottla.metadata.controller.topic_names import can_collide, collision_key, invalid_topic_name
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.log.records import MetadataRecord
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsRequest,

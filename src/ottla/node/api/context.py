@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ottla.metadata.controller.state import RequestContext as ControlContext
+from ottla.protocol.acl import SUPPORTED_OPERATIONS, operation_bits
 from ottla.protocol.schema import Request, Response
 
 if TYPE_CHECKING:
@@ -63,10 +64,8 @@ class RequestContext:
 
     def operations(self, resource_type: int, name: str) -> int:
         """What the client may do with a resource, one bit for each operation."""
-        from ottla.node.api.authorization import SUPPORTED_OPERATIONS, operations_bits
-
         supported = SUPPORTED_OPERATIONS[resource_type]
-        return operations_bits(op for op in supported if self.allowed(op, resource_type, name))
+        return operation_bits(op for op in supported if self.allowed(op, resource_type, name))
 
     def control(self) -> ControlContext:
         """This request as the controller sees it."""

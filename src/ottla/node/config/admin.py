@@ -14,12 +14,12 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from ottla.metadata.controller.configs import OpType
 from ottla.metadata.controller.state import NO_ERROR, ApiError
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.config.node_config import broker_key
 from ottla.node.config.schema import check_broker_settings
 from ottla.node.config.types import ConfigType
 from ottla.node.loggers import LEVELS, ROOT, logger_levels, set_level
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
@@ -169,7 +169,7 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
 def _change_loggers(
     context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
 ) -> None:
-    if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         raise KafkaError(error, error.text)
     own = context.node.config.node_id

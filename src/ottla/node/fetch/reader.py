@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing
 from ottla.node.fetch.session import Fetch, Key, Results
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
     AbortedTransaction,
@@ -69,7 +69,9 @@ class FetchReader:
         self._replica_id = replica_id(context, request)
         self._replica_epoch = request.replica_state.replica_epoch if context.version >= 15 else -1
         self.follower = self._replica_id >= 0
-        if self.follower and not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+        if self.follower and not context.allowed(
+            AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
+        ):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         self._is_stale = self.follower and context.node.replicas.is_stale(
             self._replica_id, self._replica_epoch
@@ -244,7 +246,7 @@ class FetchReader:
             name = found.name
         else:
             name = topic
-        if not self.follower and not self._context.allowed(Operation.READ, Resource.TOPIC, name):
+        if not self.follower and not self._context.allowed(AclOperation.READ, ResourceType.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if self._is_stale:
             raise KafkaError(

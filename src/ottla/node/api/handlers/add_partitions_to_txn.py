@@ -16,9 +16,9 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.txn.transactions import as_known
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -40,7 +40,7 @@ def handle(
 ) -> Awaitable[AddPartitionsToTxnResponse]:
     if context.version < _FIRST_VERSION_OF_BROKERS:
         return _of_client(context, request)
-    if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     return _of_broker(context, request)
 
@@ -82,7 +82,9 @@ async def _results(
 ) -> list[AddPartitionsToTxnTopicResult]:
     transactional_id, topics = transaction.transactional_id, transaction.topics
     from_client = context.version < _FIRST_VERSION_OF_BROKERS
-    if from_client and not context.allowed(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+    if from_client and not context.allowed(
+        AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+    ):
         return _all(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     checked = {
         TopicPartition(topic.name, index): _check(context, topic.name, index, from_client=from_client)
@@ -108,7 +110,7 @@ async def _results(
 
 def _check(context: RequestContext, topic: str, index: int, *, from_client: bool) -> ErrorCode:
     if from_client and (
-        topic in INTERNAL_TOPICS or not context.allowed(Operation.WRITE, Resource.TOPIC, topic)
+        topic in INTERNAL_TOPICS or not context.allowed(AclOperation.WRITE, ResourceType.TOPIC, topic)
     ):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     found = context.node.image.topics.by_name.get(topic)

@@ -5,8 +5,8 @@ Version 1 can forbid that the number of replicas changes.
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -17,7 +17,7 @@ from ottla.protocol.messages.alter_partition_reassignments import (
 async def handle(
     context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     response = await context.node.control(
         lambda controller: controller.alter_partition_reassignments(request)

@@ -9,10 +9,10 @@ from collections.abc import Awaitable
 
 from ottla.coordinator.group.requests import DescribeConsumer
 from ottla.coordinator.runtime.shard import Ticket
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
 from ottla.node.groups import check_group, check_group_id
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -41,7 +41,7 @@ def failed(
 
 def _ask(context: RequestContext, group_id: str) -> Ticket | KafkaError:
     try:
-        check_group(context, group_id, Operation.DESCRIBE)
+        check_group(context, group_id, AclOperation.DESCRIBE)
         check_group_id(group_id)
     except KafkaError as error:
         return error
@@ -70,7 +70,7 @@ async def _describe(
             )
         else:
             if request.include_authorized_operations:
-                group.authorized_operations = context.operations(Resource.GROUP, group_id)
+                group.authorized_operations = context.operations(ResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 
@@ -85,4 +85,4 @@ def _topics(group: DescribedGroup) -> set[str]:
 
 
 def _sees(context: RequestContext, topic: str) -> bool:
-    return context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic)
+    return context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic)

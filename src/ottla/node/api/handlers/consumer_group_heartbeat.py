@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.groups import check_group, submit
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -28,6 +28,6 @@ def handle(
     if not request.group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is empty")
     for topic in request.subscribed_topic_names or ():
-        if not context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic):
+        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     return submit(context, request.group_id, request)

@@ -6,9 +6,9 @@ kind it is refused with MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced b
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import broker_address
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.describe_cluster import (
@@ -47,8 +47,8 @@ def handle(context: RequestContext, request: DescribeClusterRequest) -> Describe
         brokers=brokers,
     )
     if request.include_cluster_authorized_operations:
-        if context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
-            response.cluster_authorized_operations = context.operations(Resource.CLUSTER, CLUSTER_NAME)
+        if context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+            response.cluster_authorized_operations = context.operations(ResourceType.CLUSTER, CLUSTER_NAME)
         else:
             response.cluster_authorized_operations = 0
     return response

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
 from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.loggers import logger_levels
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -89,13 +89,13 @@ def _configs(
 
 def _authorize(context: RequestContext, kind: int, name: str) -> None:
     if kind == ConfigResourceType.TOPIC:
-        allowed = context.allowed(Operation.DESCRIBE_CONFIGS, Resource.TOPIC, name)
+        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
         error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     elif kind == ConfigResourceType.GROUP:
-        allowed = context.allowed(Operation.DESCRIBE_CONFIGS, Resource.GROUP, name)
+        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.GROUP, name)
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     else:
-        allowed = context.allowed(Operation.DESCRIBE_CONFIGS, Resource.CLUSTER, CLUSTER_NAME)
+        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME)
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     if not allowed:
         raise KafkaError(error, error.text)

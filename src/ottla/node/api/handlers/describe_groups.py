@@ -13,9 +13,9 @@ from typing import Final
 
 from ottla.coordinator.group.requests import DescribeClassic
 from ottla.coordinator.runtime.shard import Ticket
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_groups import (
     DescribedGroup,
@@ -33,7 +33,7 @@ def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable
 
 
 def _ask(context: RequestContext, group_id: str) -> Ticket | None:
-    if not context.allowed(Operation.DESCRIBE, Resource.GROUP, group_id):
+    if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
         return None
     return context.node.groups.submit(group_id, DescribeClassic(group_id))
 
@@ -51,7 +51,7 @@ async def _describe(
             group = _failed(context, group_id, error)
         else:
             if request.include_authorized_operations:
-                group.authorized_operations = context.operations(Resource.GROUP, group_id)
+                group.authorized_operations = context.operations(ResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 

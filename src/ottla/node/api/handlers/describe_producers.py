@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ottla.metadata.controller.topic_names import invalid_topic_name
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import MOST_WITH_REPEATS
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -53,7 +53,7 @@ def _problem(context: RequestContext, topic: str) -> KafkaError | None:
     reason = invalid_topic_name(topic)
     if reason is not None:
         return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-    if not context.allowed(Operation.READ, Resource.TOPIC, topic):
+    if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic):
         return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if topic not in context.node.image.topics.by_name:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

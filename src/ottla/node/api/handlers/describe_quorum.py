@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
@@ -27,7 +27,7 @@ _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-    if not context.allowed(Operation.DESCRIBE, Resource.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if not request.topics:
         return DescribeQuorumResponse()

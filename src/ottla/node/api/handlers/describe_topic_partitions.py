@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import TopicImage
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import TopicView
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_topic_partitions import (
     Cursor,
@@ -45,11 +45,11 @@ def handle(
     for name in names:
         start = first_partition if cursor is not None and name == cursor.topic_name else 0
         topic = image.topics.by_name.get(name)
-        if not context.allowed(Operation.DESCRIBE, Resource.TOPIC, name):
+        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
             if request.topics:
                 response.topics.append(_error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0))
             continue
-        operations = context.operations(Resource.TOPIC, name)
+        operations = context.operations(ResourceType.TOPIC, name)
         if topic is None:
             error = (
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

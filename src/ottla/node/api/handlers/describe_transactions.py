@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Sequence
 
 from ottla.coordinator.transaction.requests import DescribeTransaction
 from ottla.coordinator.transaction.transaction import Transaction
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -44,7 +44,7 @@ async def _describe(
 
 async def _state(context: RequestContext, transactional_id: str) -> TransactionState:
     try:
-        if not context.allowed(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, transactional_id):
+        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         transaction: Transaction = await context.node.transactions.service.submit(
             DescribeTransaction(transactional_id)
@@ -70,5 +70,7 @@ def _topics(context: RequestContext, transaction: Transaction) -> list[TopicData
             topics[name] = TopicData(topic=name, partitions=[])
         topics[name].partitions.append(index)
     return [
-        topic for name, topic in topics.items() if context.allowed(Operation.DESCRIBE, Resource.TOPIC, name)
+        topic
+        for name, topic in topics.items()
+        if context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name)
     ]

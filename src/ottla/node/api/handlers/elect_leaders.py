@@ -5,8 +5,8 @@ Version 1 names the kind of election and has an error for the whole request; 2 i
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
@@ -17,7 +17,7 @@ from ottla.protocol.messages.elect_leaders import (
 
 
 async def handle(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
-    if not context.allowed(Operation.ALTER, Resource.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if request.topic_partitions == []:
         return ElectLeadersResponse()

@@ -15,9 +15,9 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import EndTransaction
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.txn.transactions import as_known
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
@@ -26,7 +26,7 @@ _FIRST_VERSION_OF_EPOCHS: Final = 5
 
 
 def handle(context: RequestContext, request: EndTxnRequest) -> Awaitable[EndTxnResponse]:
-    if not context.allowed(Operation.WRITE, Resource.TRANSACTIONAL_ID, request.transactional_id):
+    if not context.allowed(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
         raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return _end(context, request)
 

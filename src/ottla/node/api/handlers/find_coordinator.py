@@ -14,10 +14,10 @@ from typing import Final
 
 from ottla.coordinator.group.service import partition_of
 from ottla.metadata.image.entities import NO_LEADER
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.auto_topics import create_missing
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import broker_address
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import (
     Coordinator,
@@ -108,15 +108,15 @@ def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinato
 
 def _check(context: RequestContext, key_type: int, key: str) -> None:
     if key_type == GROUP:
-        if not context.allowed(Operation.DESCRIBE, Resource.GROUP, key):
+        if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, key):
             raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     elif key_type == TRANSACTION:
-        if not context.allowed(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, key):
+        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     elif key_type == SHARE and context.version >= _FIRST_VERSION_OF_SHARES:
         if key.count(":") < 2:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{key!r} is not group:topic-id:partition")
-        if not context.allowed(Operation.CLUSTER_ACTION, Resource.CLUSTER, "kafka-cluster"):
+        if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster"):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     else:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no key type {key_type}")

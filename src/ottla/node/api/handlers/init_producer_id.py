@@ -15,9 +15,9 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import Initialized, InitProducerId
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.txn.transactions import as_known
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -29,15 +29,15 @@ def handle(
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     transactional_id = request.transactional_id
     if transactional_id is None:
-        if not context.allowed(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER, CLUSTER_NAME):
+        if not context.allowed(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         _check_identity(request)
         return _new_id(context)
-    operations = [Operation.WRITE]
+    operations = [AclOperation.WRITE]
     if request.enable_2pc:
-        operations.append(Operation.TWO_PHASE_COMMIT)
+        operations.append(AclOperation.TWO_PHASE_COMMIT)
     for operation in operations:
-        if not context.allowed(operation, Resource.TRANSACTIONAL_ID, transactional_id):
+        if not context.allowed(operation, ResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     _check_identity(request)
     return _transactional(context, request, transactional_id)

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -75,7 +75,7 @@ def _topic(
     asked: Counter[tuple[str, int]],
     missing: Missing | None,
 ) -> ListOffsetsTopicResponse:
-    allowed = context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name)
+    allowed = context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name)
     results: dict[int, ListOffsetsPartitionResponse] = {}
     for part in topic.partitions:
         try:

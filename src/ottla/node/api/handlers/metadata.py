@@ -18,10 +18,10 @@ from typing import Final
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import TopicImage
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.api.authorization import CLUSTER_NAME, Operation, Resource
 from ottla.node.api.auto_topics import create_missing
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import TopicView, live_brokers
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import (
     MetadataRequest,
@@ -52,7 +52,7 @@ def handle(
         for name in names
         if name not in context.node.image.topics.by_name
         and invalid_topic_name(name) is None
-        and context.allowed(Operation.DESCRIBE, Resource.TOPIC, name)
+        and context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name)
     ]
     may_create = request.allow_auto_topic_creation and context.node.config.flag("auto.create.topics.enable")
     if missing and may_create:
@@ -83,7 +83,7 @@ def _everything(context: RequestContext, request: MetadataRequest) -> MetadataRe
     topics = [
         builder.topic(topic)
         for topic in image.topics.by_name.values()
-        if context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name)
+        if context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name)
     ]
     return _response(context, request, image, topics)
 
@@ -98,7 +98,7 @@ def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) 
         if topic is None:
             error = ErrorCode.UNKNOWN_TOPIC_ID
             unknown.append(MetadataResponseTopic(name=None, topic_id=topic_id, error_code=error))
-        elif not context.allowed(Operation.DESCRIBE, Resource.TOPIC, topic.name):
+        elif not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name):
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             unknown.append(MetadataResponseTopic(name=None, topic_id=topic_id, error_code=error))
         else:
@@ -112,8 +112,8 @@ async def _by_name_creating(
     errors = {}
     allowed = []
     for name in missing:
-        if context.allowed(Operation.CREATE, Resource.CLUSTER, CLUSTER_NAME) or context.allowed(
-            Operation.CREATE, Resource.TOPIC, name
+        if context.allowed(AclOperation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or context.allowed(
+            AclOperation.CREATE, ResourceType.TOPIC, name
         ):
             allowed.append(name)
         else:
@@ -133,7 +133,7 @@ def _by_name(
     unknown: list[MetadataResponseTopic] = []
     for name in names:
         topic = image.topics.by_name.get(name)
-        if not context.allowed(Operation.DESCRIBE, Resource.TOPIC, name):
+        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
             denied.append(builder.error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, internal=False))
         elif topic is not None:
             found.append(builder.topic(topic))
@@ -173,7 +173,7 @@ class _Topics:
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=partitions,
-            topic_authorized_operations=self._context.operations(Resource.TOPIC, topic.name)
+            topic_authorized_operations=self._context.operations(ResourceType.TOPIC, topic.name)
             if self._operations
             else _NOT_ASKED,
         )
@@ -200,7 +200,7 @@ def _response(
         cluster_id=context.node.cluster_id,
         controller_id=context.node.told_controller_id(),
         topics=topics,
-        cluster_authorized_operations=context.operations(Resource.CLUSTER, CLUSTER_NAME)
+        cluster_authorized_operations=context.operations(ResourceType.CLUSTER, CLUSTER_NAME)
         if asked
         else _NOT_ASKED,
     )

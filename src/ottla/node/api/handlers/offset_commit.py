@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.groups import check_group, existing, merge, submit
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -60,7 +60,7 @@ def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCod
         if known is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
         topic.name = known.name
-    if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
+    if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return ErrorCode.NONE if topic.name in topics.by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.groups import check_group, check_group_id, merge, submit
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -20,12 +20,12 @@ from ottla.protocol.messages.offset_delete import (
 def handle(
     context: RequestContext, request: OffsetDeleteRequest
 ) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
-    check_group(context, request.group_id, Operation.DELETE)
+    check_group(context, request.group_id, AclOperation.DELETE)
     check_group_id(request.group_id)
     refused: list[OffsetDeleteResponseTopic] = []
     accepted: list[OffsetDeleteRequestTopic] = []
     for topic in _merged(request.topics):
-        if not context.allowed(Operation.READ, Resource.TOPIC, topic.name):
+        if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             continue
         image = context.node.image.topics.by_name.get(topic.name)

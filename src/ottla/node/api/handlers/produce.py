@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.append import AppendInfo
 from ottla.log.producers.state_entry import SENTINEL_GUARD
-from ottla.node.api.authorization import Operation, Resource
 from ottla.node.api.context import RequestContext
 from ottla.node.api.leader_hints import MOVED, LeaderHints
 from ottla.node.network.connection import ProtocolViolation
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -323,7 +323,7 @@ class _Appends:
             name = found.name
         else:
             name = topic.name
-        if not context.allowed(Operation.WRITE, Resource.TOPIC, name):
+        if not context.allowed(AclOperation.WRITE, ResourceType.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if name in INTERNAL_TOPICS and context.client_id != _ADMIN_CLIENT:
             raise KafkaError(
@@ -336,7 +336,7 @@ class _Appends:
     def _check_transaction(self) -> None:
         transactional_id = self._request.transactional_id
         if transactional_id is None or not self._context.allowed(
-            Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
+            AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
         ):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 

@@ -20,7 +20,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.types import Codec
@@ -75,7 +75,7 @@ class Bench:
         log.close()
         log.directory.raise_recovery_points({PARTITION: log.log_end_offset})
 
-    def fresh_log(self) -> Log:
+    def fresh_log(self) -> UnifiedLog:
         shutil.rmtree(self.dir, ignore_errors=True)
         # A cleaning never writes to the files it replaces.
         shutil.copytree(self.pristine, self.dir, copy_function=_link_logs)
@@ -83,7 +83,7 @@ class Bench:
         log.high_watermark = log.log_end_offset
         return log
 
-    def clean(self, log: Log) -> None:
+    def clean(self, log: UnifiedLog) -> None:
         runtime = self.runtime
         cleaner = LogCleaner(runtime.clock, runtime.random, runtime.pool, lambda: [log])
         assert asyncio.run(cleaner.clean_dirtiest())

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from bench.harness import Row, compare, markdown
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.runtime import Runtime
@@ -43,7 +43,7 @@ class Directory:
             [self.path], disk=runtime.disk, clock=runtime.clock, random=runtime.random, pool=runtime.pool
         )
 
-    async def log(self, name: str) -> Log:
+    async def log(self, name: str) -> UnifiedLog:
         manager = self.manager()
         await manager.start(lambda _: LogConfig())
         return manager.get_or_create_log(TopicPartition(name, 0), LogConfig())

@@ -17,7 +17,7 @@ from ottla.records.batch import BatchHeader, Codec
 from ottla.records.builder import BatchBuilder, build_batch
 from ottla.records.compaction import OffsetMap, filter_batch, map_batch
 from ottla.records.reader import read_visible
-from ottla.records.validation import validate_and_assign
+from ottla.records.validation import validate_and_assign_offsets
 
 NOW = 1_700_000_000_000
 RECORDS = 9_000
@@ -75,7 +75,7 @@ def aiokafka_build() -> None:
 def validate(batches: list[bytearray]) -> None:
     for batch in batches:
         batch[:8] = bytes(8)
-        validate_and_assign(batch, first_offset=5, leader_epoch=1, now_ms=NOW, after_max_ms=3_600_000)
+        validate_and_assign_offsets(batch, first_offset=5, leader_epoch=1, now_ms=NOW, after_max_ms=3_600_000)
 
 
 def checksum(batches: list[bytearray]) -> None:

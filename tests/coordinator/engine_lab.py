@@ -13,7 +13,7 @@ from ottla.coordinator.runtime.engine import Engine
 from ottla.coordinator.runtime.timers import Timers
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.producers.log_producers import ProducerConfig
+from ottla.log.producers.log_producers import ProducerStateManagerConfig
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitKey, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -157,7 +157,7 @@ class EngineLab:
             clock=clock,
             random=SeededRandom(1),
             pool=InlinePool(),
-            producer_config=ProducerConfig(transaction_verification=False),
+            producer_config=ProducerStateManagerConfig(transaction_verification=False),
         )
         await manager.start(lambda _: LogConfig())
         lab = cls(manager, clock, replicas, **options)

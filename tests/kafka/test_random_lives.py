@@ -20,7 +20,7 @@ import pytest
 
 from ottla.log.cleaner.cleaner import LogCleaner
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.records.batch import Codec
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.pool import InlinePool
@@ -55,7 +55,7 @@ def _settings(seed: int, dirty_ratio: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Life:
-    log: Log
+    log: UnifiedLog
     chance: random.Random
     cleaner: LogCleaner
     now_ms: int
@@ -191,7 +191,7 @@ async def _live(directory: Path, home: Path) -> tuple[Path, Path, dict[str, Outc
     return directory, image, outcomes
 
 
-def _outcome(log: Log) -> Outcome:
+def _outcome(log: UnifiedLog) -> Outcome:
     return Outcome(
         visible_records(log, committed=False),
         visible_records(log, committed=True),

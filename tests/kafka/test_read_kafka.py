@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ottla.log.producers.state_entry import ProducerStateEntry
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.metadata_records import decode_metadata_record, encode_metadata_record
 from ottla.protocol.names import TopicPartition
@@ -42,7 +42,7 @@ class Seen:
     producers: dict[int, ProducerStateEntry]
 
 
-def _see(log: Log) -> Seen:
+def _see(log: UnifiedLog) -> Seen:
     return Seen(
         visible_records(log, committed=False),
         visible_records(log, committed=True),

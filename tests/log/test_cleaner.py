@@ -18,7 +18,7 @@ from ottla.log.cleaner.throttle import Throttle
 from ottla.log.directory.checkpoints import read_offsets
 from ottla.log.files import LOG
 from ottla.log.recovery.log_loader import create_log
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
@@ -64,7 +64,7 @@ class InterruptedPool(InlinePool):
 
 
 def cleaner_of(
-    lab: Lab, pool: InlinePool | None = None, logs: Iterable[Log] | None = None, **config: Any
+    lab: Lab, pool: InlinePool | None = None, logs: Iterable[UnifiedLog] | None = None, **config: Any
 ) -> LogCleaner:
     chosen = [lab.log] if logs is None else list(logs)
     return LogCleaner(

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.sim.disk import SimCrash, SimDisk
@@ -17,7 +17,7 @@ ORDERS = TopicPartition("orders", 0)
 FIRST, SECOND = bytes([1]) * 16, bytes([2]) * 16
 
 
-async def moving(seed: int = 3) -> tuple[Node, Log, Log]:
+async def moving(seed: int = 3) -> tuple[Node, UnifiedLog, UnifiedLog]:
     """A log in A, synced, and a future log in B that has caught up."""
     node = Node(A, B)
     node.disk = SimDisk(seed, clock=node.clock)

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from ottla.log.append import AppendInfo
+from ottla.log.append import LogAppendInfo
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
@@ -219,7 +219,7 @@ def test_a_flush_without_room_leaves_the_records_and_the_next_attempt_asks_for_i
 def test_a_batch_that_is_sent_again_while_its_flush_runs_waits_for_it_too() -> None:
     lab = LogLab(LogConfig(flush_messages=1))
 
-    def append() -> AppendInfo:
+    def append() -> LogAppendInfo:
         return lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms, inline_flush=False)
 
     assert append().flush_due

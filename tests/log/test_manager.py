@@ -15,7 +15,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import segment_file_name
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
@@ -43,7 +43,7 @@ class Node:
         self.config = CONFIG
         self.manager: LogManager
 
-    async def start(self, belongs: Callable[[Log], bool] = lambda _: True) -> LogManager:
+    async def start(self, belongs: Callable[[UnifiedLog], bool] = lambda _: True) -> LogManager:
         self.manager = LogManager(
             self.dirs,
             disk=self.disk,
@@ -60,7 +60,7 @@ class Node:
         assert isinstance(self.disk, SimDisk)
         return self.disk
 
-    def log(self, topic: str = "orders", partition: int = 0, **how: object) -> Log:
+    def log(self, topic: str = "orders", partition: int = 0, **how: object) -> UnifiedLog:
         return self.manager.get_or_create_log(
             TopicPartition(topic, partition),
             self.config,
@@ -68,7 +68,7 @@ class Node:
             **how,  # type: ignore[arg-type]
         )
 
-    def fill(self, log: Log, count: int = 20) -> None:
+    def fill(self, log: UnifiedLog, count: int = 20) -> None:
         for _ in range(count):
             data = build_batch([(self.clock.wall_ms(), None, b"x" * 100)])
             log.append_as_leader(bytearray(data), 0, now_ms=self.clock.wall_ms())

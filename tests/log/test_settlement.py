@@ -9,7 +9,7 @@ import pytest
 
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import read_records
@@ -35,7 +35,7 @@ async def started(disk: SimDisk) -> LogManager:
     return logs
 
 
-def put(log: Log, value: bytes) -> None:
+def put(log: UnifiedLog, value: bytes) -> None:
     log.append_as_leader(bytearray(build_batch([(0, None, value)])), 0, now_ms=0)
 
 

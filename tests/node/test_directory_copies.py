@@ -7,26 +7,26 @@ import random
 import pytest
 from tests.replication.world import Leader
 
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.node.cluster.alter_replica_log_dirs import _cut_what_differs
 from ottla.records.builder import build_batch
 
 
-def grow(log: Log, epoch: int, count: int, value: bytes) -> None:
+def grow(log: UnifiedLog, epoch: int, count: int, value: bytes) -> None:
     """As a follower, by records of a leader of this epoch."""
     for _ in range(count):
         batch = build_batch([(0, None, value)], base_offset=log.log_end_offset, leader_epoch=epoch)
         log.append_as_follower(batch, epoch, now_ms=0)
 
 
-def copy(current: Log, future: Log) -> None:
+def copy(current: UnifiedLog, future: UnifiedLog) -> None:
     _cut_what_differs(future, current)
     while future.log_end_offset < current.log_end_offset:
         data = current.read(future.log_end_offset, 200).records
         future.append_as_follower(data, current.latest_epoch or 0, now_ms=0)
 
 
-def content(log: Log) -> bytes:
+def content(log: UnifiedLog) -> bytes:
     data = b""
     at = log.log_start_offset
     while at < log.log_end_offset:

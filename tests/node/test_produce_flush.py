@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import (
     CreatableTopic,
@@ -49,12 +49,12 @@ def wire(node: LocalNode) -> Iterator[WireClient]:
 
 
 @pytest.fixture
-def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[UnifiedLog]:
     """The logs that were flushed, in order. Partition 1 has no room for it."""
-    logs: list[Log] = []
+    logs: list[UnifiedLog] = []
     flush = LogManager.flush
 
-    async def noted(self: LogManager, log: Log, upto: int | None = None) -> None:
+    async def noted(self: LogManager, log: UnifiedLog, upto: int | None = None) -> None:
         if log.topic_partition.partition == 1:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
         await flush(self, log, upto)
@@ -85,7 +85,7 @@ def high_watermarks(wire: WireClient) -> list[int]:
 
 @pytest.mark.parametrize("acks", [1, -1])
 def test_a_flush_that_fails_is_the_error_of_its_own_partition(
-    wire: WireClient, flushed: list[Log], acks: int
+    wire: WireClient, flushed: list[UnifiedLog], acks: int
 ) -> None:
     response = wire.get(request(acks, 0, 1), 9, ProduceResponse)
     sound, failed = response.responses[0].partition_responses
@@ -96,14 +96,14 @@ def test_a_flush_that_fails_is_the_error_of_its_own_partition(
     assert high_watermarks(wire) == [1, 0]
 
 
-def test_nobody_needs_to_wait_for_a_flush_to_have_it(wire: WireClient, flushed: list[Log]) -> None:
+def test_nobody_needs_to_wait_for_a_flush_to_have_it(wire: WireClient, flushed: list[UnifiedLog]) -> None:
     wire.send(request(0, 0), 9)
     wire.get(request(1, 0), 9, ProduceResponse)
     assert len(flushed) == 2
 
 
 def test_a_flush_that_fails_and_cannot_be_told_ends_the_connection(
-    wire: WireClient, flushed: list[Log]
+    wire: WireClient, flushed: list[UnifiedLog]
 ) -> None:
     wire.send(request(0, 1), 9)
     assert wire.receive_frame() is None
@@ -111,7 +111,7 @@ def test_a_flush_that_fails_and_cannot_be_told_ends_the_connection(
 
 
 def test_a_request_of_which_another_part_fails_has_its_flush_all_the_same(
-    node: LocalNode, wire: WireClient, flushed: list[Log]
+    node: LocalNode, wire: WireClient, flushed: list[UnifiedLog]
 ) -> None:
     """Nobody hears of it, and yet the next records wait for it to be shown."""
     wire.send(request(0, 0, 7), 9)
@@ -127,7 +127,7 @@ def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
     begun, gone = threading.Event(), threading.Event()
     flush = LogManager.flush
 
-    async def slow(self: LogManager, log: Log, upto: int | None = None) -> None:
+    async def slow(self: LogManager, log: UnifiedLog, upto: int | None = None) -> None:
         begun.set()
         while not gone.is_set():  # noqa: ASYNC110 - set in another thread
             await asyncio.sleep(0.001)

@@ -26,7 +26,7 @@ from ottla.records.compaction import OffsetMap, filter_batch, map_batch
 from ottla.records.compression import compress
 from ottla.records.control import read_control_records
 from ottla.records.reader import read_visible
-from ottla.records.validation import AppendOrigin, check_produce_records, validate_and_assign
+from ottla.records.validation import AppendOrigin, check_produce_records, validate_and_assign_offsets
 from tests.records.model import varint
 
 LIMIT = 1 << 20
@@ -70,7 +70,7 @@ def exercise(data: bytes) -> None:
     for origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR):
         for target in (None, Codec.LZ4):
             with tolerated:
-                result = validate_and_assign(
+                result = validate_and_assign_offsets(
                     data,
                     first_offset=5,
                     leader_epoch=1,

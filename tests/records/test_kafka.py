@@ -24,7 +24,7 @@ from ottla.records.builder import build_batch
 from ottla.records.compaction import OffsetMap, empty_batch, filter_batch
 from ottla.records.compression import LEVEL_RANGES
 from ottla.records.control import build_end_transaction_marker, build_quorum_batch
-from ottla.records.validation import AppendOrigin, RecordErrors, validate_and_assign
+from ottla.records.validation import AppendOrigin, RecordErrors, validate_and_assign_offsets
 from tests.records.kafka_oracle import RecordsOracle, decoded, records_oracle
 from tests.records.model import varint
 from tests.records.test_control import MESSAGES, ControlType, EndTransactionMarker
@@ -201,7 +201,7 @@ def test_kafka_reads_our_control_records(oracle: RecordsOracle) -> None:
 
 def verdict(data: bytes, rules: dict[str, Any]) -> tuple[str, Any]:
     try:
-        return "ok", validate_and_assign(data, first_offset=1000, leader_epoch=9, now_ms=NOW, **rules)
+        return "ok", validate_and_assign_offsets(data, first_offset=1000, leader_epoch=9, now_ms=NOW, **rules)
     except RecordErrors as error:
         return error.code.name, [each.index for each in error.errors]
     except KafkaError as error:

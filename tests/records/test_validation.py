@@ -27,9 +27,9 @@ from ottla.records.validation import (
     MAX_RECORD_ERRORS,
     AppendOrigin,
     RecordErrors,
-    Validated,
+    ValidationResult,
     check_produce_records,
-    validate_and_assign,
+    validate_and_assign_offsets,
 )
 from tests.records import model
 from tests.records.model import ModelBatch, ModelRecord, record_runs
@@ -37,8 +37,10 @@ from tests.records.model import ModelBatch, ModelRecord, record_runs
 NOW = 1_700_000_000_000
 
 
-def validate(data: Any, **rules: Any) -> Validated:
-    return validate_and_assign(data, **{"first_offset": 100, "leader_epoch": 5, "now_ms": NOW, **rules})
+def validate(data: Any, **rules: Any) -> ValidationResult:
+    return validate_and_assign_offsets(
+        data, **{"first_offset": 100, "leader_epoch": 5, "now_ms": NOW, **rules}
+    )
 
 
 def refused(data: Any, **rules: Any) -> KafkaError:

@@ -6,7 +6,7 @@ import asyncio
 
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
@@ -67,7 +67,7 @@ class Leader:
         if lead:
             self.partition.become_leader(registration(replicas=replicas, isr=isr), self.now_ms)
 
-    async def _open(self, config: LogConfig) -> Log:
+    async def _open(self, config: LogConfig) -> UnifiedLog:
         await self.manager.start(lambda topic: config)
         return self.manager.get_or_create_log(TP, config, topic_id=TOPIC_ID)
 

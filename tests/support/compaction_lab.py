@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import ProducerConfig
+from ottla.log.producers.log_producers import ProducerStateManagerConfig
 from ottla.log.producers.replay import batches_between
 from ottla.log.producers.state_entry import LastRecord
 from ottla.log.producers.state_manager import ProducerStateManager
@@ -42,7 +42,7 @@ CONFIG = LogConfig(
     delete_retention_ms=1000,
     file_delete_delay_ms=0,
 )
-PRODUCERS = ProducerConfig(producer_id_expiration_ms=30 * DAY_MS, transaction_verification=False)
+PRODUCERS = ProducerStateManagerConfig(producer_id_expiration_ms=30 * DAY_MS, transaction_verification=False)
 
 
 @dataclass

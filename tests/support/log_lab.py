@@ -9,7 +9,7 @@ from dataclasses import replace
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import ProducerConfig, new_producers
+from ottla.log.producers.log_producers import ProducerStateManagerConfig, new_producers
 from ottla.log.producers.replay import end_txn_marker
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log, load_log
@@ -17,7 +17,7 @@ from ottla.log.segment.handles import FileHandles
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.timestamp_lookup import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches, read_records, verify_crc
 from ottla.records.builder import build_batch
@@ -29,7 +29,7 @@ from ottla.sim.disk import SimDisk
 
 PARTITION = TopicPartition("orders", 3)
 PATH = "/data"
-PRODUCERS = ProducerConfig(transaction_verification=False)
+PRODUCERS = ProducerStateManagerConfig(transaction_verification=False)
 TOPIC_ID = bytes(range(16))
 
 
@@ -105,14 +105,16 @@ class LogLab:
         self.checkpoint()
         self.directory.write_log_starts({PARTITION: self.log.log_start_offset})
 
-    def reload(self, *, clean: bool = False, policy: CorruptionPolicy = CorruptionPolicy.REFUSE) -> Log:
+    def reload(
+        self, *, clean: bool = False, policy: CorruptionPolicy = CorruptionPolicy.REFUSE
+    ) -> UnifiedLog:
         self.directory = self._open_directory()
         options = LoadOptions(clean, PRODUCERS, policy)
         self.log = load_log(self.directory, str(PARTITION), PARTITION, self.config, options)
         self.log.high_watermark = self.log.log_end_offset
         return self.log
 
-    def crash(self) -> Log:
+    def crash(self) -> UnifiedLog:
         """Lose what was not synced, and recover."""
         self.sim_disk.crash()
         return self.reload()
@@ -134,7 +136,7 @@ def segment_batches(segment: LogSegment) -> list[tuple[int, BatchHeader, bytes]]
     return found
 
 
-def all_batches(log: Log) -> list[Batch]:
+def all_batches(log: UnifiedLog) -> list[Batch]:
     return [(header, data) for segment in log.segments for _, header, data in segment_batches(segment)]
 
 
@@ -165,7 +167,7 @@ def replayed(batches: Sequence[Batch]) -> tuple[ProducerStateManager, list[Abort
     return state, aborted
 
 
-def check_indexes(log: Log) -> None:
+def check_indexes(log: UnifiedLog) -> None:
     """Every index of every segment agrees with a scan of its file."""
     for segment in log.segments:
         batches = segment_batches(segment)
@@ -194,7 +196,7 @@ def check_indexes(log: Log) -> None:
         assert segment.next_offset() == end
 
 
-def check_epochs(log: Log, *, exact: bool = True) -> None:
+def check_epochs(log: UnifiedLog, *, exact: bool = True) -> None:
     """The leader epochs are those of the batches; not `exact` where compaction may have taken some."""
     expected = LeaderEpochCache()
     start = log.log_start_offset
@@ -215,7 +217,7 @@ def check_epochs(log: Log, *, exact: bool = True) -> None:
         assert len(epochs) <= len(wanted) + 1
 
 
-def check_lookups(log: Log, timestamps: Sequence[int]) -> None:
+def check_lookups(log: UnifiedLog, timestamps: Sequence[int]) -> None:
     batches = all_batches(log)
     start = log.log_start_offset
     for timestamp in timestamps:
@@ -223,7 +225,7 @@ def check_lookups(log: Log, timestamps: Sequence[int]) -> None:
     assert log.offset_for_max_timestamp() == scan_for_greatest(batches, start)
 
 
-def check_producers(log: Log, *, start: int, compacted: bool) -> None:
+def check_producers(log: UnifiedLog, *, start: int, compacted: bool) -> None:
     """The producer state is what a replay of the log makes of it. If the log has ever started later, at
     `start`, that holds for the producers with a batch from there on; a snapshot may still tell of others.
     """
@@ -258,7 +260,7 @@ def check_producers(log: Log, *, start: int, compacted: bool) -> None:
                 assert segment.base_offset <= txn.last_offset < segment.next_offset()
 
 
-def check_log(log: Log, *, producers_from: int = 0, compacted: bool = False) -> None:
+def check_log(log: UnifiedLog, *, producers_from: int = 0, compacted: bool = False) -> None:
     """Everything that must hold of a log at any time."""
     batches = all_batches(log)
     previous = -1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import read_records
 from ottla.records.builder import build_batch
@@ -84,7 +84,7 @@ class ManagerLife:
             self.history.append(self.doing)
         self.doing = "idle"
 
-    def _log(self, partition: TopicPartition) -> Log:
+    def _log(self, partition: TopicPartition) -> UnifiedLog:
         log = self.manager.get_log(partition)
         assert log is not None
         return log
@@ -178,7 +178,7 @@ class ManagerLife:
         self.uncertain.clear()
         self.doing = "recovered"
 
-    def _check(self, log: Log, known: Partition) -> None:
+    def _check(self, log: UnifiedLog, known: Partition) -> None:
         assert log.topic_id in (known.topic_id, None)
         start, end = log.log_start_offset, log.log_end_offset
         assert known.lowest_start <= start

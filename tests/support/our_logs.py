@@ -15,8 +15,8 @@ from pathlib import Path
 from ottla.log.cleaner.cleaner import LogCleaner
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.producers.log_producers import ProducerConfig
-from ottla.log.unified_log import Log
+from ottla.log.producers.log_producers import ProducerStateManagerConfig
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import Codec, iter_batches, read_records
 from ottla.records.builder import build_batch
@@ -51,7 +51,9 @@ async def log_manager(directory: Path) -> AsyncIterator[LogManager]:
         pool=runtime.pool,
         # There is no coordinator that could confirm a transaction before it is written to, and the
         # timestamps of the records are years old.
-        producer_config=ProducerConfig(producer_id_expiration_ms=2**62, transaction_verification=False),
+        producer_config=ProducerStateManagerConfig(
+            producer_id_expiration_ms=2**62, transaction_verification=False
+        ),
     )
     try:
         await manager.start(config_of)
@@ -61,7 +63,7 @@ async def log_manager(directory: Path) -> AsyncIterator[LogManager]:
         runtime.close()
 
 
-def log_of(manager: LogManager, topic: str) -> Log:
+def log_of(manager: LogManager, topic: str) -> UnifiedLog:
     """The only partition of a topic, with a high watermark as its only replica gives it."""
     log = manager.get_log(TopicPartition(topic, 0))
     assert log is not None, (topic, manager.failed)
@@ -69,7 +71,7 @@ def log_of(manager: LogManager, topic: str) -> Log:
     return log
 
 
-def visible_records(log: Log, *, committed: bool) -> tuple[ConsumedRecord, ...]:
+def visible_records(log: UnifiedLog, *, committed: bool) -> tuple[ConsumedRecord, ...]:
     """What a consumer would get: fetched in small pieces, without markers and, if asked, what was aborted."""
     upper = log.last_stable_offset if committed else log.high_watermark
     aborted = log.aborted_transactions(log.log_start_offset, upper) if committed else []
@@ -114,7 +116,7 @@ def _bytes(value: bytes | memoryview | None) -> bytes | None:
 class OurProducer:
     """A producer that the log layer sees: its id, and the sequence it has come to."""
 
-    log: Log
+    log: UnifiedLog
     producer_id: int = -1
     codec: Codec = Codec.NONE
     transactional: bool = False
@@ -234,7 +236,7 @@ def _chunks(messages: Iterable[Message], size: int) -> list[list[Message]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _write_plain(log: Log, topic: OurTopic, codec: Codec, now_ms: int) -> None:
+def _write_plain(log: UnifiedLog, topic: OurTopic, codec: Codec, now_ms: int) -> None:
     name = log.topic_partition.topic
     idempotent = OurProducer(log, producer_id=7000, codec=codec)
     for chunk in _chunks(varied_messages(name, 28), 4):
@@ -245,14 +247,14 @@ def _write_plain(log: Log, topic: OurTopic, codec: Codec, now_ms: int) -> None:
     log.update_high_watermark(log.log_end_offset)
 
 
-def _write_indexed(log: Log, topic: OurTopic, now_ms: int) -> None:
+def _write_indexed(log: UnifiedLog, topic: OurTopic, now_ms: int) -> None:
     producer = OurProducer(log, producer_id=7008)
     for chunk in _chunks(varied_messages("indexed", 120), 2):
         topic.records += producer.send(chunk, now_ms)
     log.update_high_watermark(log.log_end_offset)
 
 
-def _write_transactions(log: Log, topic: OurTopic, now_ms: int) -> None:
+def _write_transactions(log: UnifiedLog, topic: OurTopic, now_ms: int) -> None:
     name = log.topic_partition.topic
     committer = OurProducer(log, 7001, Codec.ZSTD, transactional=True)
     aborter = OurProducer(log, 7002, Codec.GZIP, transactional=True, transaction_version=1)
@@ -276,7 +278,7 @@ def _write_transactions(log: Log, topic: OurTopic, now_ms: int) -> None:
     log.update_high_watermark(log.log_end_offset)
 
 
-def _write_segments(log: Log, topic: OurTopic, name: str, now_ms: int) -> None:
+def _write_segments(log: UnifiedLog, topic: OurTopic, name: str, now_ms: int) -> None:
     committer = OurProducer(log, 7004, Codec.LZ4, transactional=True)
     aborter = OurProducer(log, 7005, transactional=True, transaction_version=1)
     for each in range(2):

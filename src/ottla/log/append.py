@@ -15,13 +15,13 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches, verify_crc
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
-from ottla.records.validation import validate_and_assign
+from ottla.records.validation import validate_and_assign_offsets
 from ottla.runtime.disk import Buffer
 
 MAX_OFFSET = (1 << 63) - 1
 
 
-class AppendInfo(NamedTuple):
+class LogAppendInfo(NamedTuple):
     first_offset: int
     last_offset: int
     max_timestamp: int
@@ -72,7 +72,7 @@ def from_producer(
 ) -> Incoming:
     """Check batches against the topic's settings and give them offsets from `first_offset` on."""
     timestamp_type = config.message_timestamp_type
-    records = validate_and_assign(
+    records = validate_and_assign_offsets(
         data,
         first_offset=first_offset,
         leader_epoch=leader_epoch,

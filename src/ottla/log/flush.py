@@ -1,9 +1,10 @@
 """Making a log durable, in three steps so that the slow one can run off the event loop.
 
-`Log.prepare_flush` notes what there is to sync; `FlushPlan.run` syncs it, in any thread; `Log.complete_flush`
-moves the recovery point, unless the log was cut meanwhile. Closed segments are synced with their indexes; of
-the active one only the batches, as recovery builds its indexes anew. Before the recovery point moves, the
-leader epochs that begin below it are durable too, and so are the names of the files.
+`UnifiedLog.prepare_flush` notes what there is to sync; `FlushPlan.run` syncs it, in any thread;
+`UnifiedLog.complete_flush` moves the recovery point, unless the log was cut meanwhile. Closed segments are
+synced with their indexes; of the active one only the batches, as recovery builds its indexes anew. Before the
+recovery point moves, the leader epochs that begin below it are durable too, and so are the names of the
+files.
 """
 
 from __future__ import annotations

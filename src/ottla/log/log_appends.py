@@ -14,7 +14,7 @@ failure of a flush takes the directory offline.
 from __future__ import annotations
 
 from ottla.log import log_flushes
-from ottla.log.append import AppendInfo, Incoming, as_given, check_offsets, from_producer
+from ottla.log.append import Incoming, LogAppendInfo, as_given, check_offsets, from_producer
 from ottla.log.append_origin import AppendOrigin
 from ottla.log.log_core import LogCore
 from ottla.log.producers.replay import with_markers
@@ -35,7 +35,7 @@ def append_as_leader(
     guard: VerificationGuard,
     transaction_version: int | None,
     inline_flush: bool,
-) -> AppendInfo:
+) -> LogAppendInfo:
     core.check_usable()
     core.verify_end()
     end_offset = core.log_end_offset
@@ -52,13 +52,13 @@ def append_as_leader(
 
 def append_as_follower(
     core: LogCore, data: Buffer, leader_epoch: int, now_ms: int, inline_flush: bool
-) -> AppendInfo:
+) -> LogAppendInfo:
     core.check_usable()
     core.verify_end()
     origin = AppendOrigin.REPLICATION
     incoming = as_given(data, core.partition, core.log_end_offset, leader_epoch, origin)
     if incoming is None:
-        return AppendInfo(-1, -1, NO_TIMESTAMP, NO_TIMESTAMP, core.log_start_offset)
+        return LogAppendInfo(-1, -1, NO_TIMESTAMP, NO_TIMESTAMP, core.log_start_offset)
     return _append(core, incoming, now_ms, origin, SENTINEL_GUARD, None, inline_flush)
 
 
@@ -70,7 +70,7 @@ def _append(
     guard: VerificationGuard,
     transaction_version: int | None,
     inline_flush: bool,
-) -> AppendInfo:
+) -> LogAppendInfo:
     data, batches, max_timestamp, append_time = incoming
     first_offset, last_offset = batches[0].base_offset, batches[-1].last_offset
     size = data.nbytes
@@ -105,7 +105,7 @@ def _append(
     producers = core.producers.loaded
     if producers is not None:
         producers.map_end_offset = local.log_end_offset
-    return AppendInfo(
+    return LogAppendInfo(
         first_offset,
         last_offset,
         max_timestamp,
@@ -119,10 +119,10 @@ def _append(
     )
 
 
-def _known(core: LogCore, known: BatchMetadata, max_timestamp: int, inline_flush: bool) -> AppendInfo:
+def _known(core: LogCore, known: BatchMetadata, max_timestamp: int, inline_flush: bool) -> LogAppendInfo:
     """The answer to a batch that is in the log. The flush that was to follow it may have failed."""
     unflushed = known.last_offset >= core.local.recovery_point
-    return AppendInfo(
+    return LogAppendInfo(
         known.first_offset,
         known.last_offset,
         max_timestamp,

@@ -1,7 +1,7 @@
 """What the parts of a log share: its segments, its offsets, what it knows of producers and epochs, and
 whether it can be used.
 
-`Log` is the face that others see. What it does is written down by kind, as functions over this core:
+`UnifiedLog` is the face that others see. What it does is written down by kind, as functions over this core:
 `log_appends`, `log_reads`, `log_flushes`, `log_cuts`.
 
 Invariant: log start offset <= high watermark <= log end offset.

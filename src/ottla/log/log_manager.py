@@ -21,16 +21,16 @@ from functools import partial
 
 from ottla.log.directory.checkpointing import DirectoryOffsets
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.directory.loading import Loaded, list_directory, load_part, of_two, open_directory
+from ottla.log.directory.loading import LoadedPartition, list_directory, load_part, of_two, open_directory
 from ottla.log.directory.log_creation import settle
 from ottla.log.directory.shutdown import close_logs, seal
 from ottla.log.files import DirKind, dir_name, moved_dir_name
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import DEFAULT_PRODUCER_CONFIG, ProducerConfig
+from ottla.log.producers.log_producers import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
 from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log
 from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
 from ottla.log.segment.segment import LogSegment
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
@@ -59,7 +59,7 @@ class LogManager:
         clock: Clock,
         random: Random,
         pool: Pool,
-        producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
+        producer_config: ProducerStateManagerConfig = DEFAULT_PRODUCER_STATE_CONFIG,
         corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE,
         open_files: int = DEFAULT_CAPACITY,
         unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
@@ -90,19 +90,19 @@ class LogManager:
                 directory.fail(failed[directory.path])
         self._lock = lock
         self._locks: dict[str, Lock] = {}
-        self._logs: dict[TopicPartition, Log] = {}
-        self._future_logs: dict[TopicPartition, Log] = {}
+        self._logs: dict[TopicPartition, UnifiedLog] = {}
+        self._future_logs: dict[TopicPartition, UnifiedLog] = {}
         self._failed: dict[TopicPartition, tuple[LogDirectory, KafkaError]] = {}
         # (due time, number, directory, path): partitions to remove, and when.
         self._removals: list[tuple[int, int, LogDirectory, str]] = []
         self._removals_made = 0
         # Being flushed, each with the event that says that it no longer is.
-        self._flushing: dict[Log, asyncio.Event] = {}
-        self._unsettled: deque[Log] = deque()
+        self._flushing: dict[UnifiedLog, asyncio.Event] = {}
+        self._unsettled: deque[UnifiedLog] = deque()
         self._settling: asyncio.Task[None] | None = None
         self._strays: list[str] = []
         # Loaded beside another log of the same partition, in the map where that one is.
-        self._doubles: list[tuple[dict[TopicPartition, Log], Log]] = []
+        self._doubles: list[tuple[dict[TopicPartition, UnifiedLog], UnifiedLog]] = []
         self._clean_epochs: dict[str, int] = {}
 
     # What there is
@@ -131,16 +131,16 @@ class LogManager:
         epochs = {self._clean_epochs.get(directory.path) for directory in self._directories}
         return epochs.pop() if len(epochs) == 1 else None
 
-    def logs(self) -> list[Log]:
+    def logs(self) -> list[UnifiedLog]:
         """The current logs, without the future ones."""
         return list(self._logs.values())
 
-    def logs_in(self, directory: LogDirectory) -> list[Log]:
+    def logs_in(self, directory: LogDirectory) -> list[UnifiedLog]:
         """All logs of a directory, the future ones too."""
         every = (*self._logs.values(), *self._future_logs.values())
         return [log for log in every if log.directory is directory]
 
-    def get_log(self, partition: TopicPartition, *, future: bool = False) -> Log | None:
+    def get_log(self, partition: TopicPartition, *, future: bool = False) -> UnifiedLog | None:
         """The log, if there is one here; KAFKA_STORAGE_ERROR if there is, but it cannot be used."""
         log = (self._future_logs if future else self._logs).get(partition)
         if log is not None:
@@ -157,7 +157,9 @@ class LogManager:
 
     # Starting
 
-    async def start(self, config_of: ConfigOf, belongs: Callable[[Log], bool] = lambda _: True) -> None:
+    async def start(
+        self, config_of: ConfigOf, belongs: Callable[[UnifiedLog], bool] = lambda _: True
+    ) -> None:
         """Lock the directories and load their logs; `config_of` gives the settings of a topic by its name.
         `belongs` is asked where a partition is in two directories: whether the metadata mean this log.
 
@@ -206,7 +208,7 @@ class LogManager:
                 self._take_in(directory, loaded, contents.high_watermarks)
 
     def _take_in(
-        self, directory: LogDirectory, loaded: Loaded, high_watermarks: Mapping[TopicPartition, int]
+        self, directory: LogDirectory, loaded: LoadedPartition, high_watermarks: Mapping[TopicPartition, int]
     ) -> None:
         (name, partition, kind), result = loaded
         if isinstance(result, OSError):
@@ -221,7 +223,7 @@ class LogManager:
             if logs.setdefault(partition, result) is not result:
                 self._doubles.append((logs, result))
 
-    def _settle_doubles(self, belongs: Callable[[Log], bool]) -> None:
+    def _settle_doubles(self, belongs: Callable[[UnifiedLog], bool]) -> None:
         while self._doubles:
             logs, one = self._doubles.pop()
             partition = one.topic_partition
@@ -243,7 +245,7 @@ class LogManager:
                 _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
                 self._adopt(partition)
 
-    def adopt_future_logs(self, is_counted_on: Callable[[Log], bool]) -> None:
+    def adopt_future_logs(self, is_counted_on: Callable[[UnifiedLog], bool]) -> None:
         """Let future logs take the place of current ones that are not here, where the controller was told
         that the replica is about to be there, and the node stopped before it was.
         """
@@ -276,7 +278,7 @@ class LogManager:
         is_new: bool = True,
         directory_id: bytes | None = None,
         future: bool = False,
-    ) -> Log:
+    ) -> UnifiedLog:
         """The log of the partition, made if it is not here: in the directory asked for, or else in the one
         with the fewest logs.
 
@@ -298,7 +300,7 @@ class LogManager:
         is_new: bool,
         directory_id: bytes | None,
         future: bool,
-    ) -> Log:
+    ) -> UnifiedLog:
         offline = [each.path for each in self._directories if not each.is_online]
         if offline and not is_new:
             raise KafkaError(
@@ -372,13 +374,13 @@ class LogManager:
             raise error
 
     def _take_out(
-        self, partitions: Iterable[TopicPartition], logs: dict[TopicPartition, Log], kind: DirKind
-    ) -> tuple[list[Log], dict[TopicPartition, KafkaError]]:
+        self, partitions: Iterable[TopicPartition], logs: dict[TopicPartition, UnifiedLog], kind: DirKind
+    ) -> tuple[list[UnifiedLog], dict[TopicPartition, KafkaError]]:
         """Let go of logs and rename their directories, with one sync of names and one write of each
         checkpoint for all of them; those that are gone, and what went wrong.
         """
         errors: dict[TopicPartition, KafkaError] = {}
-        gone: dict[LogDirectory, list[Log]] = {}
+        gone: dict[LogDirectory, list[UnifiedLog]] = {}
         for log in [logs[partition] for partition in partitions if partition in logs]:
             partition = log.topic_partition
             try:
@@ -398,7 +400,7 @@ class LogManager:
                 errors |= {log.topic_partition: failure for log in moved}
         return [log for moved in gone.values() for log in moved], errors
 
-    def promote_future_log(self, partition: TopicPartition) -> Log:
+    def promote_future_log(self, partition: TopicPartition) -> UnifiedLog:
         """Let the future log, which has caught up, take the place of the current one."""
         future, current = self._future_logs.get(partition), self._logs.get(partition)
         if future is None or current is None:
@@ -416,7 +418,7 @@ class LogManager:
         self._remove_later(current.directory, current.dir, current.config.file_delete_delay_ms)
         return future
 
-    def _drop(self, log: Log) -> None:
+    def _drop(self, log: UnifiedLog) -> None:
         log.release()
         try:
             log.directory.forget([log.topic_partition])
@@ -467,7 +469,7 @@ class LogManager:
                     _log.error("flushing %s: %s", log.topic_partition, error.message)
         return flushed
 
-    async def flush(self, log: Log, upto: int | None = None) -> None:
+    async def flush(self, log: UnifiedLog, upto: int | None = None) -> None:
         """Make a log durable below `upto`, the log end if None, without blocking the event loop. One flush of
         a log at a time: what comes meanwhile is for the next, for all who wait.
         """
@@ -504,7 +506,7 @@ class LogManager:
 
     async def delete_expired(self, now_ms: int) -> int:
         """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
-        passed: list[tuple[Log, list[LogSegment]]] = []
+        passed: list[tuple[UnifiedLog, list[LogSegment]]] = []
         async for log in self._each_log():
             try:
                 passed += [(log, log.pass_over(each, now_ms)) for each in log.deletable(now_ms)]
@@ -524,7 +526,7 @@ class LogManager:
             await asyncio.sleep(0)
         return deleted
 
-    def _keep_log_starts(self, logs: Sequence[Log]) -> None:
+    def _keep_log_starts(self, logs: Sequence[UnifiedLog]) -> None:
         """Where another checkpoint came between, write these log starts now: once for all, not for each."""
         starts: dict[LogDirectory, dict[TopicPartition, int]] = {}
         for log in logs:
@@ -561,7 +563,7 @@ class LogManager:
                 _log.error("%s", directory.io_error(f"removing {path}", error).message)
         return removed
 
-    async def _each_log(self) -> AsyncIterator[Log]:
+    async def _each_log(self) -> AsyncIterator[UnifiedLog]:
         """All logs whose directory is online, with a pause for others now and then."""
         for number, log in enumerate([*self._logs.values(), *self._future_logs.values()]):
             if number % _STEP == _STEP - 1:

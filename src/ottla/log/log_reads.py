@@ -18,7 +18,7 @@ from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
-class FetchData(NamedTuple):
+class FetchDataInfo(NamedTuple):
     records: bytes
     """Batches; the first may begin below the offset asked for, the last may be cut by the size limit."""
     offset: int
@@ -30,7 +30,7 @@ class FetchData(NamedTuple):
 
 def read(
     core: LogCore, offset: int, max_bytes: int, upper_offset: int | None, min_one_batch: bool
-) -> FetchData:
+) -> FetchDataInfo:
     core.check_usable()
     local = core.local
     end = local.log_end_offset
@@ -50,12 +50,12 @@ def read(
                     limit = _upper_position(core, segment, upper, end) - found.position
                     size = max(max_bytes, found.size) if min_one_batch else max_bytes
                     data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
-                    return FetchData(data, offset, segment.base_offset, found.position)
+                    return FetchDataInfo(data, offset, segment.base_offset, found.position)
         except OSError as error:
             raise core.guard("reading").failure(error) from error
         # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
         core.verify_end()
-    return FetchData(b"", offset, local.active.base_offset, -1)
+    return FetchDataInfo(b"", offset, local.active.base_offset, -1)
 
 
 def _upper_position(core: LogCore, segment: LogSegment, upper: int, end: int) -> int:

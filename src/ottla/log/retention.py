@@ -6,8 +6,8 @@ then those whose youngest record is older than `retention.ms`. Every rule takes 
 stops at the first that must stay, so the log never gets a hole; no rule takes a segment that reaches above
 the high watermark, so the log start offset never passes it.
 
-The rules only decide. `Log` executes: where even the active segment has expired it rolls an empty one first,
-since a log always has a segment. An empty active segment is never deleted.
+The rules only decide. `UnifiedLog` executes: where even the active segment has expired it rolls an empty one
+first, since a log always has a segment. An empty active segment is never deleted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The log of a partition: appends, reads, and the offsets that bound them.
 
-`Log` joins the parts: the segments (`LocalLog`), the leader epochs, the producer state and the transaction
-index. It is synchronous and belongs to the event loop; `read` and the lookups may also run in another thread,
-and a flush comes in three steps of which the slow one may (see `flush`). How it is done is next door:
-`log_appends`, `log_reads`, `log_flushes`, `log_cuts`, over the `LogCore` that they share.
+`UnifiedLog` joins the parts: the segments (`LocalLog`), the leader epochs, the producer state and the
+transaction index. It is synchronous and belongs to the event loop; `read` and the lookups may also run in
+another thread, and a flush comes in three steps of which the slow one may (see `flush`). How it is done is
+next door: `log_appends`, `log_reads`, `log_flushes`, `log_cuts`, over the `LogCore` that they share.
 
 Invariants: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point <=
 log end offset. An append that is refused leaves nothing behind (`log_appends` tells of the one error that
@@ -17,7 +17,7 @@ import posixpath
 from collections.abc import Sequence
 
 from ottla.log import log_appends, log_cuts, log_flushes, log_reads
-from ottla.log.append import AppendInfo
+from ottla.log.append import LogAppendInfo
 from ottla.log.append_origin import AppendOrigin
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.log_creation import Settlement
@@ -27,7 +27,7 @@ from ottla.log.flush import FlushPlan
 from ottla.log.local_log import LocalLog
 from ottla.log.log_config import LogConfig
 from ottla.log.log_core import LogCore
-from ottla.log.log_reads import FetchData
+from ottla.log.log_reads import FetchDataInfo
 from ottla.log.producers.log_producers import LogProducers
 from ottla.log.producers.snapshot import ProducerSnapshots
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
@@ -39,10 +39,10 @@ from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import Buffer, remove_tree
 
-__all__ = ["FetchData", "Log"]
+__all__ = ["FetchDataInfo", "UnifiedLog"]
 
 
-class Log:
+class UnifiedLog:
     __slots__ = ("_core",)
 
     def __init__(
@@ -290,7 +290,7 @@ class Log:
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
         inline_flush: bool = True,
-    ) -> AppendInfo:
+    ) -> LogAppendInfo:
         """Check the batches, give them their offsets and the epoch, and append them.
 
         A batch that was appended before is answered with its old offsets. `guard` and `transaction_version`
@@ -303,7 +303,7 @@ class Log:
 
     def append_as_follower(
         self, data: Buffer, leader_epoch: int, *, now_ms: int, inline_flush: bool = True
-    ) -> AppendInfo:
+    ) -> LogAppendInfo:
         """Append the leader's batches as they are. From the first one on that is of a later epoch than
         `leader_epoch` they are left out: the leader that sent them is no longer the one that was asked.
         """
@@ -317,7 +317,7 @@ class Log:
 
     def read(
         self, offset: int, max_bytes: int, *, upper_offset: int | None = None, min_one_batch: bool = True
-    ) -> FetchData:
+    ) -> FetchDataInfo:
         """Batches from the one that holds `offset` on, up to `max_bytes` and below `upper_offset` (the log
         end if None); the first batch in any case if `min_one_batch`.
 

@@ -20,7 +20,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.controller.controller import Controller
 from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
 from ottla.metadata.controller.state import Result
@@ -309,7 +309,7 @@ class Node:
         self._undo(self.alter_log_dirs.stop)
         self._undo(self._stop_following)
 
-    def _means(self, found: Log) -> bool:
+    def _means(self, found: UnifiedLog) -> bool:
         """Whether the metadata mean this log, of two of the same partition."""
         registration = registration_of(found, self.image, self.config.node_id)
         if registration is None:

@@ -87,7 +87,7 @@ class RecordErrors(KafkaError):
         return type(self), (self.code, self.message, self.errors)
 
 
-class Validated(NamedTuple):
+class ValidationResult(NamedTuple):
     """Batches ready to be appended, and what the log wants to know of them.
 
     `offset_of_max_timestamp` is what the time index stores: the last offset of the batch that has the largest
@@ -130,7 +130,7 @@ def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
     return header
 
 
-def validate_and_assign(
+def validate_and_assign_offsets(
     data: Buffer,
     *,
     first_offset: int,
@@ -145,7 +145,7 @@ def validate_and_assign(
     max_message_bytes: int = 2**31 - 1,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     origin: AppendOrigin = AppendOrigin.CLIENT,
-) -> Validated:
+) -> ValidationResult:
     """Check `data` and give it its place in the log: offsets from `first_offset` on in `leader_epoch`.
 
     A writable buffer is patched in place and returned; another one is copied first. `codec_target` is the
@@ -170,7 +170,7 @@ def validate_and_assign(
         )
         if placed is not None:
             last, newest_ms = placed.last_offset, placed.max_timestamp
-            return Validated(
+            return ValidationResult(
                 _writable(data),
                 [placed],
                 first_offset,
@@ -219,7 +219,7 @@ def validate_and_assign(
         buffer = buffer[: pos + header.size]
     else:
         buffer = memoryview(bytearray().join(parts))
-    return Validated(
+    return ValidationResult(
         buffer=buffer,
         batches=batches,
         first_offset=first_offset,

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from ottla.log.append import UnexpectedAppendOffset
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import Partition
@@ -23,7 +23,7 @@ from ottla.replication.types import NO_EPOCH
 _log = logging.getLogger(__name__)
 
 
-def common_end(log: Log, epoch: int, end_offset: int) -> int:
+def common_end(log: UnifiedLog, epoch: int, end_offset: int) -> int:
     """Up to where a log may agree with another one that ended `epoch` at `end_offset`.
 
     Where it never had that epoch, the end of its own greatest epoch below it is the next candidate.

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Final
 
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.replication.partition import Partition
 from ottla.runtime.clock import Clock
 
@@ -25,7 +25,7 @@ class LogFlushScheduler:
         self._clock: Final = clock
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def flush_closed_segments(self, log: Log) -> None:
+    def flush_closed_segments(self, log: UnifiedLog) -> None:
         """Make the records of closed segments durable, in the background."""
         self._begin(self._logs.flush(log, log.active_segment.base_offset))
 

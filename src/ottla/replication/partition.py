@@ -1,12 +1,11 @@
 """One partition as this broker hosts it: leader or follower, in-sync set, high watermark.
 
-A deterministic object over a :class:`~ottla.log.unified_log.Log`. It is told what the metadata log says
-(``become_leader``, ``become_follower``), serves what clients and followers ask, and tells its listener when
-something moved that others may wait for, or when the in-sync set should change. Every request that names a
-leader epoch has it checked first. Invariants: the high watermark never goes back within a leader epoch and
+A deterministic object over a :class:`~ottla.log.unified_log.UnifiedLog`. It is told what the metadata log
+says (``become_leader``, ``become_follower``), serves what clients and followers ask, and tells its listener
+when something moved that others may wait for, or when the in-sync set should change. Every request that names
+a leader epoch has it checked first. Invariants: the high watermark never goes back within a leader epoch and
 never passes the end of the log of any in-sync replica; a change of the in-sync set counts for the high
-watermark as soon as it makes it stricter, and only when the controller has confirmed it if it makes it
-laxer.
+watermark as soon as it makes it stricter, and only when the controller has confirmed it if it makes it laxer.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from ottla.log.append import AppendInfo, UnexpectedAppendOffset
+from ottla.log.append import LogAppendInfo, UnexpectedAppendOffset
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.log.segment.txn_index import AbortedTxn
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -66,7 +65,7 @@ class Partition:
         self,
         topic_partition: TopicPartition,
         topic_id: bytes,
-        log: Log,
+        log: UnifiedLog,
         broker_id: int,
         listener: PartitionListener,
         *,
@@ -230,7 +229,7 @@ class Partition:
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
         inline_flush: bool = True,
-    ) -> AppendInfo:
+    ) -> LogAppendInfo:
         """Append as leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if too few are in
         sync. A flush that is left to the caller is to be followed by ``flushed``.
         """
@@ -282,7 +281,7 @@ class Partition:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 
-    def append_as_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> AppendInfo:
+    def append_as_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> LogAppendInfo:
         """Append what the leader sent, as it is.
 
         An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
@@ -300,7 +299,7 @@ class Partition:
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.refuses_since_ms is None:
             self.refuses_since_ms = now_ms
 
-    def _append_as_follower(self, data: Buffer, leader_epoch: int, now_ms: int) -> AppendInfo:
+    def _append_as_follower(self, data: Buffer, leader_epoch: int, now_ms: int) -> LogAppendInfo:
         log = self.log
         try:
             return log.append_as_follower(data, leader_epoch, now_ms=now_ms)

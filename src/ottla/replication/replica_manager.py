@@ -17,7 +17,7 @@ from typing import Any, Final
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
 from ottla.metadata.image.image import MetadataImage
@@ -136,7 +136,7 @@ class ReplicaManager:
                 )
         return changes
 
-    def _is_counted_on(self, copy: Log) -> bool:
+    def _is_counted_on(self, copy: UnifiedLog) -> bool:
         registration = registration_of(copy, self._image, self.broker_id)
         return registration is not None and (
             registration.directory(self.broker_id) == copy.directory.directory_id
@@ -229,7 +229,9 @@ class ReplicaManager:
         self._partitions[tp] = partition
         return partition
 
-    def _log_of(self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool) -> Log:
+    def _log_of(
+        self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool
+    ) -> UnifiedLog:
         return self.logs.get_or_create_log(
             tp,
             config,
@@ -334,7 +336,7 @@ class ReplicaManager:
         return broker_epoch in (-1, registration.epoch)
 
 
-def registration_of(log: Log, image: MetadataImage, broker_id: int) -> PartitionRegistration | None:
+def registration_of(log: UnifiedLog, image: MetadataImage, broker_id: int) -> PartitionRegistration | None:
     """What the metadata say of the partition of a log, if that belongs to this broker."""
     tp = log.topic_partition
     topic = image.topics.by_name.get(tp.topic)

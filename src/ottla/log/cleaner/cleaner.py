@@ -6,9 +6,9 @@ the result in on the event loop, group by group. Between two slices it pays for 
 moved or paused meanwhile is left as it is and tried again later, since until a swap nothing refers to what
 was written.
 
-The swap is `Log.replace_segments`: all files of the new segment are synced under `.cleaned`, renamed to
-`.swap`, and that made durable (from here on recovery completes the swap, before it undoes it); then the old
-segments are renamed to `.deleted` and that made durable; then the new one gets its final name. Cleaning
+The swap is `UnifiedLog.replace_segments`: all files of the new segment are synced under `.cleaned`, renamed
+to `.swap`, and that made durable (from here on recovery completes the swap, before it undoes it); then the
+old segments are renamed to `.deleted` and that made durable; then the new one gets its final name. Cleaning
 stays below the recovery point, where recovery expects gaps between offsets.
 
 A log whose records cannot be read is marked uncleanable, with an error in the node's log, and left alone
@@ -30,14 +30,14 @@ from ottla.log.cleaner.compaction import (
     CleanerStats,
     Compaction,
     CompactionPlan,
+    CompactionProgress,
     MeasuredSegment,
-    Progress,
     SegmentTooLarge,
 )
 from ottla.log.cleaner.selection import LogToClean, assess, cleaning_range, dirtiest, segments_between
 from ottla.log.cleaner.throttle import Throttle
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.compaction import OffsetMap
@@ -100,7 +100,7 @@ class LogCleaner:
         clock: Clock,
         random: Random,
         pool: Pool,
-        logs: Callable[[], Iterable[Log]],
+        logs: Callable[[], Iterable[UnifiedLog]],
         config: CleanerConfig | None = None,
     ) -> None:
         self._clock = clock
@@ -115,9 +115,9 @@ class LogCleaner:
         self._in_progress: dict[TopicPartition, asyncio.Event] = {}
         self._paused: Counter[TopicPartition] = Counter()
         # Why a log cannot be cleaned, by the log itself: a new one of the same name is tried again.
-        self._uncleanable: dict[Log, str] = {}
+        self._uncleanable: dict[UnifiedLog, str] = {}
         # How much smaller than a segment the groups of a log must be so that the result fits.
-        self._group_share: dict[Log, float] = {}
+        self._group_share: dict[UnifiedLog, float] = {}
         self.last_stats: CleanerStats | None = None
         self.last_run_ms: int | None = None
         self.max_dirty_ratio = 0.0
@@ -199,7 +199,7 @@ class LogCleaner:
             over.set()
         return True
 
-    def _choose(self, now_ms: int) -> tuple[Log, LogToClean] | None:
+    def _choose(self, now_ms: int) -> tuple[UnifiedLog, LogToClean] | None:
         logs = list(self._logs())
         present = set(logs)
         self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
@@ -227,7 +227,7 @@ class LogCleaner:
                 self.max_compaction_delay_ms = max(self.max_compaction_delay_ms, delay_ms)
         return dirtiest(candidates)
 
-    def _assess(self, log: Log, now_ms: int) -> LogToClean | None:
+    def _assess(self, log: UnifiedLog, now_ms: int) -> LogToClean | None:
         partition = log.topic_partition
         checkpoint = self._checkpoint(log.directory)
         cut_offset = log.take_cut_offset()
@@ -254,7 +254,7 @@ class LogCleaner:
             self._note_failure(log, error)
         return None
 
-    async def _clean(self, log: Log, to_clean: LogToClean, now_ms: int) -> None:
+    async def _clean(self, log: UnifiedLog, to_clean: LogToClean, now_ms: int) -> None:
         started_ns = self._clock.monotonic_ns()
         work: Compaction | None = None
         try:
@@ -278,7 +278,7 @@ class LogCleaner:
             if work is not None:
                 await self._in_pool(self._discard, log, work)
 
-    def _begin(self, log: Log, to_clean: LogToClean, now_ms: int) -> Compaction:
+    def _begin(self, log: UnifiedLog, to_clean: LogToClean, now_ms: int) -> Compaction:
         """Note everything about the log that the work off the event loop needs."""
         config = self._config
         start, end = to_clean.first_dirty_offset, to_clean.first_uncleanable_offset
@@ -314,11 +314,11 @@ class LogCleaner:
         io_buffer_bytes = config.io_buffer_size // config.threads
         return Compaction(plan, log.directory.handles, offset_map, io_buffer_bytes=io_buffer_bytes)
 
-    async def _compact(self, log: Log, work: Compaction) -> None:
+    async def _compact(self, log: UnifiedLog, work: Compaction) -> None:
         generation = log.generation
         while True:
             try:
-                progress: Progress = await self._in_pool(work.advance, SLICE_BYTES)
+                progress: CompactionProgress = await self._in_pool(work.advance, SLICE_BYTES)
             except Exception:
                 # What was read of a log that has been cut is no sign of damage.
                 self._check_unchanged(log, work, generation)
@@ -333,7 +333,7 @@ class LogCleaner:
             if progress.is_done:
                 return
 
-    def _check_unchanged(self, log: Log, work: Compaction, generation: int) -> None:
+    def _check_unchanged(self, log: UnifiedLog, work: Compaction, generation: int) -> None:
         present = set(log.segments)
         if (
             log.generation != generation
@@ -344,14 +344,14 @@ class LogCleaner:
         ):
             raise _Aborted
 
-    def _make_groups_smaller(self, log: Log, error: SegmentTooLarge) -> None:
+    def _make_groups_smaller(self, log: UnifiedLog, error: SegmentTooLarge) -> None:
         if error.segments < 2:
             self._give_up(log, error)
             return
         self._group_share[log] = self._group_share.get(log, 1.0) * _SMALLER_GROUPS
         _log.warning("%s; the next cleaning joins fewer of them", error)
 
-    def _note_failure(self, log: Log, error: Exception) -> None:
+    def _note_failure(self, log: UnifiedLog, error: Exception) -> None:
         if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
             # Closed, offline or without room: not the fault of its records.
             _log.warning("the cleaning of %s has stopped: %s", log.topic_partition, error.message)
@@ -359,7 +359,7 @@ class LogCleaner:
             # Even a mistake in this program must cost no more than this one log.
             self._give_up(log, error)
 
-    def _give_up(self, log: Log, error: Exception) -> None:
+    def _give_up(self, log: UnifiedLog, error: Exception) -> None:
         self._uncleanable[log] = str(error)
         _log.error(
             "%s cannot be cleaned and will grow; it is left alone until the node starts again: %s",
@@ -368,7 +368,7 @@ class LogCleaner:
             exc_info=error,
         )
 
-    def _discard(self, log: Log, work: Compaction) -> None:
+    def _discard(self, log: UnifiedLog, work: Compaction) -> None:
         try:
             work.discard()
         except OSError as error:
@@ -401,7 +401,7 @@ class LogCleaner:
             raise
 
 
-def _report(log: Log, first_dirty: int, work: Compaction, seconds: float) -> None:
+def _report(log: UnifiedLog, first_dirty: int, work: Compaction, seconds: float) -> None:
     stats = work.stats
     _log.info(
         "cleaned %s from %d to %d in %.1f s: %d bytes of %d and %d records of %d are left, %.0f%% of the map "

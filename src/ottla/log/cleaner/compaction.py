@@ -13,8 +13,8 @@ A batch that loses all its records stays as an empty one where it is the last th
 producer, be it its last data or, if that is gone, its last marker, and where it is the last of the cleaned
 range, so that neither the sequence numbers nor the end of the range are forgotten.
 
-`Compaction` does no more than write `.cleaned` files and sync them; nothing refers to these before the
-event loop swaps them in (`Log.replace_segments`, with the order of its steps), and recovery removes what a
+`Compaction` does no more than write `.cleaned` files and sync them; nothing refers to these before the event
+loop swaps them in (`UnifiedLog.replace_segments`, with the order of its steps), and recovery removes what a
 crash leaves of them. It works in slices, off the event loop: whoever runs it decides between two slices
 whether it may go on.
 """
@@ -45,7 +45,7 @@ __all__ = [
     "Compaction",
     "CompactionPlan",
     "MeasuredSegment",
-    "Progress",
+    "CompactionProgress",
     "SegmentTooLarge",
 ]
 
@@ -109,7 +109,7 @@ class CleanedGroup(NamedTuple):
     old: tuple[LogSegment, ...]
 
 
-class Progress(NamedTuple):
+class CompactionProgress(NamedTuple):
     """What one slice did: bytes read and written, a group that is ready, and whether that was all."""
 
     moved_bytes: int
@@ -147,13 +147,13 @@ class Compaction:
         self._unfinished: CleanedGroup | None = None
         self._work = self._run()
 
-    def advance(self, budget_bytes: int) -> Progress:
+    def advance(self, budget_bytes: int) -> CompactionProgress:
         """Work until so many bytes were moved, a group is ready or all is done."""
         self._moved_bytes = 0
         for cleaned in self._work:
             if cleaned is not None or self._moved_bytes >= budget_bytes:
-                return Progress(self._moved_bytes, cleaned, is_done=False)
-        return Progress(self._moved_bytes, None, is_done=True)
+                return CompactionProgress(self._moved_bytes, cleaned, is_done=False)
+        return CompactionProgress(self._moved_bytes, None, is_done=True)
 
     def swapped(self) -> None:
         """The group that `advance` returned last is part of the log now."""

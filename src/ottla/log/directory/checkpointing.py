@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.pool import Pool
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class DirectoryOffsets:
     directory: LogDirectory
-    logs: Sequence[Log]
+    logs: Sequence[UnifiedLog]
     """All its logs."""
     refused: Collection[TopicPartition]
     """Those that could not be loaded: what the checkpoints say of them stays."""

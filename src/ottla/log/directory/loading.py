@@ -17,7 +17,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import DirKind, parse_dir_name
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, load_log
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.disk import Disk, Lock
@@ -31,11 +31,11 @@ class PartitionDir(NamedTuple):
     kind: DirKind
 
 
-class Loaded(NamedTuple):
+class LoadedPartition(NamedTuple):
     """A partition that was opened, or why it was not."""
 
     dir: PartitionDir
-    result: Log | KafkaError | OSError
+    result: UnifiedLog | KafkaError | OSError
 
 
 @dataclass(slots=True)
@@ -132,19 +132,21 @@ def _read_high_watermarks(directory: LogDirectory) -> dict[TopicPartition, int]:
 
 def load_part(
     directory: LogDirectory, part: Iterable[tuple[PartitionDir, LogConfig]], options: LoadOptions
-) -> list[Loaded]:
+) -> list[LoadedPartition]:
     loaded = []
     for dir, config in part:
-        result: Log | KafkaError | OSError
+        result: UnifiedLog | KafkaError | OSError
         try:
             result = load_log(directory, dir.name, dir.partition, config, options)
         except (KafkaError, OSError) as error:
             result = error
-        loaded.append(Loaded(dir, result))
+        loaded.append(LoadedPartition(dir, result))
     return loaded
 
 
-def of_two(one: Log, other: Log, belongs: Callable[[Log], bool]) -> tuple[Log, Log]:
+def of_two(
+    one: UnifiedLog, other: UnifiedLog, belongs: Callable[[UnifiedLog], bool]
+) -> tuple[UnifiedLog, UnifiedLog]:
     """Of two logs of a partition, the one that is meant, and the other: left behind on a disk that had failed
     while the topic was deleted, or the replica removed, and made anew elsewhere.
     """

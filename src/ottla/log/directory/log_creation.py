@@ -25,7 +25,7 @@ from ottla.runtime.disk import Disk
 from ottla.runtime.pool import Pool
 
 if TYPE_CHECKING:
-    from ottla.log.unified_log import Log
+    from ottla.log.unified_log import UnifiedLog
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Settlement:
             self.disk.sync_dir(self.dir)
 
 
-async def settle(logs: deque[Log], pool: Pool) -> None:
+async def settle(logs: deque[UnifiedLog], pool: Pool) -> None:
     """Settle the logs of a queue, and those that join it meanwhile, off the event loop."""
     while logs:
         part = [logs.popleft() for _ in range(min(_AT_ONCE, len(logs)))]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpointing import DirectoryOffsets
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.pool import Pool
 
@@ -26,7 +26,7 @@ _AT_ONCE = 16
 """Logs that one call in the pool closes."""
 
 
-async def close_logs(directory: LogDirectory, logs: Sequence[Log], pool: Pool) -> bool:
+async def close_logs(directory: LogDirectory, logs: Sequence[UnifiedLog], pool: Pool) -> bool:
     """Close all logs of a directory; True if all could be closed."""
     if not await pool.run(_prepare, directory, logs):
         return False
@@ -34,7 +34,7 @@ async def close_logs(directory: LogDirectory, logs: Sequence[Log], pool: Pool) -
     return all(await asyncio.gather(*(pool.run(_close, part) for part in parts)))
 
 
-def _prepare(directory: LogDirectory, logs: Sequence[Log]) -> bool:
+def _prepare(directory: LogDirectory, logs: Sequence[UnifiedLog]) -> bool:
     """Do once what each log would do for itself."""
     new = [log for log in logs if not log.parent_synced]
     try:
@@ -55,7 +55,7 @@ def _prepare(directory: LogDirectory, logs: Sequence[Log]) -> bool:
     return True
 
 
-def _close(logs: Iterable[Log]) -> bool:
+def _close(logs: Iterable[UnifiedLog]) -> bool:
     sound = True
     for log in logs:
         try:

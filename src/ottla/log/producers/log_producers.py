@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerConfig:
+class ProducerStateManagerConfig:
     """What the broker says about producers and their transactions."""
 
     producer_id_expiration_ms: int = 86_400_000
@@ -32,10 +32,10 @@ class ProducerConfig:
     transaction_verification: bool = True
 
 
-DEFAULT_PRODUCER_CONFIG = ProducerConfig()
+DEFAULT_PRODUCER_STATE_CONFIG = ProducerStateManagerConfig()
 
 
-def new_producers(partition: TopicPartition, config: ProducerConfig) -> ProducerStateManager:
+def new_producers(partition: TopicPartition, config: ProducerStateManagerConfig) -> ProducerStateManager:
     return ProducerStateManager(
         str(partition),
         producer_id_expiration_ms=config.producer_id_expiration_ms,
@@ -50,7 +50,7 @@ class LogProducers:
     def __init__(
         self,
         local: LocalLog,
-        config: ProducerConfig,
+        config: ProducerStateManagerConfig,
         state: ProducerStateManager | None = None,
         snapshots: ProducerSnapshots | None = None,
     ) -> None:

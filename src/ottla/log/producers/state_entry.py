@@ -27,7 +27,7 @@ __all__ = [
     "CompletedTxn",
     "LastRecord",
     "ProducerAppendInfo",
-    "ProducerBatch",
+    "ProducerBatchHeader",
     "ProducerStateEntry",
     "VerificationGuard",
     "VerificationStateEntry",
@@ -39,7 +39,7 @@ BATCHES_TO_RETAIN = 5
 _log = logging.getLogger(__name__)
 
 
-class ProducerBatch(Protocol):
+class ProducerBatchHeader(Protocol):
     """What the rules read of a batch header."""
 
     @property
@@ -181,7 +181,7 @@ class ProducerStateEntry:
     def last_record(self) -> LastRecord:
         return LastRecord(self.batches[-1].last_offset if self.batches else None, self.producer_epoch)
 
-    def find_duplicate(self, batch: ProducerBatch) -> BatchMetadata | None:
+    def find_duplicate(self, batch: ProducerBatchHeader) -> BatchMetadata | None:
         """The remembered batch with exactly these sequences, if the batch was written before."""
         if batch.producer_epoch != self.producer_epoch:
             return None
@@ -246,7 +246,7 @@ class ProducerAppendInfo:
         self.batches: list[BatchMetadata] = []
         self.started_txns: list[int] = []
 
-    def append_data(self, batch: ProducerBatch) -> None:
+    def append_data(self, batch: ProducerBatchHeader) -> None:
         epoch = batch.producer_epoch
         self._check_epoch(batch, must_exceed=False)
         if self._origin is AppendOrigin.CLIENT:
@@ -269,7 +269,7 @@ class ProducerAppendInfo:
             self.started_txns.append(batch.base_offset)
 
     def append_marker(
-        self, batch: ProducerBatch, marker: EndTransactionMarker, transaction_version: int | None
+        self, batch: ProducerBatchHeader, marker: EndTransactionMarker, transaction_version: int | None
     ) -> CompletedTxn | None:
         """Take the marker in; None if there was no transaction here for it to end.
 
@@ -301,7 +301,7 @@ class ProducerAppendInfo:
         self.current_txn_first_offset = None
         return completed
 
-    def append_empty_control(self, batch: ProducerBatch) -> None:
+    def append_empty_control(self, batch: ProducerBatchHeader) -> None:
         """Take in a marker that compaction has emptied: it was kept for its epoch, which fences zombies."""
         if batch.producer_epoch > self.producer_epoch:
             self.batches.clear()
@@ -317,7 +317,7 @@ class ProducerAppendInfo:
         entry.last_timestamp = self.last_timestamp
         entry.current_txn_first_offset = self.current_txn_first_offset
 
-    def _check_epoch(self, batch: ProducerBatch, *, must_exceed: bool) -> None:
+    def _check_epoch(self, batch: ProducerBatchHeader, *, must_exceed: bool) -> None:
         epoch = batch.producer_epoch
         known = self.producer_epoch
         if epoch > known or (epoch == known and not must_exceed):
@@ -333,7 +333,7 @@ class ProducerAppendInfo:
             f"{'not above' if must_exceed else 'below'} the last seen epoch {known}",
         )
 
-    def _check_sequence(self, batch: ProducerBatch) -> None:
+    def _check_sequence(self, batch: ProducerBatchHeader) -> None:
         base = self._base
         sequence = batch.base_sequence
         if self._verification is not None:
@@ -375,5 +375,5 @@ class ProducerAppendInfo:
             raise KafkaError(code, message)
         _log.warning("%s (taken over, as the leader has accepted it)", message)
 
-    def _where(self, batch: ProducerBatch) -> str:
+    def _where(self, batch: ProducerBatchHeader) -> str:
         return f"{self._partition}: the batch of producer {self.producer_id} at offset {batch.base_offset}"

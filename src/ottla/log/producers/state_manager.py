@@ -30,7 +30,7 @@ from ottla.log.producers.state_entry import (
     CompletedTxn,
     LastRecord,
     ProducerAppendInfo,
-    ProducerBatch,
+    ProducerBatchHeader,
     ProducerStateEntry,
     VerificationGuard,
     VerificationStateEntry,
@@ -163,7 +163,7 @@ class ProducerStateManager:
 
     def analyze(
         self,
-        batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]],
+        batches: Iterable[tuple[ProducerBatchHeader, EndTransactionMarker | None]],
         origin: AppendOrigin,
         *,
         guard: VerificationGuard = SENTINEL_GUARD,
@@ -228,7 +228,7 @@ class ProducerStateManager:
         ]
 
     def replay(
-        self, batches: Iterable[tuple[ProducerBatch, EndTransactionMarker | None]]
+        self, batches: Iterable[tuple[ProducerBatchHeader, EndTransactionMarker | None]]
     ) -> list[AbortedTxn]:
         """Take in batches that are in the log already, in recovery or after a reload."""
         return self.apply(self.analyze(batches, AppendOrigin.REPLICATION))
@@ -246,7 +246,7 @@ class ProducerStateManager:
                 f"with the epoch {entry.producer_epoch} has taken over",
             )
 
-    def _check_verified(self, batch: ProducerBatch, guard: VerificationGuard) -> None:
+    def _check_verified(self, batch: ProducerBatchHeader, guard: VerificationGuard) -> None:
         """A transactional batch belongs to a transaction that is open here, or that the coordinator has just
         confirmed. Otherwise nobody would ever end the transaction it starts.
         """
@@ -264,7 +264,7 @@ class ProducerStateManager:
                 "transaction here, and none was verified for this write: add the partition first",
             )
 
-    def _uses_up_verification(self, batch: ProducerBatch) -> bool:
+    def _uses_up_verification(self, batch: ProducerBatchHeader) -> bool:
         entry = self._verifications.get(batch.producer_id)
         if entry is None:
             return False

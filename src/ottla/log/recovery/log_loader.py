@@ -26,9 +26,9 @@ from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_
 from ottla.log.local_log import LocalLog
 from ottla.log.log_config import LogConfig
 from ottla.log.producers.log_producers import (
-    DEFAULT_PRODUCER_CONFIG,
+    DEFAULT_PRODUCER_STATE_CONFIG,
     LogProducers,
-    ProducerConfig,
+    ProducerStateManagerConfig,
     new_producers,
 )
 from ottla.log.producers.replay import batches_between, end_txn_marker
@@ -40,7 +40,7 @@ from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.sparse_index import is_lack_of_room
 from ottla.log.segment.walk import CorruptBatch
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 
@@ -75,7 +75,7 @@ class LoadOptions:
 
     clean: bool
     """True after a clean shutdown of the directory."""
-    producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG
+    producer_config: ProducerStateManagerConfig = DEFAULT_PRODUCER_STATE_CONFIG
     corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE
 
 
@@ -86,8 +86,8 @@ def create_log(
     config: LogConfig,
     *,
     topic_id: bytes | None = None,
-    producer_config: ProducerConfig = DEFAULT_PRODUCER_CONFIG,
-) -> Log:
+    producer_config: ProducerStateManagerConfig = DEFAULT_PRODUCER_STATE_CONFIG,
+) -> UnifiedLog:
     """Make the directory of a new partition, with an empty segment at offset 0. It is durable once it has
     been settled: from then on a log that does not begin with this segment has lost it on purpose.
     """
@@ -102,12 +102,12 @@ def create_log(
         raise directory.io_error(f"creating {dir}", error) from error
     local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
     producers = LogProducers(local, producer_config, new_producers(partition, producer_config))
-    return Log(local, 0, producers, epochs=LeaderEpochCache(), settled=False, topic_id=topic_id)
+    return UnifiedLog(local, 0, producers, epochs=LeaderEpochCache(), settled=False, topic_id=topic_id)
 
 
 def load_log(
     directory: LogDirectory, name: str, partition: TopicPartition, config: LogConfig, options: LoadOptions
-) -> Log:
+) -> UnifiedLog:
     """Open the partition in the directory `name`. OSError where the disk fails, CorruptLog where synced
     records are damaged.
     """
@@ -135,7 +135,7 @@ class _Loader:
         self.end_is_known = options.clean and checkpointed is not None
         self.recovery_point = checkpointed or 0
 
-    def load(self) -> Log:
+    def load(self) -> UnifiedLog:
         bases = tidy(self.directory.handles, self.dir, self.config)
         segments = [self._segment(base) for base in bases]
         if not self.options.clean:
@@ -189,7 +189,7 @@ class _Loader:
         epochs: LeaderEpochCache | None = None,
         producers: ProducerStateManager | None = None,
         snapshots: ProducerSnapshots | None = None,
-    ) -> Log:
+    ) -> UnifiedLog:
         local = LocalLog(
             self.directory,
             self.dir,
@@ -200,7 +200,7 @@ class _Loader:
             recovery_point,
             names_synced=names_synced,
         )
-        return Log(
+        return UnifiedLog(
             local,
             max(self.log_start, segments[0].base_offset),
             LogProducers(local, self.options.producer_config, producers, snapshots),
@@ -210,7 +210,7 @@ class _Loader:
 
     # After a crash
 
-    def _recover(self, segments: list[LogSegment]) -> Log:
+    def _recover(self, segments: list[LogSegment]) -> UnifiedLog:
         while len(segments) > 1 and segments[1].base_offset <= self.log_start:
             # Below the log start nobody reads, so nobody has seen to it that it is sound.
             self._remove(segments.pop(0))

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.follower_partition import common_end
@@ -80,7 +80,7 @@ class AlterReplicaLogDirsManager:
         for tp, error in self._node.logs.delete_logs(gone, future=True).items():
             log.error("the copy of %s could not be deleted: %s", tp, error.message)
 
-    def _copy_in_background(self, partition: Partition, future: Log) -> None:
+    def _copy_in_background(self, partition: Partition, future: UnifiedLog) -> None:
         tp = partition.topic_partition
         if tp in self._moves:
             return
@@ -99,7 +99,7 @@ class AlterReplicaLogDirsManager:
         if error is not None:
             log.error("%s could not be moved: %s", tp, error)
 
-    async def _move(self, partition: Partition, future: Log) -> None:
+    async def _move(self, partition: Partition, future: UnifiedLog) -> None:
         logs, replication = self._node.logs, self._node.replication
         flushed = announced = False
         while True:
@@ -123,14 +123,14 @@ class AlterReplicaLogDirsManager:
                 await asyncio.sleep(0)
         self._promote(partition, future)
 
-    def _promote(self, partition: Partition, future: Log) -> None:
+    def _promote(self, partition: Partition, future: UnifiedLog) -> None:
         future.increment_log_start_offset(
             min(partition.log.log_start_offset, future.high_watermark), "the log that is moved begins there"
         )
         partition.log = self._node.logs.promote_future_log(partition.topic_partition)
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
 
-    def _copy_step(self, current: Log, future: Log) -> None:
+    def _copy_step(self, current: UnifiedLog, future: UnifiedLog) -> None:
         data = current.read(future.log_end_offset, _STEP_BYTES).records
         self._node.replication.move_quota.record(len(data))
         epoch = current.latest_epoch
@@ -168,7 +168,7 @@ class AlterReplicaLogDirsManager:
             self._promote(partition, future)
 
 
-def _is_complete(future: Log, current: Log) -> bool:
+def _is_complete(future: UnifiedLog, current: UnifiedLog) -> bool:
     """Whether the copy has all that the log has, after it was cut where it has something else."""
     if future.log_end_offset < current.log_start_offset:
         future.truncate_fully_and_start_at(current.log_start_offset)
@@ -176,7 +176,7 @@ def _is_complete(future: Log, current: Log) -> bool:
     return future.log_end_offset == current.log_end_offset
 
 
-def _cut_what_differs(future: Log, current: Log) -> None:
+def _cut_what_differs(future: UnifiedLog, current: UnifiedLog) -> None:
     """Cut from the copy what the log that it copies has lost since, or has otherwise by now: a follower cuts
     its log when its leader was elected without its last records, and then grows anew.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ottla.log.producers.log_producers import ProducerConfig
+from ottla.log.producers.log_producers import ProducerStateManagerConfig
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.log.metadata_log import MetadataLogConfig
 from ottla.node.config.node_config import NodeConfig
@@ -43,8 +43,8 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
     )
 
 
-def producer_config(config: NodeConfig) -> ProducerConfig:
-    return ProducerConfig(
+def producer_config(config: NodeConfig) -> ProducerStateManagerConfig:
+    return ProducerStateManagerConfig(
         producer_id_expiration_ms=config.number("producer.id.expiration.ms"),
         max_transaction_timeout_ms=config.number("transaction.max.timeout.ms"),
         transaction_verification=config.flag("transaction.partition.verification.enable"),

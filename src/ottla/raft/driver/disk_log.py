@@ -18,7 +18,7 @@ from ottla.log.flush import FlushPlan
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import (
     CLUSTER_METADATA_PARTITION,
@@ -82,7 +82,7 @@ class LogGap(Exception):
 class DiskLog:
     """Use :meth:`open`, which blocks: it belongs in the pool."""
 
-    def __init__(self, log: Log, snapshots: Snapshots, config: DiskLogConfig, clock: Clock) -> None:
+    def __init__(self, log: UnifiedLog, snapshots: Snapshots, config: DiskLogConfig, clock: Clock) -> None:
         self._log: Final = log
         self.snapshots: Final = snapshots
         self._config: Final = config

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.unified_log import Log
+from ottla.log.unified_log import UnifiedLog
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode
@@ -58,7 +58,7 @@ async def _directory(
     return result
 
 
-def _topics(logs: Iterable[Log]) -> list[DescribeLogDirsTopic]:
+def _topics(logs: Iterable[UnifiedLog]) -> list[DescribeLogDirsTopic]:
     topics: dict[str, DescribeLogDirsTopic] = {}
     for log in logs:
         name, index = log.topic_partition

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final
 
-from ottla.log.append import AppendInfo
+from ottla.log.append import LogAppendInfo
 from ottla.log.producers.state_entry import SENTINEL_GUARD
 from ottla.node.api.context import RequestContext
 from ottla.node.api.leader_hints import MOVED, LeaderHints
@@ -340,7 +340,9 @@ class _Appends:
         ):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
-    def _appended(self, partition: Partition, info: AppendInfo, response: PartitionProduceResponse) -> None:
+    def _appended(
+        self, partition: Partition, info: LogAppendInfo, response: PartitionProduceResponse
+    ) -> None:
         response.base_offset = info.first_offset
         response.log_append_time_ms = info.log_append_time
         response.log_start_offset = info.log_start_offset

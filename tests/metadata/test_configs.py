@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ottla.metadata.controller.configs import OpType
-from ottla.metadata.controller.state import RequestContext
+from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_configs import (
@@ -35,14 +35,14 @@ def alter(
     resource: ConfigResource,
     *changes: tuple[str, OpType | int, str | None],
     validate_only: bool = False,
-    context: RequestContext | None = None,
+    context: ControllerRequestContext | None = None,
 ) -> Outcome:
     configs = [
         AlterableConfig(name=name, config_operation=int(op), value=value) for name, op, value in changes
     ]
     asked = AlterConfigsResource(resource_type=resource.type, resource_name=resource.name, configs=configs)
     request = IncrementalAlterConfigsRequest(resources=[asked], validate_only=validate_only)
-    result = world.controller.incremental_alter_configs(request, context or RequestContext())
+    result = world.controller.incremental_alter_configs(request, context or ControllerRequestContext())
     [response] = world.do(result).responses
     return response.error_code, response.error_message
 
@@ -170,7 +170,7 @@ def test_the_old_request_replaces_everything(world: World) -> None:
 
 
 def test_who_may_not_alter_configs(world: World) -> None:
-    nobody = RequestContext(allowed=lambda operation, kind, name: False)
+    nobody = ControllerRequestContext(allowed=lambda operation, kind, name: False)
     for resource, code in (
         (ORDERS, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
         (BROKER, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ottla.metadata.image.difference import records_between
 from ottla.metadata.image.entities import NO_LEADER, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.records import encode_record
-from ottla.metadata.log.replay import Replayer
+from ottla.metadata.log.batch_loader import MetadataBatchLoader
+from ottla.metadata.records import encode_record
 from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from ottla.protocol.messages.alter_partition import (
     AlterPartitionRequest,
@@ -221,7 +221,7 @@ class Cluster(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The log, read from its beginning, gives the same image."""
-        replayer = Replayer()
+        replayer = MetadataBatchLoader()
         replayer.replay(self.world.log, self.world.image.provenance)
         assert replayer.publish()[1] == self.world.image
 

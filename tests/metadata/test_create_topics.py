@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.controller.state import RequestContext
+from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -232,7 +232,7 @@ def test_who_may_not_create_is_refused_and_who_may_not_describe_configs_sees_non
         return kind == ResourceType.TOPIC and operation == AclOperation.CREATE and name == "mine"
 
     world = World()
-    context = RequestContext(allowed=allowed)
+    context = ControllerRequestContext(allowed=allowed)
     assert world.create("theirs", context=context).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     result = world.create("mine", context=context)
     assert result.error_code == ErrorCode.NONE
@@ -249,7 +249,7 @@ def test_a_quota_on_partition_changes_is_charged_per_partition() -> None:
             raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "slow down")
 
     world = World()
-    context = RequestContext(charge_partitions=charge)
+    context = ControllerRequestContext(charge_partitions=charge)
     assert world.create("a", partitions=3, replicas=1, context=context).error_code == ErrorCode.NONE
     result = world.create("b", partitions=3, replicas=1, context=context)
     assert result.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED

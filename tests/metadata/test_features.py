@@ -12,7 +12,7 @@ from ottla.metadata.features import (
     metadata_version,
 )
 from ottla.metadata.image.entities import CLUSTER_DEFAULT
-from ottla.metadata.log.records import record_version
+from ottla.metadata.records import record_version
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,

@@ -7,8 +7,8 @@ import pytest
 from ottla.metadata.image.delta import ReplayError
 from ottla.metadata.image.entities import ScramUser
 from ottla.metadata.image.image import MetadataImage, Provenance, quota_record
-from ottla.metadata.log.records import MetadataRecord, encode_record
-from ottla.metadata.log.replay import Replayer
+from ottla.metadata.log.batch_loader import MetadataBatchLoader
+from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.metadata_records import (
     AbortTransactionRecord,
     AccessControlEntryRecord,
@@ -175,7 +175,7 @@ def test_a_topic_removed_in_the_batch_that_made_it_leaves_no_trace() -> None:
 
 class TestTransactions:
     def test_nothing_shows_before_the_end(self) -> None:
-        replayer = Replayer()
+        replayer = MetadataBatchLoader()
         replayer.replay([*START, BeginTransactionRecord(), TopicRecord(name="a", topic_id=ID)], Provenance(2))
         assert replayer.transaction_open
         assert not replayer.publish()[1].topics.by_name
@@ -185,7 +185,7 @@ class TestTransactions:
         assert image.provenance.last_contained_offset == 4
 
     def test_an_abort_takes_everything_back(self) -> None:
-        replayer = Replayer()
+        replayer = MetadataBatchLoader()
         replayer.replay([*START, BeginTransactionRecord(), TopicRecord(name="a", topic_id=ID)], Provenance(2))
         replayer.replay([AbortTransactionRecord(), NoOpRecord()], Provenance(4))
         assert not replayer.transaction_open
@@ -201,4 +201,4 @@ class TestTransactions:
     )
     def test_unbalanced_markers(self, records: list[MetadataRecord]) -> None:
         with pytest.raises(ReplayError):
-            Replayer().replay(records, Provenance())
+            MetadataBatchLoader().replay(records, Provenance())

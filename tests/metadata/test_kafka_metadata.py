@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
@@ -43,7 +43,7 @@ async def open_log(runtime: Runtime, dir: Path) -> QuorumController:
             Voter(ReplicaKey(properties.node_id), {"CONTROLLER": Address("127.0.0.1", 9093)})
         ),
     )
-    seat = ControllerSeat(
+    active_controller = ActiveController(
         log,
         lambda: QuorumController.activate(
             runtime,
@@ -54,8 +54,8 @@ async def open_log(runtime: Runtime, dir: Path) -> QuorumController:
         ),
     )
     log.start()
-    await log.until(lambda: seat.active is not None and log.is_caught_up)
-    return seat.occupied()
+    await log.until(lambda: active_controller.current is not None and log.is_caught_up)
+    return active_controller.require()
 
 
 async def beat(qc: QuorumController, broker: int, *, leave: bool = False) -> None:

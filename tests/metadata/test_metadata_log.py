@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
@@ -56,11 +56,11 @@ class Node:
             dynamic_voters=voters,
         )
         self.log: MetadataLog
-        self.seat: ControllerSeat
+        self.active_controller: ActiveController
 
     @property
     def qc(self) -> QuorumController:
-        return self.seat.occupied()
+        return self.active_controller.require()
 
     async def start(self) -> QuorumController:
         self.log = log = await MetadataLog.open(
@@ -71,7 +71,7 @@ class Node:
             endpoints={"CONTROLLER": Address("127.0.0.1", 9093)},
             config=self.config,
         )
-        self.seat = ControllerSeat(
+        self.active_controller = ActiveController(
             log,
             lambda: QuorumController.activate(
                 self.runtime,
@@ -82,7 +82,9 @@ class Node:
             ),
         )
         log.start()
-        await log.until(lambda: self.seat.active is not None and log.is_caught_up and not log.image.is_empty)
+        await log.until(
+            lambda: self.active_controller.current is not None and log.is_caught_up and not log.image.is_empty
+        )
         return self.qc
 
     async def crash(self) -> QuorumController:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.controller.state import RequestContext
+from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -17,7 +17,7 @@ from ottla.protocol.messages.create_partitions import (
 from ottla.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicState
 from tests.metadata.world import World
 
-EVERYBODY = RequestContext()
+EVERYBODY = ControllerRequestContext()
 
 
 def delete(
@@ -25,7 +25,7 @@ def delete(
     *names: str,
     ids: tuple[bytes, ...] = (),
     states: tuple[DeleteTopicState, ...] = (),
-    context: RequestContext = EVERYBODY,
+    context: ControllerRequestContext = EVERYBODY,
 ) -> list[DeletableTopicResult]:
     topics = [DeleteTopicState(name=None, topic_id=topic_id) for topic_id in ids]
     request = DeleteTopicsRequest(topic_names=list(names), topics=[*topics, *states])
@@ -97,13 +97,13 @@ class TestDelete:
     def test_who_may_not_describe_a_topic_does_not_learn_that_it_exists(self) -> None:
         world = World()
         topic_id = world.create("secret").topic_id
-        nobody = RequestContext(allowed=lambda operation, kind, name: False)
+        nobody = ControllerRequestContext(allowed=lambda operation, kind, name: False)
         for name in ("secret", "ghost"):
             [result] = delete(world, name, context=nobody)
             assert (result.error_code, result.topic_id) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, bytes(16))
         [result] = delete(world, ids=(topic_id,), context=nobody)
         assert (result.error_code, result.name) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
-        reader = RequestContext(
+        reader = ControllerRequestContext(
             allowed=lambda operation, kind, name: (
                 kind == ResourceType.TOPIC and operation == AclOperation.DESCRIBE
             )

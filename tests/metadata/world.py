@@ -9,12 +9,17 @@ from typing import TypeVar
 from ottla.metadata.controller.activation import activation_records, bootstrap_records
 from ottla.metadata.controller.brokers import HeartbeatReply
 from ottla.metadata.controller.controller import Controller
-from ottla.metadata.controller.state import ControllerSettings, EffectiveConfig, RequestContext, Result
+from ottla.metadata.controller.state import (
+    ControllerRequestContext,
+    ControllerSettings,
+    EffectiveConfig,
+    Result,
+)
 from ottla.metadata.features import SUPPORTED_FEATURES
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage, Provenance
-from ottla.metadata.log.records import MetadataRecord
-from ottla.metadata.log.replay import Replayer
+from ottla.metadata.log.batch_loader import MetadataBatchLoader
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest, Feature, Listener
@@ -101,7 +106,7 @@ class World:
         self.now_ns = 0
         rng = SeededRandom(seed)
         self.controller = Controller(
-            Replayer(),
+            MetadataBatchLoader(),
             ControllerSettings(node_id=0, cluster_id=CLUSTER_ID, **settings),  # type: ignore[arg-type]
             SmallSchema(),
             rng,
@@ -176,14 +181,14 @@ class World:
         replicas: int = -1,
         configs: Mapping[str, str | None] | None = None,
         assignments: Sequence[Sequence[int]] = (),
-        context: RequestContext | None = None,
+        context: ControllerRequestContext | None = None,
         validate_only: bool = False,
     ) -> CreatableTopicResult:
         request = CreateTopicsRequest(
             topics=[topic(name, partitions, replicas, configs or {}, assignments)],
             validate_only=validate_only,
         )
-        response = self.do(self.controller.create_topics(request, context or RequestContext()))
+        response = self.do(self.controller.create_topics(request, context or ControllerRequestContext()))
         [result] = response.topics
         return result
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
-from ottla.raft.core import Core, Now
 from ottla.raft.effects import Answer, Committed, Flush, InstallSnapshot, Persist, Send
 from ottla.raft.election_state import ElectionState
-from ottla.raft.machine import Raft
-from ottla.raft.membership import Membership
+from ottla.raft.machine import KafkaRaftMachine
+from ottla.raft.membership import VoterSetHistory
 from ottla.raft.messages import OffsetAndEpoch, Reply, Request
+from ottla.raft.quorum_state import Now, QuorumState
 from ottla.raft.snapshot import SnapshotContent, SnapshotId, decode_snapshot
 from ottla.raft.states import Role
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
@@ -177,12 +177,12 @@ class Replica:
         self.refuses: set[int] = set()  # nodes whose port it finds closed
 
     def start(self) -> None:
-        membership = Membership(self.static)
+        membership = VoterSetHistory(self.static)
         if self.dynamic is not None:
             membership.load(0, SnapshotContent(kraft_version=1, voters=self.dynamic))
         for _, data in self.log.batches:
             membership.read(data, self.log.end.offset)
-        core = Core(
+        core = QuorumState(
             self.local,
             self.log,
             membership,
@@ -192,12 +192,12 @@ class Replica:
             now=self.lab.now,
             bootstrap=self.bootstrap,
         )
-        self.raft = Raft(core)
+        self.raft = KafkaRaftMachine(core)
         self.raft.start(self.lab.now)
         self.lab.carry_out(self)
 
     @property
-    def core(self) -> Core:
+    def core(self) -> QuorumState:
         return self.raft.core
 
     @property

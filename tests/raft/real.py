@@ -10,7 +10,7 @@ from ottla.node.network.connection import ClientConnection, Parts, PendingReques
 from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver.disk_log import DiskLog
-from ottla.raft.driver.raft_client import RaftClient, read_election
+from ottla.raft.driver.kafka_raft_client import KafkaRaftClient, read_election
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import iter_batches, read_records
@@ -35,7 +35,7 @@ class Replica:
         self.port = 0
         self.high_watermark = 0
         self.failure: BaseException | None = None
-        self.client: RaftClient
+        self.client: KafkaRaftClient
         self._listener: Listener
         self._connections: set[ClientConnection] = set()
         self._service: QuorumService | None = None
@@ -64,7 +64,7 @@ class Replica:
         self.dir.mkdir(exist_ok=True)
         log = await runtime.pool.run(DiskLog.open, runtime.disk, runtime.clock, runtime.random, str(self.dir))
         membership, _ = await runtime.pool.run(log.load, voters)
-        self.client = RaftClient(
+        self.client = KafkaRaftClient(
             runtime,
             log,
             membership,

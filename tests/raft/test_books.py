@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ottla.protocol.control_records import KRaftVersionRecord
-from ottla.raft.membership import BEFORE_LOG, Membership
-from ottla.raft.progress import OBSERVER_SESSION_MS, Progress
+from ottla.raft.membership import BEFORE_LOG, VoterSetHistory
+from ottla.raft.progress import OBSERVER_SESSION_MS, ProgressTracker
 from ottla.raft.snapshot import SnapshotContent
 from ottla.raft.voters import ReplicaKey, VoterSet
 from tests.raft.lab import dynamic_voters, key, static_voters
 
 
-def books(voters: VoterSet, *, epoch_start: int = 10) -> Progress:
-    return Progress(key(1), voters, epoch_start=epoch_start, now_ms=0, quorum_timeout_ms=3_000)
+def books(voters: VoterSet, *, epoch_start: int = 10) -> ProgressTracker:
+    return ProgressTracker(key(1), voters, epoch_start=epoch_start, now_ms=0, quorum_timeout_ms=3_000)
 
 
 class TestHighWatermark:
@@ -95,9 +95,9 @@ class TestFollowing:
 
 
 class TestMembership:
-    def membership(self) -> Membership:
+    def membership(self) -> VoterSetHistory:
         """Voters 1 from the beginning, 1 and 2 from offset 10 on, 2 alone from 20 on."""
-        membership = Membership()
+        membership = VoterSetHistory()
         membership.load(0, SnapshotContent(kraft_version=1, voters=dynamic_voters(1)))
         membership.take(10, [dynamic_voters(1, 2).to_record()])
         membership.take(20, [dynamic_voters(2).to_record()])
@@ -137,7 +137,7 @@ class TestMembership:
         assert not membership.may_vote(key(3), 0)
 
     def test_configured_voters_until_the_log_says_otherwise(self) -> None:
-        membership = Membership(static_voters(1, 2, 3))
+        membership = VoterSetHistory(static_voters(1, 2, 3))
         assert membership.voters == static_voters(1, 2, 3)
         membership.take(0, [dynamic_voters(1).to_record()])
         assert membership.voters == static_voters(1, 2, 3)

@@ -16,7 +16,7 @@ from ottla.raft.messages import (
     Vote,
     VoteReply,
 )
-from ottla.raft.states import Follower, Role
+from ottla.raft.states import FollowerState, Role
 from ottla.raft.voters import ReplicaKey
 from tests.raft.lab import Lab, Replica, key, log_of, quorum, static_voters
 
@@ -232,7 +232,7 @@ class TestNews:
         for replica in line:
             replica.raft.receive(None, EndEpoch(leader.id, leader.epoch, order), lab.now)
             state = replica.core.state
-            delays.append(state.deadline_ms - lab.now.ms if isinstance(state, Follower) else 0)
+            delays.append(state.deadline_ms - lab.now.ms if isinstance(state, FollowerState) else 0)
         assert delays[0] == 0
         assert delays == sorted(delays)
         assert delays[-1] > 0

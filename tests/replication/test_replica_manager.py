@@ -10,7 +10,7 @@ from ottla.log.log_config import LogConfig
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest

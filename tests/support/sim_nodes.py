@@ -132,7 +132,11 @@ class SimNodes:
     @property
     def active(self) -> int | None:
         """The node with the active controller, if there is exactly one."""
-        found = [id for id, node in self.nodes.items() if hasattr(node, "seat") and node.seat.active]
+        found = [
+            id
+            for id, node in self.nodes.items()
+            if hasattr(node, "active_controller") and node.active_controller.current
+        ]
         return found[0] if len(found) == 1 else None
 
     def topics(self, id: int) -> set[str]:

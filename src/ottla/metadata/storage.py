@@ -17,7 +17,7 @@ from typing import Final
 
 from ottla.metadata.controller.activation import bootstrap_metadata_version, bootstrap_records
 from ottla.metadata.image.entities import is_reserved_directory
-from ottla.metadata.log.records import MetadataRecord, encode_record
+from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import decode_metadata_record
 from ottla.protocol.names import METADATA_PARTITION_DIR, parse_uuid, uuid_text

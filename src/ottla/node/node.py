@@ -22,7 +22,7 @@ from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.controller.controller import Controller
-from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.controller.state import Result
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import (
@@ -116,16 +116,16 @@ class Node:
     @property
     def controller(self) -> QuorumController:
         """The active controller; KafkaError NOT_CONTROLLER if it is not on this node."""
-        return self.seat.occupied()
+        return self.active_controller.require()
 
     @property
     def metadata(self) -> MetadataLog:
         return self.quorum.metadata
 
     @property
-    def seat(self) -> ControllerSeat:
+    def active_controller(self) -> ActiveController:
         """Where the active controller is, if it is on this node."""
-        return self.quorum.seat
+        return self.quorum.active_controller
 
     @property
     def controllers(self) -> ControllerChannel:

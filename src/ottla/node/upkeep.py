@@ -121,14 +121,18 @@ class Upkeep:
     def _watch_interval_ms(self) -> int:
         """A node alone has nobody to watch."""
         others = len(self._node.image.cluster.brokers) > 1
-        return _WATCH_TICK_MS if others and self._node.seat.active is not None else _CONTROLLER_TICK_MS
+        return (
+            _WATCH_TICK_MS
+            if others and self._node.active_controller.current is not None
+            else _CONTROLLER_TICK_MS
+        )
 
     async def _watch(self) -> None:
         self._node.quorum.liveness.look_for_silent()
 
     async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:
         """What the active controller does by itself, if it is here."""
-        active = self._node.seat.active
+        active = self._node.active_controller.current
         if active is None:
             return
         try:

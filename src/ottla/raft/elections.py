@@ -24,12 +24,20 @@ from ottla.raft.messages import (
     Vote,
     VoteReply,
 )
-from ottla.raft.states import NEVER_MS, Candidate, Follower, Leader, Prospective, Resigned, Unattached
+from ottla.raft.states import (
+    NEVER_MS,
+    CandidateState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
+    UnattachedState,
+)
 from ottla.raft.voters import NO_DIRECTORY, ReplicaKey
 from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
-    from ottla.raft.core import Core
+    from ottla.raft.quorum_state import QuorumState
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +45,7 @@ _log = logging.getLogger(__name__)
 # News of epochs and leaders
 
 
-def observe(core: Core, epoch: int, leader_id: int | None, endpoints: Mapping[str, Address]) -> None:
+def observe(core: QuorumState, epoch: int, leader_id: int | None, endpoints: Mapping[str, Address]) -> None:
     """Take note of an epoch, and of its leader if that is known."""
     if epoch < core.epoch:
         return
@@ -50,7 +58,9 @@ def observe(core: Core, epoch: int, leader_id: int | None, endpoints: Mapping[st
         else:
             core.become_unattached(epoch, leader_id)
         return
-    if leader_id is None or isinstance(core.state, Leader | Follower | Resigned | Prospective):
+    if leader_id is None or isinstance(
+        core.state, LeaderState | FollowerState | ResignedState | ProspectiveState
+    ):
         return
     if core.leader_id not in (None, leader_id):
         _log.error(
@@ -65,7 +75,7 @@ def observe(core: Core, epoch: int, leader_id: int | None, endpoints: Mapping[st
         core.become_follower(epoch, leader_id, reachable)
 
 
-def observe_reply(core: Core, reply: NewsReply) -> None:
+def observe_reply(core: QuorumState, reply: NewsReply) -> None:
     endpoints = {} if reply.endpoint is None else {core.listener: reply.endpoint}
     observe(core, reply.epoch, None if reply.leader_id == NO_ONE else reply.leader_id, endpoints)
 
@@ -73,7 +83,7 @@ def observe_reply(core: Core, reply: NewsReply) -> None:
 # Votes
 
 
-def handle_vote(core: Core, request: Vote) -> VoteReply:
+def handle_vote(core: QuorumState, request: Vote) -> VoteReply:
     floor = request.last.epoch if request.pre_vote else request.last.epoch + 1
     if request.last.offset < 0 or request.last.epoch < 0 or request.epoch < floor or request.candidate.id < 0:
         return _vote_reply(core, ErrorCode.INVALID_REQUEST)
@@ -94,16 +104,16 @@ def is_up_to_date(candidate: OffsetAndEpoch, ours: OffsetAndEpoch) -> bool:
     return (candidate.epoch, candidate.offset) >= (ours.epoch, ours.offset)
 
 
-def _would_grant(core: Core, request: Vote) -> bool:
+def _would_grant(core: QuorumState, request: Vote) -> bool:
     state = core.state
     up_to_date = is_up_to_date(request.last, core.log.end)
     if request.pre_vote:
-        if isinstance(state, Leader):
+        if isinstance(state, LeaderState):
             return False
-        if isinstance(state, Follower) and state.leader_seen:
+        if isinstance(state, FollowerState) and state.leader_seen:
             return False
         return up_to_date
-    if not isinstance(state, Unattached | Prospective):
+    if not isinstance(state, UnattachedState | ProspectiveState):
         return False
     if state.voted is not None:
         return _same_replica(state.voted, request.candidate)
@@ -116,29 +126,29 @@ def _same_replica(voted: ReplicaKey, candidate: ReplicaKey) -> bool:
     return NO_DIRECTORY in (voted.directory_id, candidate.directory_id) or voted == candidate
 
 
-def _give_vote(core: Core, candidate: ReplicaKey) -> None:
+def _give_vote(core: QuorumState, candidate: ReplicaKey) -> None:
     """Write the vote down. The candidate gets a full election's time to win."""
     state = core.state
-    assert isinstance(state, Unattached | Prospective)
+    assert isinstance(state, UnattachedState | ProspectiveState)
     if state.voted is None:
         state.voted = candidate
         state.deadline_ms = core.now.ms + core.election_timeout_ms()
         core.persist()
 
 
-def _vote_reply(core: Core, error: ErrorCode = ErrorCode.NONE, *, granted: bool = False) -> VoteReply:
+def _vote_reply(core: QuorumState, error: ErrorCode = ErrorCode.NONE, *, granted: bool = False) -> VoteReply:
     return VoteReply(core.epoch, _leader(core), granted, error, core.leader_endpoint())
 
 
-def _leader(core: Core) -> int:
+def _leader(core: QuorumState) -> int:
     return NO_ONE if core.leader_id is None else core.leader_id
 
 
-def ask_for_votes(core: Core, state: Prospective | Candidate) -> None:
+def ask_for_votes(core: QuorumState, state: ProspectiveState | CandidateState) -> None:
     """Ask every voter that has not answered."""
     if state.tally.lost or state.tally.won:
         return
-    pre_vote = isinstance(state, Prospective)
+    pre_vote = isinstance(state, ProspectiveState)
     voters = core.membership.voters
     for id in state.tally.unanswered:
         voter = None if voters is None else voters.voters.get(id)
@@ -147,12 +157,12 @@ def ask_for_votes(core: Core, state: Prospective | Candidate) -> None:
             core.send(id, core.address(voter.endpoints), request)
 
 
-def take_vote(core: Core, voter_id: int, request: Vote, reply: VoteReply) -> None:
+def take_vote(core: QuorumState, voter_id: int, request: Vote, reply: VoteReply) -> None:
     """Count an answer, if the election that it belongs to is still on."""
     state = core.state
-    if not isinstance(state, Prospective | Candidate) or state.epoch != request.epoch:
+    if not isinstance(state, ProspectiveState | CandidateState) or state.epoch != request.epoch:
         return
-    if isinstance(state, Prospective) != request.pre_vote:
+    if isinstance(state, ProspectiveState) != request.pre_vote:
         return
     if request.pre_vote and reply.error is ErrorCode.UNSUPPORTED_VERSION:
         state.tally.record(voter_id, True)  # it does not know pre-votes; then the vote itself decides
@@ -165,12 +175,12 @@ def take_vote(core: Core, voter_id: int, request: Vote, reply: VoteReply) -> Non
 # The beginning and the end of an epoch
 
 
-def handle_begin_epoch(core: Core, request: BeginEpoch) -> BeginEpochReply:
+def handle_begin_epoch(core: QuorumState, request: BeginEpoch) -> BeginEpochReply:
     error = _check_leader_request(core, request.leader_id, request.epoch)
     if error is ErrorCode.NONE:
         observe(core, request.epoch, request.leader_id, request.endpoints)
         state = core.state
-        if isinstance(state, Prospective) and state.leader_id in (None, request.leader_id):
+        if isinstance(state, ProspectiveState) and state.leader_id in (None, request.leader_id):
             # It is there after all.
             reachable = request.endpoints or core.endpoints_of(request.leader_id)
             if reachable and request.leader_id != core.local.key.id:
@@ -180,7 +190,7 @@ def handle_begin_epoch(core: Core, request: BeginEpoch) -> BeginEpochReply:
     return BeginEpochReply(core.epoch, _leader(core), error, core.leader_endpoint())
 
 
-def _check_leader_request(core: Core, leader_id: int, epoch: int) -> ErrorCode:
+def _check_leader_request(core: QuorumState, leader_id: int, epoch: int) -> ErrorCode:
     if leader_id < 0 or epoch < 0:
         return ErrorCode.INVALID_REQUEST
     if epoch < core.epoch:
@@ -188,7 +198,7 @@ def _check_leader_request(core: Core, leader_id: int, epoch: int) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def remind_voters(core: Core, state: Leader) -> None:
+def remind_voters(core: QuorumState, state: LeaderState) -> None:
     """Tell the voters that do not fetch who leads."""
     if core.now.ms < state.remind_ms:
         return
@@ -205,18 +215,18 @@ def remind_voters(core: Core, state: Leader) -> None:
             core.send(key.id, core.address(voter.endpoints), request)
 
 
-def handle_end_epoch(core: Core, request: EndEpoch) -> EndEpochReply:
+def handle_end_epoch(core: QuorumState, request: EndEpoch) -> EndEpochReply:
     error = _check_leader_request(core, request.leader_id, request.epoch)
     if error is ErrorCode.NONE:
         observe(core, request.epoch, request.leader_id, request.endpoints)
         state = core.state
-        if isinstance(state, Follower) and state.leader_id == request.leader_id:
+        if isinstance(state, FollowerState) and state.leader_id == request.leader_id:
             state.leader_seen = False
             state.deadline_ms = core.now.ms + _succession_delay_ms(core, request.preferred)
     return EndEpochReply(core.epoch, _leader(core), error, core.leader_endpoint())
 
 
-def _succession_delay_ms(core: Core, preferred: tuple[ReplicaKey, ...]) -> int:
+def _succession_delay_ms(core: QuorumState, preferred: tuple[ReplicaKey, ...]) -> int:
     """Nothing for the first in line, then ever longer, so that it is likely to be alone."""
     ids = [key.id for key in preferred]
     position = ids.index(core.local.key.id) if core.local.key.id in ids else 0
@@ -226,7 +236,7 @@ def _succession_delay_ms(core: Core, preferred: tuple[ReplicaKey, ...]) -> int:
     return min(longest, (longest >> (len(ids) - 1)) << (position - 1))
 
 
-def tell_resignation(core: Core, state: Resigned) -> None:
+def tell_resignation(core: QuorumState, state: ResignedState) -> None:
     for id in state.unacknowledged:
         request = EndEpoch(core.local.key.id, state.epoch, state.preferred, core.local.endpoints)
         core.send(id, core.address(core.endpoints_of(id)), request)

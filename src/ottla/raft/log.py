@@ -77,27 +77,27 @@ class Validity(Enum):
     SNAPSHOT = "snapshot"  # the beginning is gone; the snapshot that is told stands for it
 
 
-class Validated(NamedTuple):
+class ValidOffsetAndEpoch(NamedTuple):
     kind: Validity
     end: OffsetAndEpoch
 
 
-def validate(log: RaftLog, end: OffsetAndEpoch) -> Validated:
+def validate(log: RaftLog, end: OffsetAndEpoch) -> ValidOffsetAndEpoch:
     """Whether a replica whose log ends so can go on from there."""
     latest, earliest = log.latest_snapshot, log.earliest_snapshot
     if end.offset == 0 and latest is not None and latest != BOOTSTRAP_SNAPSHOT:
-        return Validated(Validity.SNAPSHOT, OffsetAndEpoch(*latest))
+        return ValidOffsetAndEpoch(Validity.SNAPSHOT, OffsetAndEpoch(*latest))
     start = log.start_offset
     if start == 0 and end == (0, 0):
-        return Validated(Validity.VALID, end)
+        return ValidOffsetAndEpoch(Validity.VALID, end)
     if earliest is not None and latest is not None:
         beheaded = end.offset == start > 0 and end.epoch != earliest.epoch
         if end.offset < start or beheaded or end.epoch < earliest.epoch:
-            return Validated(Validity.SNAPSHOT, OffsetAndEpoch(*latest))
+            return ValidOffsetAndEpoch(Validity.SNAPSHOT, OffsetAndEpoch(*latest))
     ours = log.end_for_epoch(end.epoch)
     if ours.epoch != end.epoch or ours.offset < end.offset:
-        return Validated(Validity.DIVERGING, ours)
-    return Validated(Validity.VALID, end)
+        return ValidOffsetAndEpoch(Validity.DIVERGING, ours)
+    return ValidOffsetAndEpoch(Validity.VALID, end)
 
 
 def truncation_point(log: RaftLog, diverging: OffsetAndEpoch) -> int:

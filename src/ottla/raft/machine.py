@@ -1,10 +1,4 @@
-"""The quorum's state machine, in Kafka's dialect of Raft: messages and the time go in, effects come out.
-
-Whoever runs it calls one of the inputs (a request came, an answer came, the log is on disk, time went by),
-carries out what :meth:`Raft.take_effects` gives, in order, and calls :meth:`Raft.tick` at
-:meth:`Raft.deadline_ms` at the latest. After each input the machine does what is due in its state, so
-nothing depends on when exactly it is called. Invariant: it never waits, and never looks at a clock.
-"""
+"""The state machine of the quorum; `KafkaRaftClient` drives it."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from typing import assert_never
 
 from ottla.protocol.errors import ErrorCode
 from ottla.raft import elections, replication, voter_changes
-from ottla.raft.core import Core, Now
 from ottla.raft.effects import Answer, Effect
 from ottla.raft.messages import (
     AddVoter,
@@ -35,21 +28,22 @@ from ottla.raft.messages import (
     Vote,
     VoteReply,
 )
-from ottla.raft.peers import Exchange
 from ottla.raft.progress import ReplicaProgress
+from ottla.raft.quorum_state import Now, QuorumState
+from ottla.raft.request_manager import InflightRequest
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import (
     NEVER_MS,
-    Candidate,
-    Follower,
-    Leader,
-    Prospective,
-    Resigned,
+    CandidateState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
     Role,
-    Unattached,
+    UnattachedState,
 )
 
-__all__ = ["Now", "QuorumInfo", "Raft"]
+__all__ = ["Now", "QuorumInfo", "KafkaRaftMachine"]
 
 # A state may lead at once to the next (a voter alone goes through all of them), but not in circles.
 _MAX_STEPS = 8
@@ -68,10 +62,10 @@ class QuorumInfo:
     observers: list[ReplicaProgress]
 
 
-class Raft:
+class KafkaRaftMachine:
     """``core`` is the replica; begin with :meth:`start`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: QuorumState) -> None:
         self.core = core
 
     # Inputs
@@ -117,9 +111,9 @@ class Raft:
             if isinstance(exchange.request, AskVersions):
                 voter_changes.versions_failed(core, exchange.node_id)
             state = core.state
-            if refused and isinstance(state, Follower) and exchange.node_id == state.leader_id:
+            if refused and isinstance(state, FollowerState) and exchange.node_id == state.leader_id:
                 self._leader_is_gone(state)
-            elif refused and core.stopping and isinstance(state, Resigned):
+            elif refused and core.stopping and isinstance(state, ResignedState):
                 # Nobody is there to be told, and this node will not be there to tell later.
                 state.unacknowledged = [id for id in state.unacknowledged if id != exchange.node_id]
         self._do_what_is_due()
@@ -166,7 +160,7 @@ class Raft:
     def is_stopped(self) -> bool:
         """After :meth:`shut_down`: whether there is nobody left to tell."""
         state = self.core.state
-        return self.core.stopping and not (isinstance(state, Resigned) and state.unacknowledged)
+        return self.core.stopping and not (isinstance(state, ResignedState) and state.unacknowledged)
 
     def take_effects(self) -> list[Effect]:
         return self.core.take_effects()
@@ -199,7 +193,7 @@ class Raft:
                 assert_never(request)
         return None
 
-    def _take(self, exchange: Exchange, reply: Reply) -> None:
+    def _take(self, exchange: InflightRequest, reply: Reply) -> None:
         core = self.core
         if isinstance(reply, NewsReply):
             elections.observe_reply(core, reply)
@@ -208,10 +202,10 @@ class Raft:
             case Vote(), VoteReply():
                 elections.take_vote(core, from_id, request, reply)
             case BeginEpoch(), BeginEpochReply():
-                if isinstance(core.state, Leader) and reply.error is ErrorCode.NONE:
+                if isinstance(core.state, LeaderState) and reply.error is ErrorCode.NONE:
                     core.state.progress.acknowledge(from_id)
             case EndEpoch(), EndEpochReply():
-                if isinstance(core.state, Resigned) and from_id in core.state.unacknowledged:
+                if isinstance(core.state, ResignedState) and from_id in core.state.unacknowledged:
                     core.state.unacknowledged.remove(from_id)
             case Fetch(), FetchReply():
                 if not replication.take_fetched(core, from_id, request, reply):
@@ -224,7 +218,7 @@ class Raft:
             case _:
                 pass  # what this node told of itself; if it did not get through, it is told again
 
-    def _leader_is_gone(self, state: Follower) -> None:
+    def _leader_is_gone(self, state: FollowerState) -> None:
         """Nobody listens where the leader was: its process has ended. An election need not wait for the fetch
         timeout; the pre-vote sees to it that a mistake disturbs nobody.
         """
@@ -250,22 +244,22 @@ class Raft:
     def _do_one(self) -> None:
         state = self.core.state
         match state:
-            case Unattached():
+            case UnattachedState():
                 self._unattached(state)
-            case Prospective():
+            case ProspectiveState():
                 self._prospective(state)
-            case Candidate():
+            case CandidateState():
                 self._candidate(state)
-            case Follower():
+            case FollowerState():
                 self._follower(state)
-            case Leader():
+            case LeaderState():
                 self._leader(state)
-            case Resigned():
+            case ResignedState():
                 self._resigned(state)
             case _:
                 assert_never(state)
 
-    def _unattached(self, state: Unattached) -> None:
+    def _unattached(self, state: UnattachedState) -> None:
         core = self.core
         if core.may_vote and not core.stopping:
             if state.deadline_ms == NEVER_MS:
@@ -275,7 +269,7 @@ class Raft:
                 return
         replication.fetch_from_anyone(core)
 
-    def _prospective(self, state: Prospective) -> None:
+    def _prospective(self, state: ProspectiveState) -> None:
         core = self.core
         if state.tally.won and core.may_vote:
             core.become_candidate()
@@ -287,7 +281,7 @@ class Raft:
         else:
             elections.ask_for_votes(core, state)
 
-    def _candidate(self, state: Candidate) -> None:
+    def _candidate(self, state: CandidateState) -> None:
         core = self.core
         if state.tally.won and core.may_vote:
             core.become_leader()
@@ -302,7 +296,7 @@ class Raft:
         else:
             elections.ask_for_votes(core, state)
 
-    def _follower(self, state: Follower) -> None:
+    def _follower(self, state: FollowerState) -> None:
         core = self.core
         expired = core.now.ms >= state.deadline_ms
         if expired and core.may_vote and not core.stopping:
@@ -314,7 +308,7 @@ class Raft:
         elif not voter_changes.announce_self(core, state):
             replication.fetch_from_leader(core, state)
 
-    def _leader(self, state: Leader) -> None:
+    def _leader(self, state: LeaderState) -> None:
         core = self.core
         if state.progress.quorum_lost(core.now.ms):
             core.resign()
@@ -326,7 +320,7 @@ class Raft:
             replication.wake_fetches(core, state)
             elections.remind_voters(core, state)
 
-    def _resigned(self, state: Resigned) -> None:
+    def _resigned(self, state: ResignedState) -> None:
         core = self.core
         if core.stopping or core.now.ms < state.deadline_ms:
             elections.tell_resignation(core, state)
@@ -337,7 +331,7 @@ class Raft:
         """When to call :meth:`tick` at the latest."""
         core, state = self.core, self.core.state
         times = [core.peers.next_ms(core.now.ms)]
-        if isinstance(state, Leader):
+        if isinstance(state, LeaderState):
             if not state.progress.is_alone:
                 times.append(state.progress.quorum_deadline_ms)
             times.append(state.remind_ms)
@@ -346,7 +340,7 @@ class Raft:
                 times.append(state.change.deadline_ms)
         else:
             times.append(state.deadline_ms)
-            if isinstance(state, Follower):
+            if isinstance(state, FollowerState):
                 times.append(state.update_voter_ms)
         return min((each for each in times if each is not None and each > core.now.ms), default=NEVER_MS)
 
@@ -355,7 +349,7 @@ class Raft:
     def describe(self) -> QuorumInfo | None:
         """The leader's books; None if this node does not lead."""
         state = self.core.state
-        if not isinstance(state, Leader):
+        if not isinstance(state, LeaderState):
             return None
         return QuorumInfo(
             leader_id=state.leader_id,

@@ -31,7 +31,7 @@ class _VersionEntry(NamedTuple):
     kraft_version: int
 
 
-class Membership:
+class VoterSetHistory:
     __slots__ = ("_entries", "_static", "_versions")
 
     def __init__(self, static: VoterSet | None = None) -> None:

@@ -30,7 +30,7 @@ class ReplicaProgress:
     acknowledged: bool = False  # it knows who leads this epoch
 
 
-class Progress:
+class ProgressTracker:
     def __init__(
         self, local: ReplicaKey, voters: VoterSet, *, epoch_start: int, now_ms: int, quorum_timeout_ms: int
     ) -> None:

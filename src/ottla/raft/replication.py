@@ -24,11 +24,11 @@ from ottla.raft.messages import (
     OffsetAndEpoch,
 )
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.states import Follower, Leader, ParkedFetch, SnapshotDownload
+from ottla.raft.states import FollowerState, LeaderState, ParkedFetch, SnapshotDownload
 from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
-    from ottla.raft.core import Core
+    from ottla.raft.quorum_state import QuorumState
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LogContradiction(Exception):
 # The leader's side
 
 
-def handle_fetch(core: Core, token: object, fetch: Fetch) -> None:
+def handle_fetch(core: QuorumState, token: object, fetch: Fetch) -> None:
     invalid = (
         fetch.max_wait_ms < 0
         or fetch.end.offset < 0
@@ -58,7 +58,7 @@ def handle_fetch(core: Core, token: object, fetch: Fetch) -> None:
     state = core.state
     idle = not reply.records and reply.error is ErrorCode.NONE and not reply.diverging and not reply.snapshot
     newer = reply.high_watermark > fetch.high_watermark
-    if not isinstance(state, Leader) or not idle or newer or fetch.max_wait_ms == 0:
+    if not isinstance(state, LeaderState) or not idle or newer or fetch.max_wait_ms == 0:
         core.emit(Answer(token, reply))
         return
     for parked in [parked for parked in state.parked if parked.fetch.replica == fetch.replica]:
@@ -72,12 +72,12 @@ def handle_fetch(core: Core, token: object, fetch: Fetch) -> None:
     state.parked.append(ParkedFetch(token, fetch, core.now.ms + wait_ms))
 
 
-def _try_fetch(core: Core, fetch: Fetch) -> FetchReply:
+def _try_fetch(core: QuorumState, fetch: Fetch) -> FetchReply:
     error = check_for_leader(core, fetch.epoch)
     if error is not ErrorCode.NONE:
         return _fetch_reply(core, error)
     state = core.state
-    assert isinstance(state, Leader)
+    assert isinstance(state, LeaderState)
     found = validate(core.log, fetch.end)
     if found.kind is Validity.DIVERGING:
         return _fetch_reply(core, diverging=found.end)
@@ -92,7 +92,7 @@ def _try_fetch(core: Core, fetch: Fetch) -> FetchReply:
     return _fetch_reply(core, records=records)
 
 
-def check_for_leader(core: Core, epoch: int) -> ErrorCode:
+def check_for_leader(core: QuorumState, epoch: int) -> ErrorCode:
     """Whether a request that knows ``epoch`` is at the right place."""
     if epoch < core.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -104,7 +104,7 @@ def check_for_leader(core: Core, epoch: int) -> ErrorCode:
 
 
 def _fetch_reply(
-    core: Core,
+    core: QuorumState,
     error: ErrorCode = ErrorCode.NONE,
     *,
     records: bytes = b"",
@@ -125,13 +125,13 @@ def _fetch_reply(
     )
 
 
-def leader_advanced(core: Core, state: Leader) -> None:
+def leader_advanced(core: QuorumState, state: LeaderState) -> None:
     """The leader's high watermark moved."""
     assert state.high_watermark is not None
     core.set_high_watermark(state.high_watermark)
 
 
-def wake_fetches(core: Core, state: Leader) -> None:
+def wake_fetches(core: QuorumState, state: LeaderState) -> None:
     """Answer the fetches for which there is something new, and those that have waited long enough."""
     log_end = core.log.end.offset
     for parked in list(state.parked):
@@ -142,14 +142,14 @@ def wake_fetches(core: Core, state: Leader) -> None:
             core.emit(Answer(parked.token, _try_fetch(core, parked.fetch)))
 
 
-def release_fetches(core: Core, state: Leader) -> None:
+def release_fetches(core: QuorumState, state: LeaderState) -> None:
     """Answer those that wait for a leader that is none any more."""
     for parked in state.parked:
         core.emit(Answer(parked.token, _fetch_reply(core, ErrorCode.NOT_LEADER_OR_FOLLOWER)))
     state.parked.clear()
 
 
-def handle_fetch_snapshot(core: Core, request: FetchSnapshot) -> FetchSnapshotReply:
+def handle_fetch_snapshot(core: QuorumState, request: FetchSnapshot) -> FetchSnapshotReply:
     error = check_for_leader(core, request.epoch)
     size: int | None = None
     if error is ErrorCode.NONE:
@@ -160,7 +160,7 @@ def handle_fetch_snapshot(core: Core, request: FetchSnapshot) -> FetchSnapshotRe
             error = ErrorCode.POSITION_OUT_OF_RANGE
     data = b""
     state = core.state
-    if error is ErrorCode.NONE and size is not None and isinstance(state, Leader):
+    if error is ErrorCode.NONE and size is not None and isinstance(state, LeaderState):
         max_bytes = min(request.max_bytes, core.config.fetch_snapshot_max_bytes)
         data = core.log.read_snapshot(request.id, request.position, max_bytes)
         state.progress.heard_from(request.replica, core.now.ms)
@@ -180,7 +180,7 @@ def handle_fetch_snapshot(core: Core, request: FetchSnapshot) -> FetchSnapshotRe
 # The follower's side
 
 
-def fetch_from_leader(core: Core, state: Follower) -> None:
+def fetch_from_leader(core: QuorumState, state: FollowerState) -> None:
     """Ask for more, once what is here is on disk; or for the next piece of a snapshot."""
     download = state.download
     if download is not None:
@@ -201,7 +201,7 @@ def fetch_from_leader(core: Core, state: Follower) -> None:
         core.send(state.leader_id, core.address(state.leader_endpoints), _fetch(core))
 
 
-def _fetch(core: Core) -> Fetch:
+def _fetch(core: QuorumState) -> Fetch:
     high_watermark = core.high_watermark
     return Fetch(
         core.local.key,
@@ -213,7 +213,7 @@ def _fetch(core: Core) -> Fetch:
     )
 
 
-def fetch_from_anyone(core: Core, leader_id: int | None = None) -> None:
+def fetch_from_anyone(core: QuorumState, leader_id: int | None = None) -> None:
     """Ask some other voter or a bootstrap server who leads."""
     if core.peers.is_asking():
         return
@@ -233,10 +233,10 @@ def fetch_from_anyone(core: Core, leader_id: int | None = None) -> None:
         core.send(id, address, _fetch(core))
 
 
-def take_fetched(core: Core, from_id: int, fetch: Fetch, reply: FetchReply) -> bool:
+def take_fetched(core: QuorumState, from_id: int, fetch: Fetch, reply: FetchReply) -> bool:
     """Do as the leader says; False if the question should rest before it is asked again."""
     state = core.state
-    if not isinstance(state, Follower) or state.epoch != fetch.epoch or reply.epoch != state.epoch:
+    if not isinstance(state, FollowerState) or state.epoch != fetch.epoch or reply.epoch != state.epoch:
         return True
     if reply.error is not ErrorCode.NONE or from_id != state.leader_id:
         return False
@@ -256,12 +256,12 @@ def take_fetched(core: Core, from_id: int, fetch: Fetch, reply: FetchReply) -> b
     return True
 
 
-def leader_answered(core: Core, state: Follower) -> None:
+def leader_answered(core: QuorumState, state: FollowerState) -> None:
     state.leader_seen = True
     state.deadline_ms = core.now.ms + core.config.fetch_timeout_ms
 
 
-def _cut(core: Core, state: Follower, diverging: OffsetAndEpoch) -> None:
+def _cut(core: QuorumState, state: FollowerState, diverging: OffsetAndEpoch) -> None:
     if min(diverging) < 0:
         raise LogContradiction(f"the leader {state.leader_id} told an impossible end, {diverging}")
     offset = truncation_point(core.log, diverging)
@@ -276,7 +276,7 @@ def _cut(core: Core, state: Follower, diverging: OffsetAndEpoch) -> None:
     core.membership.truncate_to(end)
 
 
-def _append(core: Core, state: Follower, records: bytes) -> bool:
+def _append(core: QuorumState, state: FollowerState, records: bytes) -> bool:
     start = core.log.end.offset
     try:
         core.log.append_as_follower(records, state.epoch)
@@ -291,23 +291,25 @@ def _append(core: Core, state: Follower, records: bytes) -> bool:
     return True
 
 
-def _follow_high_watermark(core: Core, state: Follower, told: int) -> None:
+def _follow_high_watermark(core: QuorumState, state: FollowerState, told: int) -> None:
     reached = min(told, core.log.end.offset)
     if told >= 0 and (state.high_watermark is None or reached > state.high_watermark):
         state.high_watermark = reached
         core.set_high_watermark(reached)
 
 
-def _begin_download(core: Core, state: Follower, id: SnapshotId) -> None:
+def _begin_download(core: QuorumState, state: FollowerState, id: SnapshotId) -> None:
     _log.info("node %d: fetches the snapshot %s", core.local.key.id, id.file_name)
     core.log.begin_snapshot(id)
     state.download = SnapshotDownload(id)
 
 
-def take_snapshot_piece(core: Core, from_id: int, request: FetchSnapshot, reply: FetchSnapshotReply) -> bool:
+def take_snapshot_piece(
+    core: QuorumState, from_id: int, request: FetchSnapshot, reply: FetchSnapshotReply
+) -> bool:
     """Write a piece down, or give the download up; False if the leader should rest."""
     state = core.state
-    if not isinstance(state, Follower) or state.epoch != request.epoch or reply.epoch != state.epoch:
+    if not isinstance(state, FollowerState) or state.epoch != request.epoch or reply.epoch != state.epoch:
         return True
     download = state.download
     if from_id != state.leader_id or download is None or download.id != request.id or download.complete:
@@ -333,13 +335,13 @@ def take_snapshot_piece(core: Core, from_id: int, request: FetchSnapshot, reply:
     return True
 
 
-def install_snapshot(core: Core, id: SnapshotId, *, usable: bool) -> None:
+def install_snapshot(core: QuorumState, id: SnapshotId, *, usable: bool) -> None:
     """A snapshot that was fetched is on disk, or turned out to be no good. If another epoch has begun since,
     it lies there for the next start, and is fetched again if it is still needed.
     """
     core.installing = None
     state = core.state
-    if not isinstance(state, Follower) or state.download is None or state.download.id != id:
+    if not isinstance(state, FollowerState) or state.download is None or state.download.id != id:
         return
     state.download = None
     if not usable or id.offset < core.log.high_watermark:

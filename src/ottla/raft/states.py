@@ -1,15 +1,15 @@
 """The states of a replica of the metadata log. Each belongs to one epoch and knows when it has waited enough.
 
 ============  ==========================================================================================
-Unattached    knows the epoch and no leader to follow; may have voted
-Prospective   asks whether it would be elected, before it disturbs anyone with a new epoch
-Candidate     has voted for itself in a new epoch and asks for the votes of others
-Follower      fetches from the leader of the epoch
-Leader        was elected by a majority; appends
-Resigned      led this epoch and does not any more; tells the others
+UnattachedState    knows the epoch and no leader to follow; may have voted
+ProspectiveState   asks whether it would be elected, before it disturbs anyone with a new epoch
+CandidateState     has voted for itself in a new epoch and asks for the votes of others
+FollowerState      fetches from the leader of the epoch
+LeaderState        was elected by a majority; appends
+ResignedState      led this epoch and does not any more; tells the others
 ============  ==========================================================================================
 
-An observer, which is no voter, is Unattached or Follower. Invariant: within an epoch the vote, once given,
+An observer, which is no voter, is unattached or a follower. Invariant: within an epoch the vote, once given,
 and the leader, once known, stay the same through all changes of state.
 """
 
@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import Fetch
-from ottla.raft.progress import Progress
+from ottla.raft.progress import ProgressTracker
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
@@ -68,7 +68,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Unattached:
+class UnattachedState:
     epoch: int
     deadline_ms: int
     leader_id: int | None = None  # known by name, but not by address
@@ -78,7 +78,7 @@ class Unattached:
 
 
 @dataclass(slots=True)
-class Prospective:
+class ProspectiveState:
     epoch: int
     deadline_ms: int
     tally: Tally
@@ -90,7 +90,7 @@ class Prospective:
 
 
 @dataclass(slots=True)
-class Candidate:
+class CandidateState:
     epoch: int
     deadline_ms: int
     tally: Tally
@@ -108,7 +108,7 @@ class SnapshotDownload:
 
 
 @dataclass(slots=True)
-class Follower:
+class FollowerState:
     epoch: int
     deadline_ms: int  # without a fetch by then the leader is given up
     leader_id: int
@@ -144,12 +144,12 @@ class PendingChange:
 
 
 @dataclass(slots=True)
-class Leader:
+class LeaderState:
     epoch: int
     epoch_start: int
     voted: ReplicaKey
     leader_id: int
-    progress: Progress
+    progress: ProgressTracker
     parked: list[ParkedFetch] = field(default_factory=list)
     change: PendingChange | None = None
     told: dict[int, Voter] = field(default_factory=dict)  # what static voters have said of themselves
@@ -162,7 +162,7 @@ class Leader:
 
 
 @dataclass(slots=True)
-class Resigned:
+class ResignedState:
     epoch: int
     deadline_ms: int
     leader_id: int
@@ -173,7 +173,9 @@ class Resigned:
     role: Role = field(default=Role.RESIGNED, init=False)
 
 
-State: TypeAlias = Unattached | Prospective | Candidate | Follower | Leader | Resigned
+State: TypeAlias = (
+    UnattachedState | ProspectiveState | CandidateState | FollowerState | LeaderState | ResignedState
+)
 
 
 def election_of(state: State, voters: VoterSet | None, kraft_version: int) -> ElectionState:

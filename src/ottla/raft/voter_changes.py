@@ -23,16 +23,16 @@ from ottla.raft.messages import (
     VersionsReply,
     VoterChangeReply,
 )
-from ottla.raft.states import Follower, Leader, PendingChange
+from ottla.raft.states import FollowerState, LeaderState, PendingChange
 from ottla.raft.voters import Voter, VoterSet
 
 if TYPE_CHECKING:
-    from ottla.raft.core import Core
+    from ottla.raft.quorum_state import QuorumState
 
 _log = logging.getLogger(__name__)
 
 
-def _obstacle(core: Core, state: Leader) -> VoterChangeReply | None:
+def _obstacle(core: QuorumState, state: LeaderState) -> VoterChangeReply | None:
     """Why no change can be begun now."""
     timed_out = ErrorCode.REQUEST_TIMED_OUT
     if state.change is not None:
@@ -51,7 +51,7 @@ def _obstacle(core: Core, state: Leader) -> VoterChangeReply | None:
     return None
 
 
-def _current_voters(core: Core) -> VoterSet:
+def _current_voters(core: QuorumState) -> VoterSet:
     voters = core.membership.voters
     assert voters is not None, "a leader knows its voters"
     return voters
@@ -60,9 +60,9 @@ def _current_voters(core: Core) -> VoterSet:
 # Adding
 
 
-def handle_add(core: Core, token: object, request: AddVoter) -> None:
+def handle_add(core: QuorumState, token: object, request: AddVoter) -> None:
     state = core.state
-    if not isinstance(state, Leader):
+    if not isinstance(state, LeaderState):
         core.emit(Answer(token, _not_leader(core)))
         return
     reply = _obstacle(core, state)
@@ -94,18 +94,18 @@ def handle_add(core: Core, token: object, request: AddVoter) -> None:
     )
 
 
-def _not_leader(core: Core) -> VoterChangeReply:
+def _not_leader(core: QuorumState) -> VoterChangeReply:
     return VoterChangeReply(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         f"node {core.local.key.id} does not lead the quorum; the leader is {core.leader_id}",
     )
 
 
-def take_versions(core: Core, from_id: int, reply: VersionsReply) -> None:
+def take_versions(core: QuorumState, from_id: int, reply: VersionsReply) -> None:
     """The new voter tells what it speaks: go on with adding it."""
     state = core.state
-    change = state.change if isinstance(state, Leader) else None
-    if not isinstance(state, Leader) or change is None or change.offset is not None:
+    change = state.change if isinstance(state, LeaderState) else None
+    if not isinstance(state, LeaderState) or change is None or change.offset is not None:
         return
     if change.voter.id != from_id or not change.endpoints:
         return
@@ -120,7 +120,9 @@ def take_versions(core: Core, from_id: int, reply: VersionsReply) -> None:
         _answer(core, change, VoterChangeReply())
 
 
-def _unfit(core: Core, state: Leader, change: PendingChange, reply: VersionsReply) -> VoterChangeReply | None:
+def _unfit(
+    core: QuorumState, state: LeaderState, change: PendingChange, reply: VersionsReply
+) -> VoterChangeReply | None:
     if reply.error is not ErrorCode.NONE:
         return VoterChangeReply(
             ErrorCode.REQUEST_TIMED_OUT,
@@ -140,12 +142,12 @@ def _unfit(core: Core, state: Leader, change: PendingChange, reply: VersionsRepl
     return None
 
 
-def versions_failed(core: Core, from_id: int) -> None:
+def versions_failed(core: QuorumState, from_id: int) -> None:
     """The new voter could not be asked."""
     state = core.state
-    change = state.change if isinstance(state, Leader) else None
+    change = state.change if isinstance(state, LeaderState) else None
     if (
-        isinstance(state, Leader)
+        isinstance(state, LeaderState)
         and change is not None
         and change.offset is None
         and change.voter.id == from_id
@@ -157,9 +159,9 @@ def versions_failed(core: Core, from_id: int) -> None:
 # Removing
 
 
-def handle_remove(core: Core, token: object, request: RemoveVoter) -> None:
+def handle_remove(core: QuorumState, token: object, request: RemoveVoter) -> None:
     state = core.state
-    if not isinstance(state, Leader):
+    if not isinstance(state, LeaderState):
         core.emit(Answer(token, _not_leader(core)))
         return
     reply = _obstacle(core, state)
@@ -183,19 +185,19 @@ def handle_remove(core: Core, token: object, request: RemoveVoter) -> None:
 # Updating
 
 
-def handle_update(core: Core, request: UpdateVoter) -> UpdateVoterReply:
+def handle_update(core: QuorumState, request: UpdateVoter) -> UpdateVoterReply:
     error = _try_update(core, request)
     leader = NO_ONE if core.leader_id is None else core.leader_id
     return UpdateVoterReply(core.epoch, leader, error, core.leader_endpoint())
 
 
-def _try_update(core: Core, request: UpdateVoter) -> ErrorCode:
+def _try_update(core: QuorumState, request: UpdateVoter) -> ErrorCode:
     state = core.state
     if request.epoch < core.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if request.epoch > core.epoch:
         return ErrorCode.UNKNOWN_LEADER_EPOCH
-    if not isinstance(state, Leader):
+    if not isinstance(state, LeaderState):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     kraft_version = core.membership.kraft_version
     reply = _obstacle(core, state) if kraft_version else None
@@ -216,7 +218,7 @@ def _try_update(core: Core, request: UpdateVoter) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def announce_self(core: Core, state: Follower) -> bool:
+def announce_self(core: QuorumState, state: FollowerState) -> bool:
     """See to it that the voters' record tells of this node what is true; whether the leader was asked to
     change it.
     """
@@ -251,12 +253,12 @@ def announce_self(core: Core, state: Follower) -> bool:
 # From static voters to those of the log
 
 
-def upgrade(core: Core, kraft_version: int, *, validate_only: bool) -> str | None:
+def upgrade(core: QuorumState, kraft_version: int, *, validate_only: bool) -> str | None:
     """Write the voters, which were configured until now, into the log, each as it has told of itself; why
     not, if that cannot be.
     """
     state, current = core.state, core.membership.kraft_version
-    if not isinstance(state, Leader) or state.high_watermark is None:
+    if not isinstance(state, LeaderState) or state.high_watermark is None:
         return "the leader has not committed its epoch yet; try again later"
     if kraft_version == current:
         return None
@@ -278,19 +280,19 @@ def upgrade(core: Core, kraft_version: int, *, validate_only: bool) -> str | Non
 # The end of a change
 
 
-def _answer(core: Core, change: PendingChange, reply: VoterChangeReply) -> None:
+def _answer(core: QuorumState, change: PendingChange, reply: VoterChangeReply) -> None:
     if change.token is not None:
         core.emit(Answer(change.token, reply))
         change.token = None
 
 
-def finish(core: Core, state: Leader, reply: VoterChangeReply) -> None:
+def finish(core: QuorumState, state: LeaderState, reply: VoterChangeReply) -> None:
     change, state.change = state.change, None
     if change is not None:
         _answer(core, change, reply)
 
 
-def follow_change(core: Core, state: Leader) -> None:
+def follow_change(core: QuorumState, state: LeaderState) -> None:
     """Answer a change that was committed, or that takes too long; a leader without a vote then goes."""
     change, high_watermark = state.change, state.high_watermark
     if change is not None:
@@ -305,6 +307,6 @@ def follow_change(core: Core, state: Leader) -> None:
         core.resign()
 
 
-def abandon_change(core: Core, state: Leader) -> None:
+def abandon_change(core: QuorumState, state: LeaderState) -> None:
     """Leadership is lost: whether the change will be made is for the next leader to say."""
     finish(core, state, _not_leader(core))

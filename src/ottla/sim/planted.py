@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ottla.raft import core as core_module
 from ottla.raft import elections, replication
-from ottla.raft.core import Core
-from ottla.raft.driver import raft_client as client_module
+from ottla.raft import quorum_state as core_module
+from ottla.raft.driver import kafka_raft_client as client_module
 from ottla.raft.driver.disk_log import DiskLog
 from ottla.raft.effects import Persist
-from ottla.raft.log import Validated, Validity
+from ottla.raft.log import Validity, ValidOffsetAndEpoch
 from ottla.raft.messages import Vote, VoteReply
-from ottla.raft.peers import Peers
-from ottla.raft.progress import Progress
-from ottla.raft.states import Candidate, Leader, Prospective, Resigned, Tally
+from ottla.raft.progress import ProgressTracker
+from ottla.raft.quorum_state import QuorumState
+from ottla.raft.request_manager import RequestManager
+from ottla.raft.states import CandidateState, LeaderState, ProspectiveState, ResignedState, Tally
 from ottla.runtime.disk import write_file
 from ottla.sim.nemesis import NemesisConfig
 from ottla.sim.quorum import QuorumPlan
@@ -42,14 +42,14 @@ def _vote_not_synced() -> list[Patch]:
 
 
 def _vote_told_before_it_is_written() -> list[Patch]:
-    original = client_module.RaftClient._perform
+    original = client_module.KafkaRaftClient._perform
 
-    def perform(self: client_module.RaftClient, effect: Any) -> None:
+    def perform(self: client_module.KafkaRaftClient, effect: Any) -> None:
         original(self, effect)
         if isinstance(effect, Persist):
             self._persisting = False
 
-    return [(client_module.RaftClient, "_perform", perform)]
+    return [(client_module.KafkaRaftClient, "_perform", perform)]
 
 
 def _vote_forgotten_at_restart() -> list[Patch]:
@@ -70,31 +70,31 @@ def _epoch_not_checked() -> list[Patch]:
     """Answers of another election are counted in this one."""
     original = elections.take_vote
 
-    def take(core: Core, voter_id: int, request: Vote, reply: VoteReply) -> None:
-        pre_vote = isinstance(core.state, Prospective)
+    def take(core: QuorumState, voter_id: int, request: Vote, reply: VoteReply) -> None:
+        pre_vote = isinstance(core.state, ProspectiveState)
         original(core, voter_id, replace(request, epoch=core.epoch, pre_vote=pre_vote), reply)
 
-    return [(elections, "take_vote", take), (Peers, "reset", lambda self: None)]
+    return [(elections, "take_vote", take), (RequestManager, "reset", lambda self: None)]
 
 
 def _commit_by_older_epochs() -> list[Patch]:
-    original = Progress.__init__
+    original = ProgressTracker.__init__
 
-    def init(self: Progress, *args: Any, epoch_start: int, **options: Any) -> None:
+    def init(self: ProgressTracker, *args: Any, epoch_start: int, **options: Any) -> None:
         original(self, *args, epoch_start=-1, **options)
 
-    return [(Progress, "__init__", init)]
+    return [(ProgressTracker, "__init__", init)]
 
 
 def _acknowledged_before_a_majority() -> list[Patch]:
-    def advance(self: Progress) -> bool:
+    def advance(self: ProgressTracker) -> bool:
         end = max(progress.end_offset for progress in self._voter_progress())
         if end <= self._epoch_start or (self.high_watermark is not None and end <= self.high_watermark):
             return False
         self.high_watermark = end
         return True
 
-    return [(Progress, "advance", advance)]
+    return [(ProgressTracker, "advance", advance)]
 
 
 def _follower_does_not_sync() -> list[Patch]:
@@ -108,7 +108,7 @@ def _follower_does_not_sync() -> list[Patch]:
 
 
 def _divergence_not_noticed() -> list[Patch]:
-    return [(replication, "validate", lambda log, end: Validated(Validity.VALID, end))]
+    return [(replication, "validate", lambda log, end: ValidOffsetAndEpoch(Validity.VALID, end))]
 
 
 def _cuts_too_much() -> list[Patch]:
@@ -116,37 +116,39 @@ def _cuts_too_much() -> list[Patch]:
 
 
 def _leads_its_old_epoch_again() -> list[Patch]:
-    original = Core._initial_state
+    original = QuorumState._initial_state
 
-    def initial(self: Core, election: Any) -> Any:
+    def initial(self: QuorumState, election: Any) -> Any:
         state = original(self, election)
         voters = self.membership.voters
-        if isinstance(state, Resigned) and voters is not None and state.voted is not None:
-            state = Candidate(state.epoch, state.deadline_ms, Tally(voters, self.local.key), self.local.key)
+        if isinstance(state, ResignedState) and voters is not None and state.voted is not None:
+            state = CandidateState(
+                state.epoch, state.deadline_ms, Tally(voters, self.local.key), self.local.key
+            )
         return state
 
-    def handle(core: Core, request: Vote) -> VoteReply:
+    def handle(core: QuorumState, request: Vote) -> VoteReply:
         # Without this refusal of a candidate that has led its epoch already.
         if not request.pre_vote and request.last.epoch == request.epoch:
             request = replace(request, last=request.last._replace(epoch=request.epoch - 1))
         return _handle_vote(core, request)
 
-    return [(Core, "_initial_state", initial), (elections, "handle_vote", handle)]
+    return [(QuorumState, "_initial_state", initial), (elections, "handle_vote", handle)]
 
 
 _handle_vote = elections.handle_vote
 
 
 def _leader_never_gives_up() -> list[Patch]:
-    original = core_module.Core.resign
+    original = core_module.QuorumState.resign
 
-    def resign(self: Core) -> None:
+    def resign(self: QuorumState) -> None:
         if self.stopping:
             original(self)
-        elif isinstance(self.state, Leader):
+        elif isinstance(self.state, LeaderState):
             self.state.progress.quorum_deadline_ms = self.now.ms + 1_000_000
 
-    return [(core_module.Core, "resign", resign)]
+    return [(core_module.QuorumState, "resign", resign)]
 
 
 def _majority_of_half() -> list[Patch]:

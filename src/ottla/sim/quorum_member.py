@@ -27,7 +27,7 @@ from ottla.protocol.schema import Response
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
 from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig
-from ottla.raft.driver.raft_client import RaftClient, read_election
+from ottla.raft.driver.kafka_raft_client import KafkaRaftClient, read_election
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, SnapshotId, encode_snapshot
 from ottla.raft.states import Role
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
@@ -97,7 +97,7 @@ class Member:
         self.id = id
         self.config = config
         self.machine = world.machine(address_of(id).host, self.main)
-        self.client: RaftClient | None = None
+        self.client: KafkaRaftClient | None = None
         self._life = 0  # the one in which the client was made
         self._runtime: Runtime
         self.values: list[bytes] = []
@@ -131,7 +131,7 @@ class Member:
         self._applied = 0 if snapshot is None else snapshot.id.offset
         self._snapshot_values = len(self.values)
         self._checker.applied(self.id, 0, self.values)
-        client = RaftClient(
+        client = KafkaRaftClient(
             runtime,
             log,
             membership,
@@ -211,7 +211,7 @@ class Member:
 
     # Snapshots
 
-    async def _write_snapshot(self, client: RaftClient) -> None:
+    async def _write_snapshot(self, client: KafkaRaftClient) -> None:
         log = client.log
         values, offset = list(self.values), self._applied
         epoch = log.end_for_epoch(2**31 - 1).epoch
@@ -274,7 +274,7 @@ class Member:
 class QuorumService:
     """The controller's listener, as far as a quorum needs one."""
 
-    def __init__(self, client: RaftClient, on_vote: Callable[[], None]) -> None:
+    def __init__(self, client: KafkaRaftClient, on_vote: Callable[[], None]) -> None:
         self._client = client
         self._on_vote = on_vote
 

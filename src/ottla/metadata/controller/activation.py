@@ -17,7 +17,7 @@ from ottla.metadata.features import (
 )
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, config_record
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,

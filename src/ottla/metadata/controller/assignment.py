@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ottla.metadata.controller.state import ControlState
+from ottla.metadata.controller.state import ControllerState
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
 def assigned_partition(
-    state: ControlState, index: int, replicas: Sequence[int], replication_factor: int | None
+    state: ControllerState, index: int, replicas: Sequence[int], replication_factor: int | None
 ) -> PartitionRegistration:
     check_assignment(state, replicas, replication_factor)
     if not any(state.is_active(replica) for replica in replicas):
@@ -21,7 +21,7 @@ def assigned_partition(
     return _new_partition(state, replicas)
 
 
-def check_assignment(state: ControlState, replicas: Sequence[int], replication_factor: int | None) -> None:
+def check_assignment(state: ControllerState, replicas: Sequence[int], replication_factor: int | None) -> None:
     """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as they
     should be.
     """
@@ -48,7 +48,7 @@ def check_assignment(state: ControlState, replicas: Sequence[int], replication_f
         )
 
 
-def placed_partition(state: ControlState, replicas: Sequence[int], factor: int) -> PartitionRegistration:
+def placed_partition(state: ControllerState, replicas: Sequence[int], factor: int) -> PartitionRegistration:
     if not any(state.is_active(replica) for replica in replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -58,7 +58,7 @@ def placed_partition(state: ControlState, replicas: Sequence[int], factor: int) 
     return _new_partition(state, replicas)
 
 
-def _new_partition(state: ControlState, replicas: Sequence[int]) -> PartitionRegistration:
+def _new_partition(state: ControllerState, replicas: Sequence[int]) -> PartitionRegistration:
     isr = tuple(replica for replica in replicas if state.is_active(replica))
     return PartitionRegistration(
         replicas=tuple(replicas),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ottla.metadata.controller.heartbeats import BrokerControlState, BrokerHeartbeats
+from ottla.metadata.controller.heartbeats import BrokerControlState, BrokerHeartbeatManager
 from ottla.metadata.controller.partitions import leader_and_isr_updates, partitions_where
-from ottla.metadata.controller.state import ControlState, Result
+from ottla.metadata.controller.state import ControllerState, Result
 from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, VersionRange
 from ottla.metadata.image.entities import NO_LEADER, is_reserved_directory
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
@@ -39,8 +39,8 @@ class HeartbeatReply:
 
 
 def register_broker(
-    state: ControlState,
-    heartbeats: BrokerHeartbeats,
+    state: ControllerState,
+    heartbeats: BrokerHeartbeatManager,
     request: BrokerRegistrationRequest,
     *,
     new_epoch: int,
@@ -104,7 +104,7 @@ def register_broker(
     return Result(records, record.broker_epoch)
 
 
-def _check_directories(state: ControlState, broker: int, directories: Sequence[bytes]) -> None:
+def _check_directories(state: ControllerState, broker: int, directories: Sequence[bytes]) -> None:
     if not directories:
         raise KafkaError(ErrorCode.INVALID_REGISTRATION, "the broker names no log directory")
     if any(is_reserved_directory(bytes(directory)) for directory in directories):
@@ -121,7 +121,7 @@ def _check_directories(state: ControlState, broker: int, directories: Sequence[b
             )
 
 
-def _checked_features(state: ControlState, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
+def _checked_features(state: ControllerState, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
     """The broker's features, once every finalised level is found to be within its ranges."""
     offered = {
         feature.name: VersionRange(feature.min_supported_version, feature.max_supported_version)
@@ -147,7 +147,7 @@ def _checked_features(state: ControlState, request: BrokerRegistrationRequest) -
     ]
 
 
-def _shutdown_records(state: ControlState, broker: int, *, clean: bool) -> list[MetadataRecord]:
+def _shutdown_records(state: ControllerState, broker: int, *, clean: bool) -> list[MetadataRecord]:
     """What the end of a broker's previous incarnation means for the partitions it was in sync or eligible
     for.
     """
@@ -161,7 +161,7 @@ def _shutdown_records(state: ControlState, broker: int, *, clean: bool) -> list[
     ]
 
 
-def register_controller(state: ControlState, request: ControllerRegistrationRequest) -> Result[None]:
+def register_controller(state: ControllerState, request: ControllerRegistrationRequest) -> Result[None]:
     if not state.version.controller_registration:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -187,7 +187,7 @@ def register_controller(state: ControlState, request: ControllerRegistrationRequ
     return Result([record], None)
 
 
-def unregister_broker(state: ControlState, broker: int) -> Result[None]:
+def unregister_broker(state: ControllerState, broker: int) -> Result[None]:
     registration = state.image.cluster.brokers.get(broker)
     if registration is None:
         raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {broker} is not registered")
@@ -200,8 +200,8 @@ def unregister_broker(state: ControlState, broker: int) -> Result[None]:
 
 
 def process_heartbeat(
-    state: ControlState,
-    heartbeats: BrokerHeartbeats,
+    state: ControllerState,
+    heartbeats: BrokerHeartbeatManager,
     request: BrokerHeartbeatRequest,
     *,
     registration_offset: int,
@@ -234,11 +234,11 @@ def process_heartbeat(
     return Result(records, reply)
 
 
-def _leads_anything(state: ControlState, broker: int) -> bool:
+def _leads_anything(state: ControllerState, broker: int) -> bool:
     return any(partition.leader == broker for _, _, partition in state.image.topics.partitions())
 
 
-def fence_broker(state: ControlState, broker: int) -> list[MetadataRecord]:
+def fence_broker(state: ControllerState, broker: int) -> list[MetadataRecord]:
     in_isr = partitions_where(state, lambda partition: broker in partition.isr)
     return [
         *leader_and_isr_updates(state, in_isr, broker_to_remove=broker),
@@ -248,7 +248,7 @@ def fence_broker(state: ControlState, broker: int) -> list[MetadataRecord]:
     ]
 
 
-def _unfence_broker(state: ControlState, broker: int, epoch: int) -> list[MetadataRecord]:
+def _unfence_broker(state: ControllerState, broker: int, epoch: int) -> list[MetadataRecord]:
     leaderless = partitions_where(state, lambda partition: partition.leader == NO_LEADER)
     return [
         BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_UNFENCE),
@@ -256,7 +256,7 @@ def _unfence_broker(state: ControlState, broker: int, epoch: int) -> list[Metada
     ]
 
 
-def _begin_controlled_shutdown(state: ControlState, broker: int, epoch: int) -> list[MetadataRecord]:
+def _begin_controlled_shutdown(state: ControllerState, broker: int, epoch: int) -> list[MetadataRecord]:
     records: list[MetadataRecord] = []
     if not state.image.cluster.brokers[broker].in_controlled_shutdown:
         records.append(
@@ -267,7 +267,7 @@ def _begin_controlled_shutdown(state: ControlState, broker: int, epoch: int) -> 
 
 
 def _offline_directories(
-    state: ControlState, broker: int, epoch: int, offline: Sequence[bytes]
+    state: ControllerState, broker: int, epoch: int, offline: Sequence[bytes]
 ) -> list[MetadataRecord]:
     gone = {bytes(directory) for directory in offline}
     online = state.image.cluster.brokers[broker].directories
@@ -287,7 +287,7 @@ def _offline_directories(
 
 
 def _cordoned_directories(
-    state: ControlState, broker: int, epoch: int, cordoned: Sequence[bytes]
+    state: ControllerState, broker: int, epoch: int, cordoned: Sequence[bytes]
 ) -> list[MetadataRecord]:
     known = state.image.cluster.brokers[broker].cordoned_directories
     wanted = [bytes(directory) for directory in cordoned]

@@ -18,14 +18,14 @@ from typing import Final
 from ottla.metadata.controller.state import (
     NO_ERROR,
     ApiError,
-    ControlState,
-    RequestContext,
+    ControllerRequestContext,
+    ControllerState,
     Result,
     check_record_count,
 )
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, config_record
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_configs import (
@@ -70,7 +70,7 @@ _ALTERABLE: Final = frozenset(
 
 
 def incremental_alter_configs(
-    state: ControlState, request: IncrementalAlterConfigsRequest, context: RequestContext
+    state: ControllerState, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext
 ) -> Result[IncrementalAlterConfigsResponse]:
     records: list[MetadataRecord] = []
     responses: list[AlterConfigsResourceResponse] = []
@@ -94,7 +94,7 @@ def incremental_alter_configs(
 
 
 def alter_configs(
-    state: ControlState, request: AlterConfigsRequest, context: RequestContext
+    state: ControllerState, request: AlterConfigsRequest, context: ControllerRequestContext
 ) -> Result[AlterConfigsResponse]:
     """The old way: what is given replaces everything that is set."""
     records: list[MetadataRecord] = []
@@ -118,7 +118,7 @@ def alter_configs(
 
 
 def creation_config_records(
-    state: ControlState, topic: str, configs: Sequence[CreatableTopicConfig]
+    state: ControllerState, topic: str, configs: Sequence[CreatableTopicConfig]
 ) -> tuple[list[MetadataRecord], dict[str, str]]:
     """The records that configure a topic which is being created, and the configs themselves."""
     nulls = [config.name for config in configs if config.value is None]
@@ -133,7 +133,7 @@ def creation_config_records(
     return [*records, *clear_elr_records(state, records)], overrides
 
 
-def clear_elr_records(state: ControlState, records: Iterable[MetadataRecord]) -> list[ClearElrRecord]:
+def clear_elr_records(state: ControllerState, records: Iterable[MetadataRecord]) -> list[ClearElrRecord]:
     if not state.elr_enabled:
         return []
     return [
@@ -145,7 +145,7 @@ def clear_elr_records(state: ControlState, records: Iterable[MetadataRecord]) ->
     ]
 
 
-def elr_safety_records(state: ControlState) -> list[MetadataRecord]:
+def elr_safety_records(state: ControllerState) -> list[MetadataRecord]:
     """What must be set before eligible leader replicas are switched on: one min.insync.replicas for the
     cluster.
     """
@@ -166,10 +166,10 @@ def _repeated(resources: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
 
 
 def _alter(
-    state: ControlState,
+    state: ControllerState,
     resource: ConfigResource,
     decide: Callable[[], list[ConfigRecord]],
-    context: RequestContext,
+    context: ControllerRequestContext,
     repeated: set[tuple[int, str]],
     records: list[MetadataRecord],
 ) -> ApiError:
@@ -191,7 +191,7 @@ def _alter(
     return NO_ERROR
 
 
-def _authorize(resource: ConfigResource, context: RequestContext) -> None:
+def _authorize(resource: ConfigResource, context: ControllerRequestContext) -> None:
     if resource.type == ConfigResourceType.TOPIC:
         kind, name, error = ResourceType.TOPIC, resource.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     elif resource.type == ConfigResourceType.GROUP:
@@ -210,7 +210,7 @@ def _check_keys(names: Sequence[str], nulls: Sequence[str]) -> None:
 
 
 def _incremental_records(
-    state: ControlState, resource: ConfigResource, configs: Sequence[AlterableConfig]
+    state: ControllerState, resource: ConfigResource, configs: Sequence[AlterableConfig]
 ) -> list[ConfigRecord]:
     _check_keys(
         [config.name for config in configs],
@@ -237,7 +237,7 @@ def _incremental_records(
 
 
 def _replacing_records(
-    state: ControlState, resource: ConfigResource, configs: Sequence[LegacyAlterableConfig]
+    state: ControllerState, resource: ConfigResource, configs: Sequence[LegacyAlterableConfig]
 ) -> list[ConfigRecord]:
     _check_keys([config.name for config in configs], [c.name for c in configs if c.value is None])
     given = {config.name: config.value for config in configs}
@@ -251,7 +251,7 @@ def _replacing_records(
 
 
 def _edited_list(
-    state: ControlState, resource: ConfigResource, config: AlterableConfig, old: str | None
+    state: ControllerState, resource: ConfigResource, config: AlterableConfig, old: str | None
 ) -> str:
     operation = OpType(config.config_operation)
     if not state.schema.is_list(resource.type, config.name):
@@ -270,7 +270,7 @@ def _edited_list(
 
 
 def _validate(
-    state: ControlState,
+    state: ControllerState,
     resource: ConfigResource,
     changes: Sequence[ConfigRecord],
     existing: Mapping[str, str],
@@ -297,7 +297,7 @@ def _validate(
 
 
 def _check_protected(
-    state: ControlState,
+    state: ControllerState,
     resource: ConfigResource,
     change: ConfigRecord,
     existing: Mapping[str, str],
@@ -360,7 +360,7 @@ def _check_resource_name(resource: ConfigResource) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of the client metrics subscription is empty")
 
 
-def _check_existence(state: ControlState, resource: ConfigResource) -> None:
+def _check_existence(state: ControllerState, resource: ConfigResource) -> None:
     if resource.type == ConfigResourceType.TOPIC and resource.name not in state.image.topics.by_name:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {resource.name}")
     if resource.type == ConfigResourceType.BROKER and resource.name:

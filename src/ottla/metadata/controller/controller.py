@@ -18,20 +18,20 @@ from ottla.metadata.controller import producer_ids as control_producer_ids
 from ottla.metadata.controller import reassignment as control_reassignment
 from ottla.metadata.controller import topics as control_topics
 from ottla.metadata.controller.brokers import HeartbeatReply
-from ottla.metadata.controller.heartbeats import BrokerHeartbeats
+from ottla.metadata.controller.heartbeats import BrokerHeartbeatManager
 from ottla.metadata.controller.placement import RandomSource
 from ottla.metadata.controller.state import (
     ConfigSchema,
+    ControllerRequestContext,
     ControllerSettings,
-    ControlState,
-    RequestContext,
+    ControllerState,
     Result,
 )
 from ottla.metadata.controller.topic_names import can_collide, collision_key
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage, Provenance
-from ottla.metadata.log.records import MetadataRecord
-from ottla.metadata.log.replay import Replayer
+from ottla.metadata.log.batch_loader import MetadataBatchLoader
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.allocate_producer_ids import (
     AllocateProducerIdsRequest,
@@ -65,7 +65,7 @@ from ottla.protocol.messages.list_partition_reassignments import (
 from ottla.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from ottla.protocol.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
 
-ANYONE = RequestContext()
+ANYONE = ControllerRequestContext()
 
 
 class Controller:
@@ -75,7 +75,7 @@ class Controller:
 
     def __init__(
         self,
-        loaded: Replayer,
+        loaded: MetadataBatchLoader,
         settings: ControllerSettings,
         schema: ConfigSchema,
         random: RandomSource,
@@ -87,7 +87,7 @@ class Controller:
         upgrade_quorum: Callable[[int, bool], None] | None = None,
     ) -> None:
         _, image = loaded.publish()
-        self._state = ControlState(
+        self._state = ControllerState(
             image,
             settings,
             schema,
@@ -98,7 +98,7 @@ class Controller:
             upgrade_quorum,
         )
         self._replayer = loaded
-        self._heartbeats = BrokerHeartbeats(settings.session_timeout_ms)
+        self._heartbeats = BrokerHeartbeatManager(settings.session_timeout_ms)
         # Where each broker's registration lies; a broker is caught up once it has read that far.
         self._registration_offsets: dict[int, int] = {}
         self._collisions: dict[str, set[str]] = {}
@@ -171,17 +171,17 @@ class Controller:
     # Topics and partitions
 
     def create_topics(
-        self, request: CreateTopicsRequest, context: RequestContext = ANYONE
+        self, request: CreateTopicsRequest, context: ControllerRequestContext = ANYONE
     ) -> Result[CreateTopicsResponse]:
         return control_topics.create_topics(self._state, request, context, self._collisions)
 
     def delete_topics(
-        self, request: DeleteTopicsRequest, context: RequestContext = ANYONE, *, version: int = 6
+        self, request: DeleteTopicsRequest, context: ControllerRequestContext = ANYONE, *, version: int = 6
     ) -> Result[DeleteTopicsResponse]:
         return control_topics.delete_topics(self._state, request, context, version=version)
 
     def create_partitions(
-        self, request: CreatePartitionsRequest, context: RequestContext = ANYONE
+        self, request: CreatePartitionsRequest, context: ControllerRequestContext = ANYONE
     ) -> Result[CreatePartitionsResponse]:
         return control_topics.create_partitions(self._state, request, context)
 
@@ -217,12 +217,12 @@ class Controller:
     # Configs, features, producer ids
 
     def alter_configs(
-        self, request: AlterConfigsRequest, context: RequestContext = ANYONE
+        self, request: AlterConfigsRequest, context: ControllerRequestContext = ANYONE
     ) -> Result[AlterConfigsResponse]:
         return control_configs.alter_configs(self._state, request, context)
 
     def incremental_alter_configs(
-        self, request: IncrementalAlterConfigsRequest, context: RequestContext = ANYONE
+        self, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext = ANYONE
     ) -> Result[IncrementalAlterConfigsResponse]:
         return control_configs.incremental_alter_configs(self._state, request, context)
 

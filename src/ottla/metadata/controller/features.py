@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ottla.metadata.controller.configs import elr_safety_records
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControlState, Result
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result
 from ottla.metadata.features import (
     DISABLED,
     ELIGIBLE_LEADER_REPLICAS_VERSION,
@@ -16,7 +16,7 @@ from ottla.metadata.features import (
     metadata_changed_between,
     missing_dependency,
 )
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,
@@ -32,7 +32,7 @@ UNSAFE_DOWNGRADE = 3
 
 
 def update_features(
-    state: ControlState, request: UpdateFeaturesRequest, *, version: int = 2
+    state: ControllerState, request: UpdateFeaturesRequest, *, version: int = 2
 ) -> Result[UpdateFeaturesResponse]:
     """All updates or none: the first one that is refused fails the request."""
     if version == 0:  # the version without upgrade types
@@ -63,7 +63,10 @@ def _refused(feature: str, level: int, why: str) -> ApiError:
 
 
 def _update(
-    state: ControlState, update: FeatureUpdateKey, proposed: Mapping[str, int], records: list[MetadataRecord]
+    state: ControllerState,
+    update: FeatureUpdateKey,
+    proposed: Mapping[str, int],
+    records: list[MetadataRecord],
 ) -> ApiError:
     name, level, kind = update.feature, update.max_version_level, update.upgrade_type
     if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
@@ -100,7 +103,7 @@ def _update(
     return NO_ERROR
 
 
-def _upgrade_quorum(state: ControlState, level: int, *, validate_only: bool) -> ApiError:
+def _upgrade_quorum(state: ControllerState, level: int, *, validate_only: bool) -> ApiError:
     """The level of the quorum is in its own records, and the quorum says whether it can be."""
     if level == state.kraft_version:
         return NO_ERROR
@@ -114,7 +117,7 @@ def _upgrade_quorum(state: ControlState, level: int, *, validate_only: bool) -> 
 
 
 def _update_metadata_version(
-    state: ControlState, level: int, kind: int, records: list[MetadataRecord]
+    state: ControllerState, level: int, kind: int, records: list[MetadataRecord]
 ) -> ApiError:
     current, target = state.version, METADATA_VERSIONS[level]
     if target < current and metadata_changed_between(current, target):
@@ -131,7 +134,7 @@ def _update_metadata_version(
     return NO_ERROR
 
 
-def _unsupported_by(state: ControlState, name: str, level: int) -> str | None:
+def _unsupported_by(state: ControllerState, name: str, level: int) -> str | None:
     """The first node that does not support the level, in words."""
     local = state.settings.node_id
     nodes: list[tuple[str, Mapping[str, VersionRange]]] = [

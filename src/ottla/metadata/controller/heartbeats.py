@@ -44,7 +44,7 @@ class _Broker:
         return BrokerControlState.FENCED if self.fenced else BrokerControlState.UNFENCED
 
 
-class BrokerHeartbeats:
+class BrokerHeartbeatManager:
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ns: Final = session_timeout_ms * 1_000_000
         self._brokers: dict[int, _Broker] = {}

@@ -30,7 +30,7 @@ class Election(Enum):
     )
 
 
-class PartitionChange:
+class PartitionChangeBuilder:
     """The wished-for state of one partition; ``build()`` gives the record that leads there, or None."""
 
     __slots__ = (
@@ -224,7 +224,7 @@ def _changes_nothing(record: PartitionChangeRecord) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reassignment:
+class PartitionReassignmentReplicas:
     """The way to a target assignment: the replicas to have meanwhile, which of them come and which go."""
 
     replicas: list[int]
@@ -232,7 +232,7 @@ class Reassignment:
     adding: list[int]
 
     @classmethod
-    def between(cls, current: Sequence[int], target: Sequence[int]) -> Reassignment:
+    def between(cls, current: Sequence[int], target: Sequence[int]) -> PartitionReassignmentReplicas:
         removing = sorted(set(current) - set(target))
         return cls([*target, *removing], removing, sorted(set(target) - set(current)))
 
@@ -257,7 +257,7 @@ def completed_reassignment(
 
 
 @dataclass(frozen=True, slots=True)
-class Revert:
+class PartitionReassignmentRevert:
     """What cancelling a reassignment goes back to; ``unclean`` if no replica that stays is in sync."""
 
     replicas: list[int]
@@ -265,7 +265,7 @@ class Revert:
     unclean: bool
 
     @classmethod
-    def of(cls, partition: PartitionRegistration) -> Revert:
+    def of(cls, partition: PartitionRegistration) -> PartitionReassignmentRevert:
         replicas = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
         isr = [replica for replica in partition.isr if replica not in partition.adding_replicas]
         if not isr and replicas:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ottla.metadata.controller.partition_change import Election
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControlState, Result
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result
 from ottla.metadata.image.entities import (
     NO_LEADER,
     NO_LEADER_CHANGE,
@@ -14,7 +14,7 @@ from ottla.metadata.image.entities import (
     PartitionRegistration,
     TopicImage,
 )
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition import (
     AlterPartitionRequest,
@@ -48,13 +48,13 @@ class PartitionRef(NamedTuple):
 
 
 def partitions_where(
-    state: ControlState, condition: Callable[[PartitionRegistration], bool]
+    state: ControllerState, condition: Callable[[PartitionRegistration], bool]
 ) -> list[PartitionRef]:
     return [PartitionRef(*found) for found in state.image.topics.partitions() if condition(found[2])]
 
 
 def leader_and_isr_updates(
-    state: ControlState,
+    state: ControllerState,
     partitions: Iterable[PartitionRef],
     *,
     broker_to_remove: int = NO_LEADER,
@@ -87,7 +87,7 @@ def leader_and_isr_updates(
 
 
 def alter_partition(
-    state: ControlState, request: AlterPartitionRequest, *, version: int = 3
+    state: ControllerState, request: AlterPartitionRequest, *, version: int = 3
 ) -> Result[AlterPartitionResponse]:
     """A leader asks for another in-sync set; KafkaError STALE_BROKER_EPOCH fails the request as a whole."""
     state.check_broker_epoch(request.broker_id, request.broker_epoch)
@@ -112,7 +112,7 @@ def _refused(index: int, error: ErrorCode) -> AlterPartitionResponsePartitionDat
 
 
 def _alter_one(
-    state: ControlState,
+    state: ControllerState,
     topic: TopicImage,
     asked: AlterPartitionRequestPartitionData,
     broker: int,
@@ -148,7 +148,7 @@ def _alter_one(
 
 
 def _alteration_error(
-    state: ControlState,
+    state: ControllerState,
     partition: PartitionRegistration,
     asked: AlterPartitionRequestPartitionData,
     broker: int,
@@ -179,7 +179,7 @@ def _alteration_error(
     return ErrorCode.NONE
 
 
-def elect_leaders(state: ControlState, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
+def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
     election = _ELECTIONS.get(request.election_type)
     if election is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no election of type {request.election_type}")
@@ -218,7 +218,7 @@ def _election_result(topic: str, outcome: Iterable[tuple[int, ApiError]]) -> Rep
 
 
 def elect_leader(
-    state: ControlState, topic: TopicImage, index: int, election: Election, records: list[MetadataRecord]
+    state: ControllerState, topic: TopicImage, index: int, election: Election, records: list[MetadataRecord]
 ) -> ApiError:
     partition = topic.partitions.get(index)
     if partition is None:
@@ -241,7 +241,7 @@ def _plain(code: ErrorCode) -> ApiError:
     return ApiError(code, code.text)
 
 
-def balance_leaders(state: ControlState) -> Result[bool]:
+def balance_leaders(state: ControllerState) -> Result[bool]:
     """Give partitions back to their preferred leaders; the response says whether more may be left to do."""
     limit = state.settings.max_elections_per_imbalance
     records: list[MetadataRecord] = []
@@ -253,7 +253,7 @@ def balance_leaders(state: ControlState) -> Result[bool]:
     return Result(records, len(records) >= limit)
 
 
-def elect_unclean_leaders(state: ControlState) -> Result[bool]:
+def elect_unclean_leaders(state: ControllerState) -> Result[bool]:
     """Bring leaderless partitions back where unclean.leader.election.enable says that losing data is the
     lesser evil.
     """
@@ -268,7 +268,7 @@ def elect_unclean_leaders(state: ControlState) -> Result[bool]:
 
 
 def assign_replicas_to_dirs(
-    state: ControlState, request: AssignReplicasToDirsRequest
+    state: ControllerState, request: AssignReplicasToDirsRequest
 ) -> Result[AssignReplicasToDirsResponse]:
     """A broker tells on which of its directories replicas lie; on a directory that is offline they cannot
     lead. A replica that was made anew, as its directory is lost, is not written down while nobody leads and
@@ -327,7 +327,9 @@ def assign_replicas_to_dirs(
     return Result(records, AssignReplicasToDirsResponse(directories=directories))
 
 
-def _lacks_what_others_may_have(state: ControlState, partition: PartitionRegistration, broker: int) -> bool:
+def _lacks_what_others_may_have(
+    state: ControllerState, partition: PartitionRegistration, broker: int
+) -> bool:
     """Whether nobody leads, and of the replicas only this one is known to have lost its directory."""
     if partition.leader != NO_LEADER:
         return False

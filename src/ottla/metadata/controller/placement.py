@@ -65,7 +65,7 @@ class _Rack:
         return self.fenced.next(stripe) if broker is None else broker
 
 
-class StripedPlacer:
+class StripedReplicaPlacer:
     """One placement in progress; call :func:`place_replicas` instead of using it directly."""
 
     def __init__(self, brokers: Iterable[UsableBroker], random: RandomSource) -> None:
@@ -128,7 +128,7 @@ def place_replicas(
     brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, random: RandomSource
 ) -> list[list[int]]:
     """The replicas of each new partition; INVALID_REPLICATION_FACTOR says why there is no such placement."""
-    placer = StripedPlacer(brokers, random)
+    placer = StripedReplicaPlacer(brokers, random)
     if replication_factor <= 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.metadata.controller.state import ControlState, Result
+from ottla.metadata.controller.state import ControllerState, Result
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.allocate_producer_ids import (
     AllocateProducerIdsRequest,
@@ -16,7 +16,7 @@ PRODUCER_ID_BLOCK_SIZE: Final = 1_000
 
 
 def allocate_producer_ids(
-    state: ControlState, request: AllocateProducerIdsRequest
+    state: ControllerState, request: AllocateProducerIdsRequest
 ) -> Result[AllocateProducerIdsResponse]:
     state.check_broker_epoch(request.broker_id, request.broker_epoch)
     first = max(0, state.image.next_producer_id)

@@ -20,7 +20,7 @@ from ottla.metadata.controller.state import ConfigSchema, ControllerSettings, Re
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
@@ -191,37 +191,40 @@ async def _answered(response: T, committed: Awaitable[None]) -> T:
     return response
 
 
-class ControllerSeat:
-    """Where the active controller is, if this node leads: made when it begins to, gone when it no longer
-    does. A node that is no voter has one that stays empty.
+class ActiveController:
+    """Hold the active `QuorumController` while this node leads the quorum.
+
+    The controller is created when the node becomes leader and dropped when it resigns or loses the epoch. A
+    node that is not a voter never has one.
     """
 
     def __init__(self, log: MetadataLog, activate: Callable[[], QuorumController]) -> None:
         self._activate: Final = activate
-        self._active: QuorumController | None = None
+        self._current: QuorumController | None = None
         self._log: Final = log
-        log.follow_leadership(self._take, self._leave)
+        log.follow_leadership(self._on_lead, self._on_leave)
 
     @property
-    def active(self) -> QuorumController | None:
-        """The active controller, unless it is not here."""
-        active = self._active
-        return active if active is not None and active.epoch == self._log.led_epoch else None
+    def current(self) -> QuorumController | None:
+        """The active controller; None if this node is not it."""
+        current = self._current
+        return current if current is not None and current.epoch == self._log.led_epoch else None
 
-    def occupied(self) -> QuorumController:
-        """The active controller; KafkaError NOT_CONTROLLER if it is not here."""
-        active = self.active
-        if active is None:
+    def require(self) -> QuorumController:
+        """The active controller; KafkaError NOT_CONTROLLER if this node is not it."""
+        current = self.current
+        if current is None:
             raise KafkaError(
-                ErrorCode.NOT_CONTROLLER, f"the active controller is not here; {self._log.leader_id} leads"
+                ErrorCode.NOT_CONTROLLER,
+                f"The active controller appears to be node {self._log.leader_id}; this node is not it.",
             )
-        return active
+        return current
 
-    def _take(self, epoch: int) -> None:
-        self._active = self._activate()
+    def _on_lead(self, epoch: int) -> None:
+        self._current = self._activate()
         _log.info("this node is the active controller of epoch %d", epoch)
 
-    def _leave(self) -> None:
-        if self._active is not None:
-            _log.info("the controller of epoch %d is not active any more", self._active.epoch)
-        self._active = None
+    def _on_leave(self) -> None:
+        if self._current is not None:
+            _log.info("the controller of epoch %d is not active any more", self._current.epoch)
+        self._current = None

@@ -1,4 +1,4 @@
-"""Reassignment: moving the replicas of a partition, in steps that never cost durability.
+"""PartitionReassignmentReplicas: moving the replicas of a partition, in steps that never cost durability.
 
 A reassignment first adds the new replicas beside the old ones; once the in-sync set holds them, the old
 ones go (see :func:`~ottla.metadata.controller.partition_change.completed_reassignment`). Until then it can be
@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ottla.metadata.controller.assignment import check_assignment
-from ottla.metadata.controller.partition_change import Election, Reassignment, Revert
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControlState, Result, check_record_count
+from ottla.metadata.controller.partition_change import (
+    Election,
+    PartitionReassignmentReplicas,
+    PartitionReassignmentRevert,
+)
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result, check_record_count
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -32,7 +36,7 @@ from ottla.protocol.metadata_records import PartitionChangeRecord
 
 
 def alter_partition_reassignments(
-    state: ControlState, request: AlterPartitionReassignmentsRequest
+    state: ControllerState, request: AlterPartitionReassignmentsRequest
 ) -> Result[AlterPartitionReassignmentsResponse]:
     allow_change = request.allow_replication_factor_change
     records: list[MetadataRecord] = []
@@ -65,7 +69,7 @@ def alter_partition_reassignments(
 
 
 def _reassign(
-    state: ControlState, name: str, asked: ReassignablePartition, *, allow_change: bool
+    state: ControllerState, name: str, asked: ReassignablePartition, *, allow_change: bool
 ) -> PartitionChangeRecord | None:
     topic = state.image.topics.by_name.get(name)
     if topic is None:
@@ -80,7 +84,7 @@ def _reassign(
     check_assignment(state, asked.replicas, None)
     if not allow_change:
         _check_replication_factor(partition, len(asked.replicas))
-    way = Reassignment.between(partition.replicas, asked.replicas)
+    way = PartitionReassignmentReplicas.between(partition.replicas, asked.replicas)
     change = state.change(topic, asked.partition_index, partition)
     change.replicas = way.replicas
     # A move that is under way may have added what this one does not want, and be removing what it does.
@@ -100,11 +104,11 @@ def _check_replication_factor(partition: PartitionRegistration, target: int) -> 
 
 
 def _cancel(
-    state: ControlState, topic: TopicImage, index: int, partition: PartitionRegistration
+    state: ControllerState, topic: TopicImage, index: int, partition: PartitionRegistration
 ) -> PartitionChangeRecord | None:
     if not partition.is_reassigning:
         raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS.text)
-    revert = Revert.of(partition)
+    revert = PartitionReassignmentRevert.of(partition)
     if not revert.replicas:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -128,7 +132,7 @@ def _cancel(
 
 
 def list_partition_reassignments(
-    state: ControlState, request: ListPartitionReassignmentsRequest
+    state: ControllerState, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     """The reassignments under way: all of them, or those among the partitions that are named."""
     by_name = state.image.topics.by_name

@@ -1,8 +1,8 @@
-"""What every decision of the controller starts from: the image, the settings, and who asks.
+"""The state that every decision of the controller starts from: the image, the settings and the caller.
 
-The ``control_*`` modules are functions from a :class:`ControlState` and a request to a :class:`Result`: the
-records to append and the response to give once they are committed. They change nothing. Invariant:
-replaying the records of a result onto the state's image is always possible.
+The modules beside it (`topics`, `partitions`, `brokers`, ...) are functions from a `ControllerState`
+and a request to a `Result`: the records to append and the response to give once they are committed. They do
+not change the state. Invariant: replaying the records of a result onto the state's image always succeeds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from ottla.metadata.controller.partition_change import PartitionChange
+from ottla.metadata.controller.partition_change import PartitionChangeBuilder
 from ottla.metadata.controller.placement import RandomSource, UsableBroker
 from ottla.metadata.features import SUPPORTED_FEATURES, MetadataVersion, VersionRange
 from ottla.metadata.image.entities import (
@@ -24,7 +24,7 @@ from ottla.metadata.image.entities import (
     TopicImage,
 )
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 # No request may write more records than this; Kafka draws the line at the same place.
@@ -107,7 +107,7 @@ def _no_quota(_partitions: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestContext:
+class ControllerRequestContext:
     """Who asks and what they may do: permission, and the quota on partition changes.
 
     ``charge_partitions`` raises KafkaError(THROTTLING_QUOTA_EXCEEDED) when the caller has used up its share.
@@ -132,7 +132,7 @@ class ControllerSettings:
 
 
 @dataclass(slots=True)
-class ControlState:
+class ControllerState:
     """The image that decisions are made on: everything appended so far, committed or not yet."""
 
     image: MetadataImage
@@ -216,7 +216,7 @@ class ControlState:
         partition: PartitionRegistration,
         *,
         may_lead: Callable[[int], bool] | None = None,
-    ) -> PartitionChange:
+    ) -> PartitionChangeBuilder:
         """Begin a change of a partition; a leader must be active and have the replica's directory online."""
         acceptable = self.is_active if may_lead is None else may_lead
         brokers = self.image.cluster.brokers
@@ -229,7 +229,7 @@ class ControlState:
                 partition.directory(replica)
             )
 
-        return PartitionChange(
+        return PartitionChangeBuilder(
             partition,
             topic.id,
             partition_id,

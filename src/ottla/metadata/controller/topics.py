@@ -13,14 +13,14 @@ from ottla.metadata.controller.state import (
     MAX_PARTITIONS_PER_REQUEST,
     NO_ERROR,
     ApiError,
-    ControlState,
-    RequestContext,
+    ControllerRequestContext,
+    ControllerState,
     Result,
     check_record_count,
 )
 from ottla.metadata.controller.topic_names import can_collide, collision_key, invalid_topic_name
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
@@ -51,9 +51,9 @@ _Shown: TypeAlias = dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]
 
 
 def create_topics(
-    state: ControlState,
+    state: ControllerState,
     request: CreateTopicsRequest,
-    context: RequestContext,
+    context: ControllerRequestContext,
     collisions: Mapping[str, Collection[str]],
 ) -> Result[CreateTopicsResponse]:
     """Each topic stands or falls alone. ``collisions`` maps collision keys to the names that exist under
@@ -103,7 +103,7 @@ def _failed_topic(name: str, code: ErrorCode, message: str | None) -> CreatableT
     return CreatableTopicResult(name=name, error_code=int(code), error_message=message)
 
 
-def _check_total_partitions(state: ControlState, topics: Sequence[CreatableTopic]) -> None:
+def _check_total_partitions(state: ControllerState, topics: Sequence[CreatableTopic]) -> None:
     total = 0
     for topic in topics:
         if topic.assignments:
@@ -119,7 +119,7 @@ def _check_total_partitions(state: ControlState, topics: Sequence[CreatableTopic
 
 
 def _check_name(
-    state: ControlState,
+    state: ControllerState,
     name: str,
     collisions: Mapping[str, Collection[str]],
     created: Mapping[str, Collection[str]],
@@ -140,9 +140,9 @@ def _check_name(
 
 
 def _create_topic(
-    state: ControlState,
+    state: ControllerState,
     topic: CreatableTopic,
-    context: RequestContext,
+    context: ControllerRequestContext,
     records: list[MetadataRecord],
     shown: _Shown,
 ) -> CreatableTopicResult:
@@ -170,7 +170,7 @@ def _create_topic(
 
 
 def _shown_configs(
-    state: ControlState, overrides: Mapping[str, str], shown: _Shown
+    state: ControllerState, overrides: Mapping[str, str], shown: _Shown
 ) -> list[CreatableTopicConfigs]:
     key = frozenset(overrides.items())
     if key not in shown:
@@ -187,7 +187,7 @@ def _shown_configs(
     return shown[key]
 
 
-def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistration]:
+def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
     if topic.replication_factor != -1:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -218,7 +218,7 @@ def _manually_assigned(state: ControlState, topic: CreatableTopic) -> list[Parti
     return [partitions[index] for index in range(len(partitions))]
 
 
-def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistration]:
+def _placed(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -243,7 +243,11 @@ def _placed(state: ControlState, topic: CreatableTopic) -> list[PartitionRegistr
 
 
 def delete_topics(
-    state: ControlState, request: DeleteTopicsRequest, context: RequestContext, *, version: int = 6
+    state: ControllerState,
+    request: DeleteTopicsRequest,
+    context: ControllerRequestContext,
+    *,
+    version: int = 6,
 ) -> Result[DeleteTopicsResponse]:
     """Delete by name or, from version 6 on, by id. Who may not describe a topic does not learn that it
     exists.
@@ -338,7 +342,7 @@ def delete_topics(
 
 
 def create_partitions(
-    state: ControlState, request: CreatePartitionsRequest, context: RequestContext
+    state: ControllerState, request: CreatePartitionsRequest, context: ControllerRequestContext
 ) -> Result[CreatePartitionsResponse]:
     counts = Counter(topic.name for topic in request.topics)
     results = [
@@ -371,7 +375,7 @@ def create_partitions(
 
 
 def _grow_topic(
-    state: ControlState, request: CreatePartitionsTopic, context: RequestContext
+    state: ControllerState, request: CreatePartitionsTopic, context: ControllerRequestContext
 ) -> list[MetadataRecord]:
     topic = state.image.topics.by_name.get(request.name)
     if topic is None:

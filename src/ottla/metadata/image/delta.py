@@ -29,7 +29,7 @@ from ottla.metadata.image.entities import (
 )
 from ottla.metadata.image.image import ClusterImage, FeaturesImage, MetadataImage, Provenance, TopicsImage
 from ottla.metadata.image.local_changes import LocalReplicaChanges, TopicDelta
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import (
     AccessControlEntryRecord,
     BrokerRegistrationChangeRecord,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ottla.metadata.features import METADATA_VERSION, MetadataVersion
 from ottla.metadata.image.entities import ConfigResourceType, TopicImage, config_record
 from ottla.metadata.image.image import MetadataImage, quota_record
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import (
     ConfigRecord,
     FeatureLevelRecord,

@@ -183,7 +183,7 @@ class TopicImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ListenerEndpoint:
     """Where a listener of a node is reached; ``security_protocol`` is Kafka's number (0 PLAINTEXT, 1 SSL,
     ...).
     """
@@ -199,7 +199,7 @@ class BrokerRegistration:
     id: int
     epoch: int  # grows with every new incarnation; a request with an older one is stale
     incarnation_id: bytes
-    listeners: Mapping[str, Endpoint] = field(default_factory=dict)
+    listeners: Mapping[str, ListenerEndpoint] = field(default_factory=dict)
     supported_features: Mapping[str, VersionRange] = field(default_factory=dict)
     rack: str | None = None
     fenced: bool = True  # a fenced broker leads nothing and is no client's business
@@ -216,7 +216,8 @@ class BrokerRegistration:
             epoch=record.broker_epoch,
             incarnation_id=bytes(record.incarnation_id),
             listeners={
-                e.name: Endpoint(e.name, e.host, e.port, e.security_protocol) for e in record.end_points
+                e.name: ListenerEndpoint(e.name, e.host, e.port, e.security_protocol)
+                for e in record.end_points
             },
             supported_features={
                 f.name: VersionRange(f.min_supported_version, f.max_supported_version)
@@ -303,7 +304,7 @@ class ControllerRegistration:
     id: int
     incarnation_id: bytes
     zk_migration_ready: bool
-    listeners: Mapping[str, Endpoint]
+    listeners: Mapping[str, ListenerEndpoint]
     supported_features: Mapping[str, VersionRange]
 
     @classmethod
@@ -313,7 +314,8 @@ class ControllerRegistration:
             incarnation_id=bytes(record.incarnation_id),
             zk_migration_ready=record.zk_migration_ready,
             listeners={
-                e.name: Endpoint(e.name, e.host, e.port, e.security_protocol) for e in record.end_points
+                e.name: ListenerEndpoint(e.name, e.host, e.port, e.security_protocol)
+                for e in record.end_points
             },
             supported_features={
                 f.name: VersionRange(f.min_supported_version, f.max_supported_version)

@@ -31,7 +31,7 @@ from ottla.metadata.image.entities import (
     TopicImage,
     config_record,
 )
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import (
     ClientQuotaRecord,
     EntityData,

@@ -15,7 +15,7 @@ from typing import Final
 from ottla.metadata.image.delta import MetadataDelta, ReplayError
 from ottla.metadata.image.difference import records_between
 from ottla.metadata.image.image import MetadataImage, Provenance
-from ottla.metadata.log.replay import Replayer
+from ottla.metadata.log.batch_loader import MetadataBatchLoader
 from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import decode_metadata_record
@@ -26,7 +26,7 @@ Step = tuple[MetadataDelta, MetadataImage]
 Subscriber = Callable[[MetadataDelta, MetadataImage], None]
 
 
-class Loader:
+class MetadataLoader:
     """``next_offset`` is the first one that was not published yet. What cannot be replayed raises
     StorageError: then nothing more is to be built upon this log.
     """
@@ -34,7 +34,7 @@ class Loader:
     def __init__(self, log: DiskLog, snapshot: LoadedSnapshot | None) -> None:
         self._log: Final = log
         self._subscribers: list[Subscriber] = []
-        self._replayer = Replayer()
+        self._replayer = MetadataBatchLoader()
         self.next_offset = 0
         self._replayed_end = 0  # beyond next_offset exactly if there is something to publish
         self._next: Step | None = None
@@ -59,7 +59,7 @@ class Loader:
         self._subscribers.append(subscriber)
         return self._image
 
-    def fork(self) -> Replayer:
+    def fork(self) -> MetadataBatchLoader:
         """What was replayed, to go on from by oneself."""
         return self._replayer.fork()
 
@@ -115,7 +115,7 @@ class Loader:
         """The log begins behind this snapshot: what is known becomes what it says."""
         self.publish()
         before = self._image
-        self._replayer = Replayer()
+        self._replayer = MetadataBatchLoader()
         self._take_snapshot(snapshot)
         _, image = self._replayer.publish()
         delta = before.delta()

@@ -18,21 +18,21 @@ from typing import Any, Final, TypeAlias
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage, Provenance
+from ottla.metadata.log.batch_loader import MetadataBatchLoader
 from ottla.metadata.log.commit_waits import CommitWaits
 from ottla.metadata.log.loader import Subscriber
 from ottla.metadata.log.opening import DEFAULT_CONFIG, Loaded, MetadataLogConfig, load
-from ottla.metadata.log.records import MetadataRecord, encode_record
-from ottla.metadata.log.replay import Replayer
-from ottla.metadata.log.snapshotting import Snapshotting
+from ottla.metadata.log.snapshot_generator import SnapshotGenerator
+from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CLUSTER_METADATA_PARTITION
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver.disk_log import MAX_BATCH_BYTES, LoadedSnapshot
-from ottla.raft.driver.raft_client import RaftClient
+from ottla.raft.driver.kafka_raft_client import KafkaRaftClient
 from ottla.raft.driver.snapshots import Snapshots
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.states import Leader
+from ottla.raft.states import LeaderState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.builder import build_batch
 from ottla.runtime.address import Address
@@ -58,7 +58,7 @@ class MetadataLog:
         self._membership: Final = loaded.membership
         self._loader: Final = loaded.loader
         self.config: Final = config
-        self.client: RaftClient
+        self.client: KafkaRaftClient
         self._waits: Final = CommitWaits()
         self._news: asyncio.Future[None] | None = None  # done when anything below has changed
         self._leader_id: int | None = None
@@ -70,7 +70,7 @@ class MetadataLog:
         self._going_on = False  # whether what is committed is being taken up already
         self._prepare: Prepare | None = None
         self._preparing: asyncio.Task[None] | None = None
-        self._snapshotting: Final = Snapshotting(
+        self._snapshotting: Final = SnapshotGenerator(
             runtime,
             loaded.log,
             loaded.membership,
@@ -110,7 +110,7 @@ class MetadataLog:
         try:
             if alone:
                 self._check_alone(local.key)
-            self.client = RaftClient(
+            self.client = KafkaRaftClient(
                 runtime,
                 self._log,
                 self._membership,
@@ -210,7 +210,7 @@ class MetadataLog:
         if not core.is_leader or epoch != core.epoch or self._led_epoch == epoch:
             return
         state = core.state
-        assert isinstance(state, Leader)
+        assert isinstance(state, LeaderState)
         if self._loader.next_offset > state.epoch_start:
             self._led_epoch = epoch
             if self._on_lead is not None:
@@ -288,7 +288,7 @@ class MetadataLog:
             self._preparing.cancel()
             self._preparing = None
 
-    def fork(self) -> Replayer:
+    def fork(self) -> MetadataBatchLoader:
         """What was replayed, for the controller to go on from."""
         return self._loader.fork()
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ottla.metadata.log.loader import Loader
+from ottla.metadata.log.loader import MetadataLoader
 from ottla.metadata.storage import StorageError
 from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig, LogGap
-from ottla.raft.driver.raft_client import read_election
+from ottla.raft.driver.kafka_raft_client import read_election
 from ottla.raft.election_state import BadQuorumState, ElectionState
-from ottla.raft.membership import Membership
+from ottla.raft.membership import VoterSetHistory
 from ottla.raft.voters import VoterSet
 from ottla.runtime.runtime import Runtime
 
@@ -44,8 +44,8 @@ DEFAULT_CONFIG: Final = MetadataLogConfig()
 @dataclass(slots=True)
 class Loaded:
     log: DiskLog
-    membership: Membership
-    loader: Loader
+    membership: VoterSetHistory
+    loader: MetadataLoader
     election: ElectionState | None
 
 
@@ -54,7 +54,7 @@ def load(runtime: Runtime, dir: str, config: MetadataLogConfig, static_voters: V
     log = DiskLog.open(runtime.disk, runtime.clock, runtime.random, dir, config.on_disk())
     try:
         membership, snapshot = log.load(static_voters)
-        loader = Loader(log, snapshot)
+        loader = MetadataLoader(log, snapshot)
         election = read_election(runtime.disk, log.dir)
     except LogGap as error:
         log.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.records import encode_record
+from ottla.metadata.records import encode_record
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
 from ottla.raft.voters import VoterSet
 

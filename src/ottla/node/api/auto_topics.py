@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.controller.state import RequestContext as ControlContext
+from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import (
@@ -70,7 +70,7 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
 
 
 async def create_missing(
-    node: Node, names: Iterable[str], context: ControlContext | None = None
+    node: Node, names: Iterable[str], context: ControllerRequestContext | None = None
 ) -> dict[str, ErrorCode]:
     """Create topics; by name what a client that asked for it should be told.
 
@@ -80,9 +80,9 @@ async def create_missing(
     """
     request = CreateTopicsRequest(topics=[creatable_topic(name, node.config) for name in names])
     try:
-        if node.seat.active is not None:
+        if node.active_controller.current is not None:
             response = await node.control(
-                lambda controller: controller.create_topics(request, context or ControlContext())
+                lambda controller: controller.create_topics(request, context or ControllerRequestContext())
             )
         else:
             answer = await node.controllers.ask(request, _CREATE_TOPICS_VERSION)

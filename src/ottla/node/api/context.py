@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ottla.metadata.controller.state import RequestContext as ControlContext
+from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.protocol.acl import SUPPORTED_OPERATIONS, operation_bits
 from ottla.protocol.schema import Request, Response
 
@@ -67,9 +67,9 @@ class RequestContext:
         supported = SUPPORTED_OPERATIONS[resource_type]
         return operation_bits(op for op in supported if self.allowed(op, resource_type, name))
 
-    def control(self) -> ControlContext:
+    def control(self) -> ControllerRequestContext:
         """This request as the controller sees it."""
-        return ControlContext(allowed=self.allowed)
+        return ControllerRequestContext(allowed=self.allowed)
 
 
 Reply: TypeAlias = Response | Awaitable[Response | None] | None

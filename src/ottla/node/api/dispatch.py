@@ -244,7 +244,7 @@ class Dispatcher:
         frame: memoryview,
         question: Question | None = None,
     ) -> Parts | Awaitable[Parts | None] | None:
-        if route.forwarded and self.node.seat.active is None:
+        if route.forwarded and self.node.active_controller.current is None:
             return self._forward(context, route, request, frame)
         image = self.node.image
         try:

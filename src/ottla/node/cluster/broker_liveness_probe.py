@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.image.entities import Endpoint
+from ottla.metadata.image.entities import ListenerEndpoint
 from ottla.node.network.connection import ClientConnection
 from ottla.node.network.listeners import SecurityProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -75,7 +75,7 @@ class BrokerLivenessProbe:
 
     def look_for_silent(self) -> None:
         """For a few times a second."""
-        active = self._node.seat.active
+        active = self._node.active_controller.current
         if active is None:
             return
         session_ms = self._node.config.number("broker.session.timeout.ms")
@@ -86,7 +86,7 @@ class BrokerLivenessProbe:
                 self._examine(broker, self._wait_for_sign(broker, epoch, int(session_ms * _ANSWER_PART)))
 
     def _examine(self, broker: int, work: Coroutine[None, None, None]) -> None:
-        if broker in self._examining or self._node.seat.active is None:
+        if broker in self._examining or self._node.active_controller.current is None:
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work, name=f"examine broker {broker}")
@@ -115,7 +115,7 @@ class BrokerLivenessProbe:
             # It has its time, also where it was found out at once that nobody can be asked.
             waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
             await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
-        active = self._node.seat.active
+        active = self._node.active_controller.current
         asked_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
         if active is not None and (broker, epoch) in active.silent_brokers(asked_ms):
             await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
@@ -135,7 +135,7 @@ class BrokerLivenessProbe:
                 return sign
         return ProbeResult.GONE if signs else ProbeResult.NONE
 
-    async def _touch(self, endpoint: Endpoint, timeout_ms: int) -> ProbeResult:
+    async def _touch(self, endpoint: ListenerEndpoint, timeout_ms: int) -> ProbeResult:
         address = Address(endpoint.host, endpoint.port)
         try:
             if endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
@@ -156,7 +156,7 @@ class BrokerLivenessProbe:
             self._channel.drop(address)
 
     async def _fence(self, broker: int, epoch: int, reason: str) -> None:
-        active = self._node.seat.active
+        active = self._node.active_controller.current
         if active is None:
             return
         try:

@@ -79,7 +79,7 @@ class ControllerChannel:
     async def _ask_once(self, request: Request, newest_version: int) -> Response | None:
         """None if the active controller could not be asked."""
         node = self._node
-        if node.seat.active is not None:
+        if node.active_controller.current is not None:
             return await _decide(node, request, newest_version)
         address = node.metadata.leader_address
         if address is None:
@@ -102,13 +102,13 @@ class ControllerChannel:
         """Until there is news of the quorum, but not for long."""
         node = self._node
         leader, epoch = node.metadata.leader_id, node.metadata.epoch
-        active = node.seat.active
+        active = node.active_controller.current
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PAUSE_SECONDS):
                 await node.metadata.until(
                     lambda: (
                         (node.metadata.leader_id, node.metadata.epoch) != (leader, epoch)
-                        or node.seat.active is not active
+                        or node.active_controller.current is not active
                     )
                 )
 

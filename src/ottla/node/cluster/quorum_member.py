@@ -1,6 +1,6 @@
 """A node's part in the quorum: its listener for controllers, the metadata log, the controller if it leads.
 
-All of it is there on every node, voter or not; a broker that only follows has a seat that stays empty, and
+All of it is there on every node, voter or not; a broker that only follows never has an active controller, and
 no such listener. It runs before anything else of the node does, since nothing else is known without the
 metadata, and until everything else has stopped.
 """
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ottla.metadata.controller.quorum_controller import ControllerSeat, QuorumController
+from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import read_bootstrap
 from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
@@ -45,7 +45,7 @@ _RESIGN_MS: Final = 1_000
 
 
 class QuorumMember:
-    """`metadata` and `seat` are there once it is open."""
+    """`metadata` and `active_controller` are there once it is open."""
 
     def __init__(self, node: Node, dispatcher: Callable[[Endpoint], Dispatcher]) -> None:
         self._node: Final = node
@@ -55,7 +55,7 @@ class QuorumMember:
         # Set once the quorum's requests are worked on.
         self.opened: Final = asyncio.Event()
         self.metadata: MetadataLog
-        self.seat: ControllerSeat
+        self.active_controller: ActiveController
         # The ways to the active controller: for what this node asks, and for what it passes on.
         self.controllers: Final = ControllerChannel(node, "ottla-broker")
         self.forwards: Final = ControllerChannel(node, "ottla-forwarding")
@@ -106,7 +106,7 @@ class QuorumMember:
                 bootstrap,
             )
 
-        self.seat = ControllerSeat(metadata, activate)
+        self.active_controller = ActiveController(metadata, activate)
         metadata.subscribe(follow)
         self.controllers.follow_leader()
         self.forwards.follow_leader()

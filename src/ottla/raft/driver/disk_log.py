@@ -26,7 +26,7 @@ from ottla.protocol.names import (
     METADATA_PARTITION_DIR,
 )
 from ottla.raft.driver.snapshots import Download, Snapshots
-from ottla.raft.membership import Membership
+from ottla.raft.membership import VoterSetHistory
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotContent, SnapshotId
 from ottla.raft.voters import VoterSet
@@ -115,9 +115,9 @@ class DiskLog:
         log.flush()
         return cls(log, snapshots, config, clock)
 
-    def load(self, static_voters: VoterSet | None) -> tuple[Membership, LoadedSnapshot | None]:
+    def load(self, static_voters: VoterSet | None) -> tuple[VoterSetHistory, LoadedSnapshot | None]:
         """The voters by the newest snapshot and the log after it, and that snapshot. Blocks."""
-        membership = Membership(static_voters)
+        membership = VoterSetHistory(static_voters)
         found = self.snapshots.read_newest()
         start = 0
         if found is not None:

@@ -23,7 +23,7 @@ from ottla.log import log_appends, log_flushes
 from ottla.log.append import Incoming
 from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEntry
 from ottla.metadata.controller import brokers as control_brokers
-from ottla.metadata.controller.partition_change import PartitionChange
+from ottla.metadata.controller.partition_change import PartitionChangeBuilder
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
@@ -80,10 +80,10 @@ def _divergence_not_noticed() -> list[Patch]:
 
 
 def _leader_from_outside_the_in_sync_set() -> list[Patch]:
-    def may_lead(self: PartitionChange, replica: int) -> bool:
+    def may_lead(self: PartitionChangeBuilder, replica: int) -> bool:
         return replica in self.partition.replicas and self.is_acceptable_leader(replica)
 
-    return [(PartitionChange, "_may_lead", may_lead)]
+    return [(PartitionChangeBuilder, "_may_lead", may_lead)]
 
 
 def _unclean_stop_taken_for_clean() -> list[Patch]:

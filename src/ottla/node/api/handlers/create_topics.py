@@ -9,7 +9,7 @@ settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns 
 
 from __future__ import annotations
 
-from ottla.metadata.controller.state import RequestContext as ControlContext
+from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.node.api.context import RequestContext
 from ottla.node.node import Node
 from ottla.protocol.messages.create_topics import (
@@ -24,10 +24,12 @@ async def handle(context: RequestContext, request: CreateTopicsRequest) -> Creat
 
 
 async def decide(node: Node, request: CreateTopicsRequest, _version: int) -> CreateTopicsResponse:
-    return await _create(node, request, ControlContext())
+    return await _create(node, request, ControllerRequestContext())
 
 
-async def _create(node: Node, request: CreateTopicsRequest, control: ControlContext) -> CreateTopicsResponse:
+async def _create(
+    node: Node, request: CreateTopicsRequest, control: ControllerRequestContext
+) -> CreateTopicsResponse:
     response = await node.control(lambda controller: controller.create_topics(request, control))
     for topic in response.topics:
         topic.error_message = topic.error_message or None

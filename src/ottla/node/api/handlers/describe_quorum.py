@@ -21,7 +21,7 @@ from ottla.protocol.messages.describe_quorum import (
     ReplicaState,
 )
 from ottla.protocol.names import CLUSTER_METADATA_PARTITION
-from ottla.raft.driver.raft_client import ReplicaInfo
+from ottla.raft.driver.kafka_raft_client import QuorumReplicaInfo
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -89,7 +89,7 @@ def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
     return response
 
 
-def _replica(info: ReplicaInfo, with_directory: bool) -> ReplicaState:
+def _replica(info: QuorumReplicaInfo, with_directory: bool) -> ReplicaState:
     return ReplicaState(
         replica_id=info.key.id,
         replica_directory_id=info.key.directory_id if with_directory else bytes(16),

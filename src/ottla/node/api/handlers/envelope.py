@@ -20,7 +20,7 @@ async def handle(context: RequestContext, request: EnvelopeRequest) -> EnvelopeR
 
 
 async def decide(node: Node, request: EnvelopeRequest, _version: int) -> EnvelopeResponse:
-    if node.seat.active is None:
+    if node.active_controller.current is None:
         return EnvelopeResponse(error_code=ErrorCode.NOT_CONTROLLER)
     try:
         host = sender(request)

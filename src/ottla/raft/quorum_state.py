@@ -22,23 +22,23 @@ from ottla.raft.config import QuorumConfig
 from ottla.raft.effects import Committed, Effect, Flush, LeaderChanged, Persist, Send
 from ottla.raft.election_state import ElectionState
 from ottla.raft.log import RaftLog
-from ottla.raft.membership import BEFORE_LOG, Membership
+from ottla.raft.membership import BEFORE_LOG, VoterSetHistory
 from ottla.raft.messages import Request
-from ottla.raft.peers import Peers
-from ottla.raft.progress import Progress
+from ottla.raft.progress import ProgressTracker
 from ottla.raft.replication import release_fetches
+from ottla.raft.request_manager import RequestManager
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import (
     NEVER_MS,
-    Candidate,
-    Follower,
-    Leader,
-    Prospective,
-    Resigned,
+    CandidateState,
+    FollowerState,
+    LeaderState,
+    ProspectiveState,
+    ResignedState,
     Role,
     State,
     Tally,
-    Unattached,
+    UnattachedState,
     election_of,
 )
 from ottla.raft.voter_changes import abandon_change
@@ -57,14 +57,14 @@ class Now(NamedTuple):
     wall_ms: int
 
 
-class Core:
+class QuorumState:
     """What a replica knows. ``now`` is the time of the input that is being handled."""
 
     def __init__(
         self,
         local: Voter,
         log: RaftLog,
-        membership: Membership,
+        membership: VoterSetHistory,
         *,
         election: ElectionState | None,
         config: QuorumConfig,
@@ -79,7 +79,7 @@ class Core:
         self.config: Final = config
         self.random: Final = random
         self.listener: Final = listener
-        self.peers: Final = Peers(config, bootstrap)
+        self.peers: Final = RequestManager(config, bootstrap)
         self.now = now
         self.durable_end = log.end.offset  # the log is on disk below this
         self.installing: SnapshotId | None = None  # the snapshot that is being made durable
@@ -100,17 +100,17 @@ class Core:
         soon = self.now.ms + self.turn_ms(self.config.election_timeout_ms // 8)
         deadline = soon if self.may_vote else NEVER_MS
         if epoch < log_epoch:
-            return Unattached(log_epoch, deadline)
+            return UnattachedState(log_epoch, deadline)
         if election.leader_id == self.local.key.id:
-            return Resigned(epoch, soon, self.local.key.id, election.voted)
+            return ResignedState(epoch, soon, self.local.key.id, election.voted)
         voters = self.membership.voters
         mine = election.voted is not None and election.voted.id == self.local.key.id
         if mine and self.may_vote and voters is not None and log_epoch < epoch:
-            return Candidate(epoch, deadline, Tally(voters, self.local.key), self.local.key)
+            return CandidateState(epoch, deadline, Tally(voters, self.local.key), self.local.key)
         if election.leader_id is not None:
             endpoints = self.endpoints_of(election.leader_id)
             if endpoints:
-                return Follower(
+                return FollowerState(
                     epoch,
                     self.now.ms + self.config.fetch_timeout_ms,
                     election.leader_id,
@@ -118,7 +118,7 @@ class Core:
                     election.voted,
                     update_voter_ms=self.now.ms + self.config.update_voter_interval_ms,
                 )
-        return Unattached(epoch, deadline, election.leader_id, election.voted)
+        return UnattachedState(epoch, deadline, election.leader_id, election.voted)
 
     # What is known
 
@@ -166,7 +166,7 @@ class Core:
         """Where the leader is reached, to be told in replies."""
         if self.is_leader or self.state.role is Role.RESIGNED:
             return self.address(self.local.endpoints)
-        if isinstance(self.state, Follower | Prospective):
+        if isinstance(self.state, FollowerState | ProspectiveState):
             return self.address(self.state.leader_endpoints)
         leader = self.state.leader_id
         return None if leader is None else self.address(self.endpoints_of(leader))
@@ -217,12 +217,12 @@ class Core:
             before.role.value,
             before.epoch,
         )
-        if isinstance(before, Follower) and before.download is not None and not before.download.complete:
+        if isinstance(before, FollowerState) and before.download is not None and not before.download.complete:
             self.log.abandon_snapshot()
         self.state = state
         self.peers.reset()
         self.persist()
-        if isinstance(before, Leader):
+        if isinstance(before, LeaderState):
             release_fetches(self, before)
             abandon_change(self, before)
         self.tell_leader()
@@ -247,19 +247,21 @@ class Core:
         state = self.state
         if not self.may_vote:
             deadline = NEVER_MS
-        elif isinstance(state, Unattached | Candidate | Resigned | Prospective) and not _lost(state):
+        elif isinstance(
+            state, UnattachedState | CandidateState | ResignedState | ProspectiveState
+        ) and not _lost(state):
             deadline = min(state.deadline_ms, self.now.ms + 2 * self.config.election_timeout_ms)
         else:
             deadline = self.now.ms + self.election_timeout_ms()
         voted = state.voted if epoch == state.epoch else None
-        self.become(Unattached(epoch, deadline, leader_id, voted, state.high_watermark))
+        self.become(UnattachedState(epoch, deadline, leader_id, voted, state.high_watermark))
 
     def become_follower(self, epoch: int, leader_id: int, endpoints: Mapping[str, Address]) -> None:
         assert leader_id != self.local.key.id, "a node does not follow itself"
         state = self.state
         voted = state.voted if epoch == state.epoch else None
         self.become(
-            Follower(
+            FollowerState(
                 epoch,
                 self.now.ms + self.config.fetch_timeout_ms,
                 leader_id,
@@ -273,10 +275,10 @@ class Core:
     def become_prospective(self) -> None:
         state, voters = self.state, self.membership.voters
         assert voters is not None
-        assert not isinstance(state, Leader)
-        endpoints = state.leader_endpoints if isinstance(state, Follower) else {}
+        assert not isinstance(state, LeaderState)
+        endpoints = state.leader_endpoints if isinstance(state, FollowerState) else {}
         self.become(
-            Prospective(
+            ProspectiveState(
                 state.epoch,
                 self.now.ms + self.election_timeout_ms(),
                 Tally(voters, self.local.key),
@@ -292,7 +294,7 @@ class Core:
         assert voters is not None
         assert self.state.role is Role.PROSPECTIVE
         self.become(
-            Candidate(
+            CandidateState(
                 self.epoch + 1,
                 self.now.ms + self.election_timeout_ms(),
                 Tally(voters, self.local.key),
@@ -304,17 +306,17 @@ class Core:
     def become_leader(self) -> None:
         """Begin the epoch with a record that says so; nothing before it is committed by counting."""
         state, voters = self.state, self.membership.voters
-        assert isinstance(state, Candidate)
+        assert isinstance(state, CandidateState)
         assert voters is not None
         start = self.log.end.offset
-        progress = Progress(
+        progress = ProgressTracker(
             self.local.key,
             voters,
             epoch_start=start,
             now_ms=self.now.ms,
             quorum_timeout_ms=self.config.check_quorum_timeout_ms,
         )
-        self.become(Leader(state.epoch, start, state.voted, self.local.key.id, progress))
+        self.become(LeaderState(state.epoch, start, state.voted, self.local.key.id, progress))
         self.append_control(self._start_of_epoch(voters, state.tally.granting))
 
     def _start_of_epoch(self, voters: VoterSet, granting: Sequence[int]) -> list[QuorumRecord]:
@@ -336,11 +338,11 @@ class Core:
     def resign(self) -> None:
         """Lead no longer, and tell the others; they need not wait until they notice."""
         state, voters = self.state, self.membership.voters
-        assert isinstance(state, Leader)
+        assert isinstance(state, LeaderState)
         others = [] if voters is None else [id for id in voters.ids if id != self.local.key.id]
         deadline = self.now.ms + self.election_timeout_ms()
         self.become(
-            Resigned(
+            ResignedState(
                 state.epoch,
                 deadline,
                 state.leader_id,
@@ -362,7 +364,7 @@ class Core:
         self.log.append_as_leader(batch, self.epoch)
         self.membership.take(first, records)
         state, voters = self.state, self.membership.voters
-        assert isinstance(state, Leader)
+        assert isinstance(state, LeaderState)
         assert voters is not None
         state.progress.set_voters(voters, self.now.ms)
         state.remind_ms = self.now.ms
@@ -394,4 +396,4 @@ class Core:
 
 
 def _lost(state: State) -> bool:
-    return isinstance(state, Prospective | Candidate) and state.tally.lost
+    return isinstance(state, ProspectiveState | CandidateState) and state.tally.lost

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ottla.metadata.image.delta import MetadataDelta, ReplayError
 from ottla.metadata.image.image import MetadataImage, Provenance
-from ottla.metadata.log.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
@@ -19,7 +19,7 @@ from ottla.protocol.metadata_records import (
 )
 
 
-class Replayer:
+class MetadataBatchLoader:
     """Feed it the log in order; take the image whenever it is wanted.
 
     Batches are collected in one delta until ``publish`` is called, so that loading a long log costs one
@@ -65,10 +65,10 @@ class Replayer:
         self._transaction = None
         return held
 
-    def fork(self) -> Replayer:
+    def fork(self) -> MetadataBatchLoader:
         """Another one that has replayed the same; to be taken right after a publish."""
         assert self._delta.records == 0, "what was replayed is not published yet"
-        other = Replayer(self._settled)
+        other = MetadataBatchLoader(self._settled)
         if self._transaction is not None:
             other._transaction = list(self._transaction)
         return other

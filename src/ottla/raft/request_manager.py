@@ -15,7 +15,7 @@ FIRST_BOOTSTRAP_ID: Final = -2
 
 
 @dataclass(slots=True)
-class Exchange:
+class InflightRequest:
     number: int
     node_id: int
     address: Address
@@ -25,16 +25,16 @@ class Exchange:
 
 @dataclass(slots=True)
 class _Peer:
-    exchange: Exchange | None = None
+    exchange: InflightRequest | None = None
     rest_until_ms: int = -1
 
 
-class Peers:
+class RequestManager:
     def __init__(self, config: QuorumConfig, bootstrap: Sequence[Address] = ()) -> None:
         self._config: Final = config
         self.bootstrap: Final = {FIRST_BOOTSTRAP_ID - n: address for n, address in enumerate(bootstrap)}
         self._peers: dict[int, _Peer] = {}
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, InflightRequest] = {}
         self._number = 0
 
     def is_ready(self, node_id: int, now_ms: int) -> bool:
@@ -51,12 +51,12 @@ class Peers:
 
     def begin(self, node_id: int, address: Address, request: Request, now_ms: int) -> int:
         self._number += 1
-        exchange = Exchange(self._number, node_id, address, request, now_ms)
+        exchange = InflightRequest(self._number, node_id, address, request, now_ms)
         self._peers.setdefault(node_id, _Peer()).exchange = exchange
         self._exchanges[exchange.number] = exchange
         return exchange.number
 
-    def end(self, number: int, now_ms: int, *, failed: bool) -> Exchange | None:
+    def end(self, number: int, now_ms: int, *, failed: bool) -> InflightRequest | None:
         """Take note of an answer, or of none; the question, unless nobody waits for it any more."""
         exchange = self._exchanges.pop(number, None)
         if exchange is None:
@@ -70,10 +70,10 @@ class Peers:
         """Let a peer be for a moment: its answer was of no use."""
         self._peers.setdefault(node_id, _Peer()).rest_until_ms = now_ms + self._config.retry_backoff_ms
 
-    def under_way(self, node_id: int) -> list[Exchange]:
+    def under_way(self, node_id: int) -> list[InflightRequest]:
         return [exchange for exchange in self._exchanges.values() if exchange.node_id == node_id]
 
-    def overdue(self, now_ms: int) -> list[Exchange]:
+    def overdue(self, now_ms: int) -> list[InflightRequest]:
         limit = now_ms - self._config.request_timeout_ms
         return [exchange for exchange in self._exchanges.values() if exchange.sent_ms <= limit]
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import Final
 
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.loader import Loader
+from ottla.metadata.log.loader import MetadataLoader
 from ottla.metadata.log.snapshots import snapshot_batches, snapshot_id
 from ottla.raft.driver.disk_log import DiskLog
-from ottla.raft.membership import Membership
+from ottla.raft.membership import VoterSetHistory
 from ottla.raft.snapshot import SnapshotId
 from ottla.runtime.runtime import Runtime
 
 
-class Snapshotting:
+class SnapshotGenerator:
     def __init__(
         self,
         runtime: Runtime,
         log: DiskLog,
-        membership: Membership,
-        loader: Loader,
+        membership: VoterSetHistory,
+        loader: MetadataLoader,
         *,
         max_record_bytes: int,
         max_interval_ms: int,

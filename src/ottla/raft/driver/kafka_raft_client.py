@@ -21,7 +21,6 @@ from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
 from ottla.raft.config import QuorumConfig
-from ottla.raft.core import Core, Now
 from ottla.raft.driver import wire, wire_replies
 from ottla.raft.driver.channel import Channel
 from ottla.raft.driver.disk_log import DiskLog
@@ -39,10 +38,11 @@ from ottla.raft.effects import (
 )
 from ottla.raft.election_state import FILE_NAME as QUORUM_STATE
 from ottla.raft.election_state import ElectionState
-from ottla.raft.machine import Raft
-from ottla.raft.membership import Membership
+from ottla.raft.machine import KafkaRaftMachine
+from ottla.raft.membership import VoterSetHistory
 from ottla.raft.messages import AskVersions, Reply, VersionsReply
 from ottla.raft.progress import ReplicaProgress
+from ottla.raft.quorum_state import Now, QuorumState
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import NEVER_MS
 from ottla.raft.voters import ReplicaKey, Voter
@@ -57,7 +57,7 @@ _Ts = TypeVarTuple("_Ts")
 _NS_PER_MS: Final = 1_000_000
 
 
-class Listener(Protocol):
+class RaftListener(Protocol):
     """Whoever wants to know what the quorum decides. Calls come in order and must return at once."""
 
     def committed(self, high_watermark: int) -> None:
@@ -76,7 +76,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaInfo:
+class QuorumReplicaInfo:
     """A replica as its leader sees it; times are of the wall clock, -1 where it was never so."""
 
     key: ReplicaKey
@@ -90,8 +90,8 @@ class QuorumDescription:
     leader_id: int
     epoch: int
     high_watermark: int
-    voters: list[ReplicaInfo]
-    observers: list[ReplicaInfo]
+    voters: list[QuorumReplicaInfo]
+    observers: list[QuorumReplicaInfo]
 
 
 def read_election(disk: Disk, dir: str) -> ElectionState | None:
@@ -100,12 +100,12 @@ def read_election(disk: Disk, dir: str) -> ElectionState | None:
     return ElectionState.decode(read_file(disk, path)) if disk.exists(path) else None
 
 
-class RaftClient:
+class KafkaRaftClient:
     """Make it with a log that was opened and loaded, then :meth:`start` it::
 
     log = await runtime.pool.run(DiskLog.open, runtime.disk, runtime.clock, runtime.random, dir)
     membership, snapshot = await runtime.pool.run(log.load, static_voters)
-    client = RaftClient(runtime, log, membership, local, cluster_id=..., listener=...)
+    client = KafkaRaftClient(runtime, log, membership, local, cluster_id=..., listener=...)
     client.start()
     """
 
@@ -113,9 +113,9 @@ class RaftClient:
         self,
         runtime: Runtime,
         log: DiskLog,
-        membership: Membership,
+        membership: VoterSetHistory,
         local: Voter,
-        listener: Listener,
+        listener: RaftListener,
         *,
         cluster_id: str,
         election: ElectionState | None = None,
@@ -130,8 +130,8 @@ class RaftClient:
         self._listener: Final = listener
         self._config: Final = config or QuorumConfig()
         self._channel: Final = channel or Channel(runtime.network)
-        self.raft: Final = Raft(
-            Core(
+        self.raft: Final = KafkaRaftMachine(
+            QuorumState(
                 local,
                 log,
                 membership,
@@ -209,12 +209,12 @@ class RaftClient:
         if info is None:
             return None
 
-        def told(progress: ReplicaProgress) -> ReplicaInfo:
+        def told(progress: ReplicaProgress) -> QuorumReplicaInfo:
             def wall(ms: int) -> int:
                 return -1 if ms < 0 else now.wall_ms - (now.ms - ms)
 
             times = wall(progress.last_fetch_ms), wall(progress.caught_up_ms)
-            return ReplicaInfo(progress.key, progress.end_offset, *times)
+            return QuorumReplicaInfo(progress.key, progress.end_offset, *times)
 
         voters, observers = [told(each) for each in info.voters], [told(each) for each in info.observers]
         return QuorumDescription(info.leader_id, info.epoch, info.high_watermark, voters, observers)

@@ -44,6 +44,7 @@ DUPLICATED_NAMES = frozenset(
         "FetchSession",
         "Fetcher",
         "Follower",
+        "FollowerState",
         "GroupMember",
         "Kind",
         "Leader",

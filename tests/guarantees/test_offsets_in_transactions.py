@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.node.txn.marker_sender import Markers
+from ottla.node.coordinators.marker_sender import Markers
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_transactions import (

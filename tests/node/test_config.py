@@ -2,11 +2,12 @@
 
 import pytest
 
+from ottla.node.config.errors import ConfigError
+from ottla.node.config.listeners import Endpoint, SecurityProtocol
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_synonyms, unknown_names
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.config.types import ConfigError, ConfigType, UpdateMode, java_double
-from ottla.node.network.listeners import Endpoint, SecurityProtocol
+from ottla.node.config.types import ConfigType, UpdateMode, java_double
 
 
 def test_defaults_pass_their_own_checks() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.network import limits
 from ottla.node.network import server as server_module
 from ottla.node.network.connection import ClientConnection, Parts, PendingRequest, ProtocolViolation
-from ottla.node.network.listeners import Endpoint
 from ottla.node.network.server import SocketServer
 from ottla.runtime.loop import run
 from ottla.runtime.network import RealNetwork

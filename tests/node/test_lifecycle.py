@@ -16,8 +16,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.node_process import READY, NodeProcess, run_start
 from tests.support.wire import CLOSED, WireClient
 
+from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.storage import NodeFailed, open_storage
+from ottla.node.storage import open_storage
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic

@@ -28,7 +28,12 @@ LATER = {
     *("click", "rich", "pyarrow", "numpy", "pyspark", "crc32c", "re2"),
     *("argparse", "email", "http", "importlib.metadata", "pathlib", "tempfile", "unittest"),
     *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.security", "ottla.sim", "ottla.spark"),
-    *("ottla.node.groups", "ottla.node.txn.transactions", "ottla.records.arrow", "ottla.testing"),
+    *(
+        "ottla.node.api.group_requests",
+        "ottla.node.coordinators.transactions",
+        "ottla.records.arrow",
+        "ottla.testing",
+    ),
 }
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from ottla.metadata.storage import read_meta_properties
+from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.storage import NodeFailed, open_storage
+from ottla.node.storage import open_storage
 from ottla.runtime.runtime import Runtime
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import ottla
 from ottla.client.blocking import Admin
-from ottla.node.storage import NodeFailed
+from ottla.node.config.errors import NodeFailed
 from ottla.runtime import process
 from ottla.testing import local_node
 from ottla.testing.local_node import LocalNode

@@ -85,8 +85,8 @@ def plan_format(
 
 def _config(file: str) -> NodeConfig:
     from ottla.cli.start import Options, UsageError, settings_of
+    from ottla.node.config.errors import ConfigError
     from ottla.node.config.node_config import NodeConfig
-    from ottla.node.config.types import ConfigError
 
     try:
         return NodeConfig(settings_of(Options(file=file)))

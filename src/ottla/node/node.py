@@ -41,15 +41,16 @@ from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.component_settings import producer_config
+from ottla.node.config.errors import NodeFailed
+from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.schema import log_config
-from ottla.node.coordinators import Coordinators
+from ottla.node.coordinators.coordinators import Coordinators
+from ottla.node.coordinators.producer_ids import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.network.endpoints import NodeEndpoints
-from ottla.node.network.listeners import Endpoint
 from ottla.node.network.server import SocketServer
-from ottla.node.storage import NodeFailed, NodeStorage, clean_shutdown_epoch, open_storage
-from ottla.node.txn.producer_ids import ProducerIdManager
+from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
@@ -61,7 +62,7 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
     from ottla.node.api.authorization import Authorizer
-    from ottla.node.txn.transactions import NodeTransactions
+    from ottla.node.coordinators.transactions import NodeTransactions
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import gc
 import logging
 from collections.abc import Callable
 
+from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
-from ottla.node.storage import NodeFailed
 from ottla.runtime import process
 from ottla.runtime.address import Address
 from ottla.runtime.loop import run

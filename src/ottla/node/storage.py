@@ -27,6 +27,7 @@ from ottla.metadata.storage import (
     load_directories,
     read_meta_properties,
 )
+from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import voter_ids
 from ottla.protocol.names import METADATA_PARTITION_DIR, uuid_text
@@ -38,10 +39,6 @@ _log = logging.getLogger(__name__)
 LOCK_FILE: Final = ".lock"
 # What file systems and desktops leave in a directory that counts as empty.
 _IGNORED: Final = frozenset((LOCK_FILE, "lost+found", ".DS_Store"))
-
-
-class NodeFailed(Exception):
-    """The node cannot start or go on; the text is one line for whoever started it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from ottla.protocol.schema import Request, Response
 
 if TYPE_CHECKING:
     from ottla.node.api.dispatch import Dispatcher
+    from ottla.node.config.listeners import Endpoint
     from ottla.node.network.connection import PendingRequest
-    from ottla.node.network.listeners import Endpoint
     from ottla.node.node import Node
     from ottla.protocol.api import Api
     from ottla.protocol.headers import RequestHeader

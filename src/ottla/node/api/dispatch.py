@@ -25,7 +25,7 @@ from ottla.protocol.headers import RequestHeader, encoded_response_parts, respon
 from ottla.protocol.schema import Buffer, Request, Response
 
 if TYPE_CHECKING:
-    from ottla.node.network.listeners import Endpoint
+    from ottla.node.config.listeners import Endpoint
     from ottla.node.node import Node
 
 log = logging.getLogger(__name__)

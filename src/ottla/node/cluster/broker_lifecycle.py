@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.features import supported
 from ottla.node.cluster.controller_channel import ControllerChannel
-from ottla.node.network.listeners import Endpoint, registered
-from ottla.node.storage import NodeFailed
+from ottla.node.config.errors import NodeFailed
+from ottla.node.config.listeners import Endpoint, registered
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from ottla.protocol.messages.broker_registration import (

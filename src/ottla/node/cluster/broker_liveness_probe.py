@@ -17,8 +17,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.image.entities import ListenerEndpoint
+from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.network.connection import ClientConnection
-from ottla.node.network.listeners import SecurityProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.driver.channel import Channel
 from ottla.runtime.address import Address

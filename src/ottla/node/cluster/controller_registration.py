@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.features import supported
-from ottla.node.network.listeners import Endpoint, registered
+from ottla.node.config.listeners import Endpoint, registered
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.controller_registration import (
     ControllerRegistrationRequest,

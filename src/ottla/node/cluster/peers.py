@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.network.listeners import SecurityProtocol
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
 from ottla.runtime.address import Address

@@ -25,8 +25,8 @@ from ottla.node.config.component_settings import (
     quorum_config,
     static_voters,
 )
+from ottla.node.config.listeners import Endpoint
 from ottla.node.config.schema import TableSchema
-from ottla.node.network.listeners import Endpoint
 from ottla.node.network.server import SocketServer
 from ottla.runtime.address import Address
 
@@ -68,7 +68,7 @@ class QuorumMember:
     def decisions(self) -> Dispatcher:
         """Answers what others pass on to the active controller."""
         if self._decisions is None:
-            from ottla.node.network.listeners import SecurityProtocol
+            from ottla.node.config.listeners import SecurityProtocol
 
             name = self._node.config.controller_listener_names[0]
             self._decisions = self._dispatcher(Endpoint(name, SecurityProtocol.PLAINTEXT, "", 0))

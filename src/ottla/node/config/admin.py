@@ -15,10 +15,10 @@ from ottla.metadata.controller.configs import OpType
 from ottla.metadata.controller.state import NO_ERROR, ApiError
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.context import RequestContext
+from ottla.node.config.loggers import LOG4J_LEVELS, ROOT, logger_levels, set_level
 from ottla.node.config.node_config import broker_key
 from ottla.node.config.schema import check_broker_settings
 from ottla.node.config.types import ConfigType
-from ottla.node.loggers import LEVELS, ROOT, logger_levels, set_level
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 
@@ -187,10 +187,10 @@ def _change_loggers(
             )
         if name not in known:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no logger {name}")
-        if operation == OpType.SET and (value or "").upper() not in LEVELS:
+        if operation == OpType.SET and (value or "").upper() not in LOG4J_LEVELS:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{value} is not a log level for {name}; allowed are {', '.join(sorted(LEVELS))}",
+                f"{value} is not a log level for {name}; allowed are {', '.join(sorted(LOG4J_LEVELS))}",
             )
         if operation == OpType.DELETE and name == ROOT:
             raise _invalid("the root logger needs a level; set another one instead of none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ottla.node.config.types import ConfigError
+from ottla.node.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig

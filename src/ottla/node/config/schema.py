@@ -15,10 +15,11 @@ from ottla.log.log_config import LogConfig, field_name
 from ottla.metadata.controller.state import EffectiveConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.describe import ConfigValueSource
+from ottla.node.config.errors import ConfigError
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.config.types import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
+from ottla.node.config.types import ConfigKey, ConfigType, UpdateMode, Value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import TimestampType
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from ottla.node.config.errors import ConfigError
+
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 
 
@@ -41,10 +43,6 @@ class UpdateMode(Enum):
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
     CLUSTER_WIDE = "cluster-wide"
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; the text names it, its value and what is allowed."""
 
 
 class Check(Protocol):

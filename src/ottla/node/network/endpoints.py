@@ -12,9 +12,9 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from ottla.node.network.listeners import Endpoint, SecurityProtocol
+from ottla.node.config.errors import NodeFailed
+from ottla.node.config.listeners import Endpoint, SecurityProtocol
 from ottla.node.network.server import SocketServer
-from ottla.node.storage import NodeFailed
 
 if TYPE_CHECKING:
     from ottla.node.node import Node

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import parse_ip_overrides
 from ottla.node.network.connection import RECEIVE_BYTES, ClientConnection, RequestDispatcher
 from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
-from ottla.node.network.listeners import Endpoint
 from ottla.runtime.network import Listener, Network, SocketOptions, peer_is_done
 
 log = logging.getLogger(__name__)

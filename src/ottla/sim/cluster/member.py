@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ottla.metadata.storage import format_directory
+from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
-from ottla.node.storage import NodeFailed
 from ottla.raft.voters import VoterSet
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime

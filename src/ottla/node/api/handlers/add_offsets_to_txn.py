@@ -16,7 +16,7 @@ from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import AddPartitions
 from ottla.node.api.auto_topics import create_missing
 from ottla.node.api.context import RequestContext
-from ottla.node.txn.transactions import as_known
+from ottla.node.coordinators.transactions import as_known
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse

@@ -11,7 +11,7 @@ from ottla.coordinator.group.requests import DescribeConsumer
 from ottla.coordinator.runtime.shard import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
-from ottla.node.groups import check_group, check_group_id
+from ottla.node.api.group_requests import check_group, check_group_id
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_describe import (

@@ -14,7 +14,7 @@ from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import within_bounds
 from ottla.node.config.describe import ConfigValueSource, ConfigView
-from ottla.node.loggers import logger_levels
+from ottla.node.config.loggers import logger_levels
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (

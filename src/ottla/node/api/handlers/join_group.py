@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
-from ottla.node.groups import check_group, check_group_id, submit
+from ottla.node.api.group_requests import check_group, check_group_id, submit
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 

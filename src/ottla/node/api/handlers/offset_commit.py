@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
-from ottla.node.groups import check_group, existing, merge, submit
+from ottla.node.api.group_requests import check_group, existing, merge, submit
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_commit import (

@@ -41,7 +41,7 @@ from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
 
 if TYPE_CHECKING:
-    from ottla.node.txn.produce_verification import Verification
+    from ottla.node.coordinators.produce_verification import Verification
 
 _LAST_IN_LINE: Final = "produce in line"
 _LENGTH_AT: Final = 8
@@ -256,7 +256,7 @@ class _Appends:
 
     def verify(self, transactional_id: str) -> Awaitable[None] | None:
         """Have the coordinator confirm the request's transaction; None if that is done already."""
-        from ottla.node.txn.produce_verification import Verification
+        from ottla.node.coordinators.produce_verification import Verification
 
         self._verification = verification = Verification(self._context, transactional_id)
         for topic in self._request.topic_data:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.service import answer
 from ottla.log.producers.state_entry import VerificationGuard
 from ottla.node.api.context import RequestContext
-from ottla.node.groups import check_group, check_group_id, existing, merge, request_of
+from ottla.node.api.group_requests import check_group, check_group_id, existing, merge, request_of
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.txn_offset_commit import (

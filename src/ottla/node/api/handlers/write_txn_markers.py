@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Mapping
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.node.api.context import RequestContext
-from ottla.node.txn.marker_sender import Codes
+from ottla.node.coordinators.marker_sender import Codes
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.write_txn_markers import (

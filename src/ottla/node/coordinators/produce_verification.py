@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
-from ottla.node.txn.marker_sender import Codes
+from ottla.node.coordinators.marker_sender import Codes
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final
 from ottla.coordinator.group.service import partition_of
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.runtime.shard import Ticket
-from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
 from ottla.coordinator.transaction.service import TransactionService
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import NO_LEADER
-from ottla.node.config.node_config import NodeConfig
-from ottla.node.txn.marker_sender import Codes, TransactionMarkerSender, by_topic
+from ottla.node.config.coordinator_settings import transaction_config
+from ottla.node.coordinators.marker_sender import Codes, TransactionMarkerSender, by_topic
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -44,17 +43,6 @@ _VERSION_2: Final = 2
 _QUESTION_VERSION: Final = 5
 _FIRST_OFFSETS_THAT_ADD: Final = 5
 _FIRST_OFFSETS_THAT_CAN_ABORT: Final = 4
-
-
-def transaction_config(config: NodeConfig) -> TransactionConfig:
-    number = config.number
-    return TransactionConfig(
-        transactional_id_expiration_ms=number("transactional.id.expiration.ms"),
-        transaction_max_timeout_ms=number("transaction.max.timeout.ms"),
-        abort_timed_out_interval_ms=number("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
-        remove_expired_interval_ms=number("transaction.remove.expired.transaction.cleanup.interval.ms"),
-        two_phase_commit_enabled=config.flag("transaction.two.phase.commit.enable"),
-    )
 
 
 class NodeTransactions:

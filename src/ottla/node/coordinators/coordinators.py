@@ -18,8 +18,8 @@ from ottla.replication.replica_manager import ReplicaChanges
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
+    from ottla.node.coordinators.transactions import NodeTransactions
     from ottla.node.node import Node
-    from ottla.node.txn.transactions import NodeTransactions
 
 
 class Coordinators:
@@ -36,7 +36,7 @@ class Coordinators:
 
     def _make_groups(self) -> GroupService:
         from ottla.coordinator.group.service import GroupService
-        from ottla.node.groups import group_config
+        from ottla.node.config.coordinator_settings import group_config
         from ottla.records.types import Codec
 
         node = self._node
@@ -59,7 +59,7 @@ class Coordinators:
         return self._transactions
 
     def _make_transactions(self) -> NodeTransactions:
-        from ottla.node.txn.transactions import NodeTransactions
+        from ottla.node.coordinators.transactions import NodeTransactions
 
         node = self._node
         transactions = NodeTransactions(node)
@@ -101,11 +101,11 @@ class Coordinators:
     def configure(self) -> None:
         """The node's settings have changed."""
         if self._groups is not None:
-            from ottla.node.groups import group_config
+            from ottla.node.config.coordinator_settings import group_config
 
             self._groups.configure(group_config(self._node.config))
         if self._transactions is not None:
-            from ottla.node.txn.transactions import transaction_config
+            from ottla.node.config.coordinator_settings import transaction_config
 
             self._transactions.service.configure(transaction_config(self._node.config))
 

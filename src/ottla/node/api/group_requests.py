@@ -1,14 +1,12 @@
-"""The node's side of the group coordinator: its settings, and what its handlers have in common."""
+"""What the handlers of group requests have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.service import answer
-from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
@@ -18,27 +16,6 @@ if TYPE_CHECKING:
     from ottla.node.api.context import RequestContext
 
 CommittedTopic = TypeVar("CommittedTopic", OffsetCommitRequestTopic, TxnOffsetCommitRequestTopic)
-
-
-def group_config(config: NodeConfig) -> GroupConfig:
-    number = config.number
-    return GroupConfig(
-        group_min_session_timeout_ms=number("group.min.session.timeout.ms"),
-        group_max_session_timeout_ms=number("group.max.session.timeout.ms"),
-        group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),
-        group_max_size=number("group.max.size"),
-        consumer_session_timeout_ms=number("group.consumer.session.timeout.ms"),
-        consumer_heartbeat_interval_ms=number("group.consumer.heartbeat.interval.ms"),
-        consumer_max_size=number("group.consumer.max.size"),
-        consumer_assignors=config.names("group.consumer.assignors"),
-        consumer_migration_policy=MigrationPolicy(config.text("group.consumer.migration.policy").lower()),
-        consumer_assignment_interval_ms=number("group.consumer.assignment.interval.ms"),
-        consumer_regex_refresh_interval_ms=number("group.consumer.regex.refresh.interval.ms"),
-        offset_metadata_max_bytes=number("offset.metadata.max.bytes"),
-        offsets_retention_ms=number("offsets.retention.minutes") * 60_000,
-        offsets_retention_check_interval_ms=number("offsets.retention.check.interval.ms"),
-        consumer_protocol_enabled="consumer" in config.names("group.coordinator.rebalance.protocols"),
-    )
 
 
 def submit(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeVar
 
-from ottla.node.config.types import ConfigError
+from ottla.node.config.errors import ConfigError
 
 L = TypeVar("L")
 

@@ -1,0 +1,42 @@
+"""The settings of the coordinators, in their own words.
+
+Apart from `component_settings`, as a node imports the coordinators only when the first request needs one.
+"""
+
+from __future__ import annotations
+
+from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
+from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.node.config.node_config import NodeConfig
+
+
+def group_config(config: NodeConfig) -> GroupConfig:
+    number = config.number
+    return GroupConfig(
+        group_min_session_timeout_ms=number("group.min.session.timeout.ms"),
+        group_max_session_timeout_ms=number("group.max.session.timeout.ms"),
+        group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),
+        group_max_size=number("group.max.size"),
+        consumer_session_timeout_ms=number("group.consumer.session.timeout.ms"),
+        consumer_heartbeat_interval_ms=number("group.consumer.heartbeat.interval.ms"),
+        consumer_max_size=number("group.consumer.max.size"),
+        consumer_assignors=config.names("group.consumer.assignors"),
+        consumer_migration_policy=MigrationPolicy(config.text("group.consumer.migration.policy").lower()),
+        consumer_assignment_interval_ms=number("group.consumer.assignment.interval.ms"),
+        consumer_regex_refresh_interval_ms=number("group.consumer.regex.refresh.interval.ms"),
+        offset_metadata_max_bytes=number("offset.metadata.max.bytes"),
+        offsets_retention_ms=number("offsets.retention.minutes") * 60_000,
+        offsets_retention_check_interval_ms=number("offsets.retention.check.interval.ms"),
+        consumer_protocol_enabled="consumer" in config.names("group.coordinator.rebalance.protocols"),
+    )
+
+
+def transaction_config(config: NodeConfig) -> TransactionConfig:
+    number = config.number
+    return TransactionConfig(
+        transactional_id_expiration_ms=number("transactional.id.expiration.ms"),
+        transaction_max_timeout_ms=number("transaction.max.timeout.ms"),
+        abort_timed_out_interval_ms=number("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
+        remove_expired_interval_ms=number("transaction.remove.expired.transaction.cleanup.interval.ms"),
+        two_phase_commit_enabled=config.flag("transaction.two.phase.commit.enable"),
+    )

@@ -18,8 +18,7 @@ from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitKey, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.replication.partition import Partition
-from ottla.replication.types import FetchFrom, Isolation, IsrProposal
+from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition, PendingPartitionChange
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
@@ -137,7 +136,7 @@ class EngineLab:
             TP, LogConfig(cleanup_policy=frozenset({"compact"})), topic_id=b"t" * 16
         )
         self.partition = Partition(TP, b"t" * 16, log, 0, self)
-        self.partition.become_leader(self._registration(), clock.wall_ms())
+        self.partition.make_leader(self._registration(), clock.wall_ms())
         self.engine: Engine[Numbers] = Engine(
             RECORDS,
             self._machine,
@@ -187,12 +186,12 @@ class EngineLab:
 
     async def reelect(self) -> None:
         self.epoch += 1
-        self.partition.become_leader(self._registration(), self.clock.wall_ms())
+        self.partition.make_leader(self._registration(), self.clock.wall_ms())
         await self.load()
 
-    def shrink_isr(self) -> None:
+    def maybe_shrink_isr(self) -> None:
         """The controller says that only the leader is in sync."""
-        self.partition.become_leader(self._registration(isr=(0,)), self.clock.wall_ms())
+        self.partition.make_leader(self._registration(isr=(0,)), self.clock.wall_ms())
 
     @property
     def machine(self) -> Numbers:
@@ -204,22 +203,22 @@ class EngineLab:
     def replicate(self) -> None:
         """The follower catches up with the leader's log."""
         end = self.partition.log.log_end_offset
-        self.partition.fetch(
+        self.partition.fetch_records(
             end,
             1,
-            isolation=Isolation.LOG_END,
+            isolation=FetchIsolation.LOG_END,
             now_ms=self.clock.wall_ms(),
             current_leader_epoch=self.partition.leader_epoch,
-            follower=FetchFrom(1, 0, -1),
+            follower=FollowerFetch(1, 0, -1),
         )
 
     # As the partition's listener
 
-    def partition_progressed(self, partition: Partition) -> None:
+    def on_partition_progress(self, partition: Partition) -> None:
         if hasattr(self, "engine"):
             self.engine.progressed(0)
 
-    def isr_proposed(self, partition: Partition, proposal: IsrProposal) -> None: ...
+    def submit_alter_partition(self, partition: Partition, proposal: PendingPartitionChange) -> None: ...
 
-    def may_join_isr(self, broker: int, broker_epoch: int | None) -> bool:
+    def is_replica_isr_eligible(self, broker: int, broker_epoch: int | None) -> bool:
         return True

@@ -96,7 +96,7 @@ async def test_too_few_replicas_mean_that_the_coordinator_is_not_available() -> 
     lab = await EngineLab.open(replicas=(0, 1))
     config = lab.partition.log.config
     lab.partition.log.update_config(type(config)(min_insync_replicas=2))
-    lab.shrink_isr()
+    lab.maybe_shrink_isr()
     assert code(lab.put(a=1)) is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
@@ -177,7 +177,7 @@ async def test_a_marker_waits_for_the_replicas() -> None:
 async def test_records_of_the_future_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     lab = await EngineLab.open()
     lab.put(a=1)
-    lab.partition.append(build_batch([(0, b"\x7f\x00future", b"?")]), now_ms=0)
+    lab.partition.append_records_to_leader(build_batch([(0, b"\x7f\x00future", b"?")]), now_ms=0)
     with caplog.at_level(logging.WARNING):
         await lab.reelect()
     assert lab.machine.numbers == {"a": 1}
@@ -190,7 +190,7 @@ async def test_a_record_that_cannot_be_read_fails_the_load_and_names_its_offset(
     lab = await EngineLab.open()
     lab.put(a=1)
     key = encode_key(OffsetCommitKey(group="g", topic="t", partition=0))
-    lab.partition.append(build_batch([(0, key, b"\x00\x03rubbish")]), now_ms=0)
+    lab.partition.append_records_to_leader(build_batch([(0, key, b"\x00\x03rubbish")]), now_ms=0)
     with caplog.at_level(logging.ERROR):
         await lab.reelect()
     assert "__consumer_offsets-0: the record at offset 1 cannot be read" in caplog.text

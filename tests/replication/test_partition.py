@@ -10,10 +10,10 @@ from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch
-from ottla.replication.types import EpochEndOffset, Isolation
+from ottla.replication.partition import EpochEndOffset, FetchIsolation
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
-from tests.replication.world import Leader, registration
+from tests.replication.partition_lab import PartitionLab, registration
 
 
 def refused_with(code: ErrorCode, error: pytest.ExceptionInfo[KafkaError]) -> bool:
@@ -22,13 +22,13 @@ def refused_with(code: ErrorCode, error: pytest.ExceptionInfo[KafkaError]) -> bo
 
 class TestAlone:
     def test_a_record_is_committed_as_soon_as_it_is_appended(self) -> None:
-        leader = Leader()
+        leader = PartitionLab()
         required = leader.produce(3)
         assert leader.high_watermark == required == 3
-        assert leader.partition.replicated(required) is ErrorCode.NONE
+        assert leader.partition.check_enough_replicas_reach_offset(required) is ErrorCode.NONE
 
     def test_consumers_read_up_to_the_high_watermark(self) -> None:
-        leader = Leader()
+        leader = PartitionLab()
         leader.produce(2)
         fetched = leader.consume()
         assert [header.count for _, header in iter_batches(fetched.records)] == [2]
@@ -36,89 +36,89 @@ class TestAlone:
         assert leader.consume(2).records == b""
 
     def test_an_offset_beyond_the_end_is_out_of_range(self) -> None:
-        leader = Leader()
+        leader = PartitionLab()
         leader.produce(2)
         with pytest.raises(KafkaError) as error:
             leader.consume(3)
         assert refused_with(ErrorCode.OFFSET_OUT_OF_RANGE, error)
 
     def test_min_insync_replicas_above_the_replication_factor_counts_as_all_of_them(self) -> None:
-        leader = Leader(config=LogConfig(min_insync_replicas=3))
-        assert leader.partition.replicated(leader.produce()) is ErrorCode.NONE
+        leader = PartitionLab(config=LogConfig(min_insync_replicas=3))
+        assert leader.partition.check_enough_replicas_reach_offset(leader.produce()) is ErrorCode.NONE
 
     def test_delete_records_moves_the_log_start(self) -> None:
-        leader = Leader()
+        leader = PartitionLab()
         leader.produce(5)
-        assert leader.partition.delete_records(3) == 3
+        assert leader.partition.delete_records_on_leader(3) == 3
         assert leader.partition.low_watermark == 3
         with pytest.raises(KafkaError) as error:
             leader.consume(2)
         assert refused_with(ErrorCode.OFFSET_OUT_OF_RANGE, error)
-        assert leader.partition.delete_records(-1) == 5
+        assert leader.partition.delete_records_on_leader(-1) == 5
         for offset in (6, -2):
             with pytest.raises(KafkaError) as error:
-                leader.partition.delete_records(offset)
+                leader.partition.delete_records_on_leader(offset)
             assert refused_with(ErrorCode.OFFSET_OUT_OF_RANGE, error)
 
     def test_records_of_a_compacted_topic_are_not_deleted(self) -> None:
-        leader = Leader(config=LogConfig(cleanup_policy=frozenset({"compact"})))
+        leader = PartitionLab(config=LogConfig(cleanup_policy=frozenset({"compact"})))
         with pytest.raises(KafkaError) as error:
-            leader.partition.delete_records(-1)
+            leader.partition.delete_records_on_leader(-1)
         assert refused_with(ErrorCode.POLICY_VIOLATION, error)
 
 
 class TestEpochs:
     def test_requests_of_another_leader_epoch_are_refused(self) -> None:
-        leader = Leader(lead=False)
-        leader.partition.become_leader(registration(leader_epoch=5, partition_epoch=7), leader.now_ms)
+        leader = PartitionLab(lead=False)
+        leader.partition.make_leader(registration(leader_epoch=5, partition_epoch=7), leader.now_ms)
         for epoch, code in ((4, ErrorCode.FENCED_LEADER_EPOCH), (6, ErrorCode.UNKNOWN_LEADER_EPOCH)):
             with pytest.raises(KafkaError) as error:
-                leader.partition.fetch(
-                    0, 100, isolation=Isolation.HIGH_WATERMARK, now_ms=0, current_leader_epoch=epoch
+                leader.partition.fetch_records(
+                    0, 100, isolation=FetchIsolation.HIGH_WATERMARK, now_ms=0, current_leader_epoch=epoch
                 )
             assert refused_with(code, error)
         leader.partition.check_leader(5)
         leader.partition.check_leader(-1)
 
     def test_a_follower_neither_takes_nor_serves_records(self) -> None:
-        leader = Leader(replicas=(0, 1))
-        leader.partition.become_follower(
+        leader = PartitionLab(replicas=(0, 1))
+        leader.partition.make_follower(
             registration(replicas=(0, 1), leader=1, leader_epoch=1, partition_epoch=1)
         )
         for attempt in (leader.produce, leader.consume):
             with pytest.raises(KafkaError) as error:
                 attempt()
             assert refused_with(ErrorCode.NOT_LEADER_OR_FOLLOWER, error)
-        assert leader.partition.replicated(0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert leader.partition.check_enough_replicas_reach_offset(0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def test_news_that_is_older_than_what_is_known_is_ignored(self) -> None:
-        leader = Leader()
-        leader.partition.become_leader(registration(leader_epoch=2, partition_epoch=4), leader.now_ms)
-        assert not leader.partition.become_follower(registration(leader=1, leader_epoch=1, partition_epoch=3))
+        leader = PartitionLab()
+        leader.partition.make_leader(registration(leader_epoch=2, partition_epoch=4), leader.now_ms)
+        assert not leader.partition.make_follower(registration(leader=1, leader_epoch=1, partition_epoch=3))
         assert leader.partition.is_leader
         assert leader.partition.leader_epoch == 2
 
     def test_each_leader_epoch_begins_where_the_log_ended(self) -> None:
-        leader = Leader()
+        leader = PartitionLab()
         leader.produce(3)
-        leader.partition.become_leader(registration(leader_epoch=1, partition_epoch=1), leader.now_ms)
+        leader.partition.make_leader(registration(leader_epoch=1, partition_epoch=1), leader.now_ms)
         leader.produce(2)
-        assert leader.partition.offset_for_leader_epoch(0) == EpochEndOffset(0, 3)
-        assert leader.partition.offset_for_leader_epoch(1) == EpochEndOffset(1, 5)
-        assert leader.partition.offset_for_leader_epoch(9).is_unknown
+        assert leader.partition.last_offset_for_leader_epoch(0) == EpochEndOffset(0, 3)
+        assert leader.partition.last_offset_for_leader_epoch(1) == EpochEndOffset(1, 5)
+        assert leader.partition.last_offset_for_leader_epoch(9).is_unknown
 
     def test_a_reader_that_saw_another_history_is_told_where_it_diverges(self) -> None:
-        leader = Leader()
+        leader = PartitionLab()
         leader.produce(3)
-        leader.partition.become_leader(registration(leader_epoch=2, partition_epoch=1), leader.now_ms)
+        leader.partition.make_leader(registration(leader_epoch=2, partition_epoch=1), leader.now_ms)
         leader.produce(2)
-        fetched = leader.partition.fetch(
-            4, 1000, isolation=Isolation.HIGH_WATERMARK, now_ms=0, last_fetched_epoch=1
+        fetched = leader.partition.fetch_records(
+            4, 1000, isolation=FetchIsolation.HIGH_WATERMARK, now_ms=0, last_fetched_epoch=1
         )
         assert fetched.diverging_epoch == EpochEndOffset(0, 3)
         assert fetched.records == b""
-        agreed = leader.partition.fetch(
-            4, 1000, isolation=Isolation.HIGH_WATERMARK, now_ms=0, last_fetched_epoch=2
+        agreed = leader.partition.fetch_records(
+            4, 1000, isolation=FetchIsolation.HIGH_WATERMARK, now_ms=0, last_fetched_epoch=2
         )
         assert agreed.diverging_epoch is None
         assert agreed.records
@@ -126,33 +126,33 @@ class TestEpochs:
 
 class TestReplicated:
     def test_the_high_watermark_waits_for_the_in_sync_set(self) -> None:
-        leader = Leader(replicas=(0, 1, 2))
+        leader = PartitionLab(replicas=(0, 1, 2))
         required = leader.produce(4)
         assert leader.high_watermark == 0
-        assert leader.partition.replicated(required) is None
+        assert leader.partition.check_enough_replicas_reach_offset(required) is None
         leader.follow(1, 4)
         assert leader.high_watermark == 0
         leader.follow(2, 3)
         assert leader.high_watermark == 3
         leader.follow(2, 4)
         assert leader.high_watermark == 4
-        assert leader.partition.replicated(required) is ErrorCode.NONE
+        assert leader.partition.check_enough_replicas_reach_offset(required) is ErrorCode.NONE
 
     def test_consumers_do_not_see_what_is_not_committed(self) -> None:
-        leader = Leader(replicas=(0, 1))
+        leader = PartitionLab(replicas=(0, 1))
         leader.produce(2)
         assert leader.consume().records == b""
         assert leader.follow(1, 0).records != b""
 
     def test_a_replica_outside_the_in_sync_set_is_not_waited_for(self) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         assert leader.high_watermark == 0
         leader.produce(2)
         assert leader.high_watermark == 2
 
     def test_acks_all_needs_min_insync_replicas_before_the_append(self) -> None:
-        leader = Leader(replicas=(0, 1, 2), isr=(0,), config=LogConfig(min_insync_replicas=2))
+        leader = PartitionLab(replicas=(0, 1, 2), isr=(0,), config=LogConfig(min_insync_replicas=2))
         with pytest.raises(KafkaError) as error:
             leader.produce(acks=-1)
         assert refused_with(ErrorCode.NOT_ENOUGH_REPLICAS, error)
@@ -162,18 +162,21 @@ class TestReplicated:
         assert leader.high_watermark == 0, "nothing is committed by fewer than min.insync.replicas"
 
     def test_a_set_that_shrank_after_the_append_is_told(self) -> None:
-        leader = Leader(replicas=(0, 1, 2), config=LogConfig(min_insync_replicas=2))
+        leader = PartitionLab(replicas=(0, 1, 2), config=LogConfig(min_insync_replicas=2))
         required = leader.produce(2)
         leader.follow(1, 2)
         leader.follow(2, 2)
         assert leader.high_watermark == 2
-        leader.partition.become_leader(
+        leader.partition.make_leader(
             registration(replicas=(0, 1, 2), isr=(0,), partition_epoch=1), leader.now_ms
         )
-        assert leader.partition.replicated(required) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        assert (
+            leader.partition.check_enough_replicas_reach_offset(required)
+            is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        )
 
     def test_a_broker_that_is_no_replica_is_refused(self) -> None:
-        leader = Leader(replicas=(0, 1))
+        leader = PartitionLab(replicas=(0, 1))
         with pytest.raises(KafkaError) as error:
             leader.follow(7, 0)
         assert refused_with(ErrorCode.UNKNOWN_LEADER_EPOCH, error)
@@ -181,7 +184,7 @@ class TestReplicated:
 
 class TestInSyncSet:
     def test_a_follower_that_caught_up_is_proposed_and_counts_at_once(self) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         leader.produce(3)
         leader.follow(1, 0)
@@ -197,7 +200,7 @@ class TestInSyncSet:
         assert leader.high_watermark == required
 
     def test_a_newcomer_that_the_controller_refuses_is_no_longer_waited_for(self) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         leader.follow(1, 0)
         leader.ineligible.add(1)
@@ -206,16 +209,16 @@ class TestInSyncSet:
         assert leader.high_watermark == required
 
     def test_a_fenced_broker_is_not_proposed(self) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.ineligible.add(1)
         leader.follow(1, 0)
         assert leader.proposals == []
 
     def test_a_follower_below_the_start_of_the_epoch_is_not_proposed(self) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         leader.produce(5)
-        leader.partition.become_leader(
+        leader.partition.make_leader(
             registration(replicas=(0, 1), isr=(0,), leader_epoch=1, partition_epoch=1), leader.now_ms
         )
         leader.follow(1, 4)
@@ -224,10 +227,10 @@ class TestInSyncSet:
         assert len(leader.proposals) == 1
 
     def test_a_silent_follower_is_dropped_only_when_the_controller_agrees(self) -> None:
-        leader = Leader(replicas=(0, 1))
+        leader = PartitionLab(replicas=(0, 1))
         required = leader.produce()
         leader.clock.advance_ms(30_001)
-        leader.partition.shrink_isr(leader.now_ms)
+        leader.partition.maybe_shrink_isr(leader.now_ms)
         [proposal] = leader.proposals
         assert proposal.isr == (0,)
         assert leader.high_watermark == 0
@@ -235,16 +238,16 @@ class TestInSyncSet:
         assert leader.high_watermark == required
 
     def test_a_follower_that_is_one_fetch_behind_a_busy_leader_stays_in_sync(self) -> None:
-        leader = Leader(replicas=(0, 1))
+        leader = PartitionLab(replicas=(0, 1))
         for offset in range(20):
             leader.produce()
             leader.clock.advance_ms(10_000)
             leader.follow(1, offset)
-        leader.partition.shrink_isr(leader.now_ms)
+        leader.partition.maybe_shrink_isr(leader.now_ms)
         assert leader.proposals == []
 
     def test_one_proposal_at_a_time(self) -> None:
-        leader = Leader(replicas=(0, 1, 2), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1, 2), isr=(0,))
         leader.follow(1, 0)
         leader.follow(2, 0)
         assert [proposal.isr for proposal in leader.proposals] == [(0, 1)]
@@ -253,13 +256,13 @@ class TestInSyncSet:
         assert [proposal.isr for proposal in leader.proposals] == [(0, 1), (0, 1, 2)]
 
     def test_an_answer_from_before_an_election_is_ignored(self) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.follow(1, 0)
         proposal = leader.proposals[-1]
-        leader.partition.become_leader(
+        leader.partition.make_leader(
             registration(replicas=(0, 1), isr=(0,), leader_epoch=1, partition_epoch=1), leader.now_ms
         )
-        leader.partition.isr_altered(proposal, (0, 1), 0, 1, leader.now_ms)
+        leader.partition.handle_alter_partition_update(proposal, (0, 1), 0, 1, leader.now_ms)
         assert leader.partition.isr == {0}
 
     @pytest.mark.parametrize(
@@ -272,32 +275,32 @@ class TestInSyncSet:
         ],
     )
     def test_what_a_refusal_means(self, error: ErrorCode, again: bool) -> None:
-        leader = Leader(replicas=(0, 1), isr=(0,))
+        leader = PartitionLab(replicas=(0, 1), isr=(0,))
         leader.follow(1, 0)
         assert leader.refuse(error) is again
-        assert leader.partition.pending_proposal is not None
+        assert leader.partition.pending_change is not None
 
 
 class TestFollower:
     def test_a_follower_takes_the_leaders_batches_and_its_high_watermark(self) -> None:
-        leader = Leader(replicas=(0, 1))
+        leader = PartitionLab(replicas=(0, 1))
         leader.produce(3)
         records = leader.follow(1, 0).records
-        follower = Leader(lead=False)
-        follower.partition.become_follower(registration(replicas=(0, 1), leader=1))
-        follower.partition.append_as_follower(records, 0, now_ms=0)
+        follower = PartitionLab(lead=False)
+        follower.partition.make_follower(registration(replicas=(0, 1), leader=1))
+        follower.partition.append_records_to_follower(records, 0, now_ms=0)
         assert follower.log.log_end_offset == 3
-        follower.partition.followed(2, 0)
+        follower.partition.follow_leader_offsets(2, 0)
         assert follower.high_watermark == 2
-        follower.partition.followed(9, 1)
+        follower.partition.follow_leader_offsets(9, 1)
         assert (follower.high_watermark, follower.log.log_start_offset) == (3, 1)
 
     def test_low_watermark_is_that_of_the_slowest_live_replica(self) -> None:
-        leader = Leader(replicas=(0, 1, 2))
+        leader = PartitionLab(replicas=(0, 1, 2))
         leader.produce(5)
         for broker in (1, 2):
             leader.follow(broker, 5)
-        leader.partition.delete_records(4)
+        leader.partition.delete_records_on_leader(4)
         assert leader.partition.low_watermark == 0
         leader.follow(1, 5, log_start=4)
         leader.ineligible.add(2)
@@ -305,7 +308,7 @@ class TestFollower:
 
 
 def test_resigning_wakes_those_who_wait() -> None:
-    leader = Leader()
+    leader = PartitionLab()
     before = leader.progress
     leader.partition.resign()
     assert leader.progress == before + 1
@@ -315,7 +318,7 @@ def test_resigning_wakes_those_who_wait() -> None:
 
 
 def test_what_follows_on_a_batch_that_found_no_room_is_refused_for_the_same_reason() -> None:
-    leader = Leader()
+    leader = PartitionLab()
     disk = leader.log.directory.disk
     assert isinstance(disk, SimDisk)
 
@@ -324,7 +327,7 @@ def test_what_follows_on_a_batch_that_found_no_room_is_refused_for_the_same_reas
             [(leader.now_ms, None, b"record")], producer_id=7, producer_epoch=0, base_sequence=sequence
         )
         try:
-            leader.partition.append(written, now_ms=leader.now_ms)
+            leader.partition.append_records_to_leader(written, now_ms=leader.now_ms)
         except KafkaError as error:
             return error.code
         return None

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_batches
-from ottla.replication.types import Isolation
-from tests.replication.world import Leader, registration
+from ottla.replication.partition import FetchIsolation
+from tests.replication.partition_lab import PartitionLab, registration
 
 REPLICAS = (0, 1, 2)
 followers = st.sampled_from([1, 2])
@@ -20,7 +20,7 @@ followers = st.sampled_from([1, 2])
 class LeadersLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.leader = Leader(replicas=REPLICAS, config=LogConfig(min_insync_replicas=2))
+        self.leader = PartitionLab(replicas=REPLICAS, config=LogConfig(min_insync_replicas=2))
         self.followers = dict.fromkeys((1, 2), 0)  # what each really has
         self.high_watermark = 0
         self.acknowledged: list[int] = []  # end offsets of produces that acks=all confirmed
@@ -46,11 +46,11 @@ class LeadersLife(RuleBasedStateMachine):
     @rule(ms=st.integers(1, 40_000))
     def time_passes(self, ms: int) -> None:
         self.leader.clock.advance_ms(ms)
-        self.leader.partition.shrink_isr(self.leader.now_ms)
+        self.leader.partition.maybe_shrink_isr(self.leader.now_ms)
 
     @rule(agree=st.booleans())
     def controller_answers(self, agree: bool) -> None:
-        proposal = self.leader.partition.pending_proposal
+        proposal = self.leader.partition.pending_change
         if proposal is None:
             return
         if agree:
@@ -71,7 +71,7 @@ class LeadersLife(RuleBasedStateMachine):
             leader_epoch=partition.leader_epoch + 1,
             partition_epoch=partition.partition_epoch + 1,
         )
-        partition.become_leader(new, self.leader.now_ms)
+        partition.make_leader(new, self.leader.now_ms)
 
     @invariant()
     def the_high_watermark_never_goes_back_nor_past_the_log(self) -> None:
@@ -86,7 +86,7 @@ class LeadersLife(RuleBasedStateMachine):
     @invariant()
     def what_was_acknowledged_stays_committed(self) -> None:
         for required in list(self.waiting):
-            outcome = self.leader.partition.replicated(required)
+            outcome = self.leader.partition.check_enough_replicas_reach_offset(required)
             if outcome is ErrorCode.NONE:
                 self.waiting.remove(required)
                 self.acknowledged.append(required)
@@ -94,7 +94,7 @@ class LeadersLife(RuleBasedStateMachine):
 
     @invariant()
     def consumers_see_nothing_above_the_high_watermark(self) -> None:
-        fetched = self.leader.consume(0, Isolation.HIGH_WATERMARK)
+        fetched = self.leader.consume(0, FetchIsolation.HIGH_WATERMARK)
         ends = [header.next_offset for _, header in iter_batches(fetched.records)]
         assert all(end <= self.leader.high_watermark for end in ends)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.replication.purgatory import Purgatory
+from ottla.replication.purgatory import DelayedOperationPurgatory
 
 LONG_MS = 60_000
 
@@ -19,13 +19,13 @@ async def settle() -> None:
 
 
 async def test_who_need_not_wait_does_not() -> None:
-    purgatory = Purgatory()
+    purgatory = DelayedOperationPurgatory()
     assert await purgatory.wait(["a"], lambda: True, LONG_MS)
     assert len(purgatory) == 0
 
 
 async def test_a_waiter_leaves_when_its_condition_holds() -> None:
-    purgatory = Purgatory()
+    purgatory = DelayedOperationPurgatory()
     bytes_there = 0
     waiting = asyncio.ensure_future(purgatory.wait(["a", "b"], lambda: bytes_there >= 10, LONG_MS))
     await settle()
@@ -41,7 +41,7 @@ async def test_a_waiter_leaves_when_its_condition_holds() -> None:
 
 
 async def test_a_condition_is_looked_at_once_a_turn_however_often_things_moved() -> None:
-    purgatory = Purgatory()
+    purgatory = DelayedOperationPurgatory()
     looks = 0
 
     def condition() -> bool:
@@ -63,14 +63,14 @@ async def test_a_condition_is_looked_at_once_a_turn_however_often_things_moved()
 
 
 async def test_time_runs_out() -> None:
-    purgatory = Purgatory()
+    purgatory = DelayedOperationPurgatory()
     assert not await purgatory.wait(["a"], lambda: False, 1)
     assert not await purgatory.wait(["a"], lambda: False, 0)
     assert len(purgatory) == 0
 
 
 async def test_what_a_condition_raises_reaches_the_waiter() -> None:
-    purgatory = Purgatory()
+    purgatory = DelayedOperationPurgatory()
     failed = False
 
     def condition() -> bool:
@@ -88,7 +88,7 @@ async def test_what_a_condition_raises_reaches_the_waiter() -> None:
 
 
 async def test_more_than_the_allowed_number_does_not_wait() -> None:
-    purgatory = Purgatory(max_waiters=2)
+    purgatory = DelayedOperationPurgatory(max_waiters=2)
     waiting = [asyncio.ensure_future(purgatory.wait(["a"], lambda: False, LONG_MS)) for _ in range(2)]
     await settle()
     assert not await purgatory.wait(["a"], lambda: False, LONG_MS)
@@ -99,6 +99,6 @@ async def test_more_than_the_allowed_number_does_not_wait() -> None:
 
 
 async def test_a_partition_that_nobody_watches_costs_nothing() -> None:
-    purgatory = Purgatory()
+    purgatory = DelayedOperationPurgatory()
     purgatory.moved("nobody")
     assert len(purgatory) == 0

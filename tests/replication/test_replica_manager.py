@@ -23,7 +23,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.sim.disk import SimDisk
 from tests.metadata.world import World
-from tests.replication.world import batch, log_manager
+from tests.replication.partition_lab import batch, log_manager
 
 
 class Broker:
@@ -101,7 +101,7 @@ async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
     broker.catch_up()
     tp = TopicPartition("orders", 0)
     old = broker.replicas.partition(tp)
-    old.append(batch(3, 0), now_ms=0)
+    old.append_records_to_leader(batch(3, 0), now_ms=0)
     delete(world, "orders")
     world.create("orders", partitions=1, replicas=1)
     broker.catch_up()
@@ -110,9 +110,9 @@ async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
     assert new.log.log_end_offset == 0
     assert not old.is_leader
     with pytest.raises(KafkaError) as error:
-        broker.replicas.partition_of_id(old.topic_id, 0)
+        broker.replicas.partition_by_id(old.topic_id, 0)
     assert error.value.code is ErrorCode.UNKNOWN_TOPIC_ID
-    assert broker.replicas.partition_of_id(new.topic_id, 0) is new
+    assert broker.replicas.partition_by_id(new.topic_id, 0) is new
 
 
 async def test_many_new_logs_are_made_before_their_delta_is_followed() -> None:
@@ -222,7 +222,7 @@ async def test_after_a_restart_the_logs_are_taken_up_with_their_records() -> Non
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
     broker.catch_up()
-    broker.replicas.partition(TopicPartition("orders", 0)).append(batch(7, 0), now_ms=0)
+    broker.replicas.partition(TopicPartition("orders", 0)).append_records_to_leader(batch(7, 0), now_ms=0)
     await broker.logs.shutdown()
     again = Broker(world, broker.disk)
     changes = await again.start()

@@ -296,7 +296,7 @@ class Node:
             logs,
             self.topic_config,
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
-            alter_isr=self.replication.propose,
+            submit_change=self.replication.propose,
         )
         changes = self.replicas.start(self.image, self.now_ms())
         self.replicas.refresh_configs()

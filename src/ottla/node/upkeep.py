@@ -154,7 +154,7 @@ class Upkeep:
         await self._node.logs.remove_deleted(self._node.now_ms())
 
     async def _shrink_isrs(self) -> None:
-        self._node.replicas.shrink_isrs(self._node.now_ms())
+        self._node.replicas.maybe_shrink_isrs(self._node.now_ms())
 
     async def _retry_offline(self) -> None:
         """A log that could not be made for lack of room may have some by now."""
@@ -177,7 +177,7 @@ class Upkeep:
         monotonic_ms = node.runtime.clock.monotonic_ns() // 1_000_000
         if monotonic_ms - self._stepped_aside_ms < _STEP_ASIDE_EVERY_MS:
             return
-        if node.replicas.refuses_what_others_could_take(node.now_ms() - _LACK_PATIENCE_MS):
+        if node.replicas.rejects_what_others_could_take(node.now_ms() - _LACK_PATIENCE_MS):
             _log.warning(
                 "a log has had no room for %d ms: this broker steps aside until there is some",
                 _LACK_PATIENCE_MS,

@@ -2,7 +2,7 @@
 
 Proposals that come while one request is on its way go together in the next, the newest of a partition
 alone. The answer goes to the partition, which knows whether it still counts; what the controller could not
-look at now is sent again. Invariant: at most one request is under way, so a controller sees the proposals of
+look at now is sent again. Invariant: at most one request is under way, so a controller sees the changes of
 a broker in their order.
 """
 
@@ -23,8 +23,7 @@ from ottla.protocol.messages.alter_partition import (
     BrokerState,
 )
 from ottla.protocol.names import TopicPartition
-from ottla.replication.partition import Partition
-from ottla.replication.types import IsrProposal
+from ottla.replication.partition import Partition, PendingPartitionChange
 from ottla.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 RETRY_MS: Final = 50
 
 
-class IsrChanges:
+class AlterPartitionManager:
     def __init__(
         self,
         broker_id: int,
@@ -45,11 +44,11 @@ class IsrChanges:
         self._broker_epoch: Final = broker_epoch
         self._ask: Final = ask
         self._clock: Final = clock
-        self._waiting: dict[TopicPartition, tuple[Partition, IsrProposal]] = {}
+        self._waiting: dict[TopicPartition, tuple[Partition, PendingPartitionChange]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def propose(self, partition: Partition, proposal: IsrProposal) -> None:
-        self._waiting[partition.topic_partition] = (partition, proposal)
+    def submit(self, partition: Partition, change: PendingPartitionChange) -> None:
+        self._waiting[partition.topic_partition] = (partition, change)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._send_all(), name="in-sync sets")
 
@@ -71,14 +70,14 @@ class IsrChanges:
             self._task = None
 
     async def _send(
-        self, sent: dict[TopicPartition, tuple[Partition, IsrProposal]]
-    ) -> dict[TopicPartition, tuple[Partition, IsrProposal]]:
+        self, sent: dict[TopicPartition, tuple[Partition, PendingPartitionChange]]
+    ) -> dict[TopicPartition, tuple[Partition, PendingPartitionChange]]:
         """Ask for these; what is to be sent again."""
-        current = {tp: each for tp, each in sent.items() if each[0].pending_proposal is each[1]}
+        current = {tp: each for tp, each in sent.items() if each[0].pending_change is each[1]}
         if not current:
             return {}
         try:
-            response = await self._ask(self._request([proposal for _, proposal in current.values()]))
+            response = await self._ask(self._request([change for _, change in current.values()]))
         except OSError as error:
             _log.info("the controller could not be asked for in-sync sets: %s", error)
             return current
@@ -92,37 +91,42 @@ class IsrChanges:
             for answer in topic.partitions
         }
         again = {}
-        for tp, (partition, proposal) in current.items():
-            found = answers.get((proposal.topic_id, tp.partition))
-            if found is None or self._answered(partition, proposal, found):
-                again[tp] = (partition, proposal)
+        for tp, (partition, change) in current.items():
+            found = answers.get((change.topic_id, tp.partition))
+            if found is None or self._answered(partition, change, found):
+                again[tp] = (partition, change)
         return again
 
     def _answered(
-        self, partition: Partition, proposal: IsrProposal, answer: AlterPartitionResponsePartitionData
+        self,
+        partition: Partition,
+        change: PendingPartitionChange,
+        answer: AlterPartitionResponsePartitionData,
     ) -> bool:
-        """Tell the partition; True if the proposal is to be sent again."""
+        """Tell the partition; True if the change is to be sent again."""
         if answer.error_code != ErrorCode.NONE:
-            return partition.isr_refused(proposal, ErrorCode(answer.error_code))
+            return partition.handle_alter_partition_error(change, ErrorCode(answer.error_code))
         now = self._clock.wall_ms()
-        partition.isr_altered(proposal, answer.isr, answer.leader_epoch, answer.partition_epoch, now)
+        partition.handle_alter_partition_update(
+            change, answer.isr, answer.leader_epoch, answer.partition_epoch, now
+        )
         return False
 
-    def _request(self, proposals: list[IsrProposal]) -> AlterPartitionRequest:
+    def _request(self, changes: list[PendingPartitionChange]) -> AlterPartitionRequest:
         topics: dict[bytes, AlterPartitionRequestTopicData] = {}
-        for proposal in proposals:
+        for change in changes:
             topic = topics.setdefault(
-                proposal.topic_id, AlterPartitionRequestTopicData(topic_id=proposal.topic_id)
+                change.topic_id, AlterPartitionRequestTopicData(topic_id=change.topic_id)
             )
             topic.partitions.append(
                 AlterPartitionRequestPartitionData(
-                    partition_index=proposal.partition.partition,
-                    leader_epoch=proposal.leader_epoch,
+                    partition_index=change.partition.partition,
+                    leader_epoch=change.leader_epoch,
                     new_isr_with_epochs=[
                         BrokerState(broker_id=id, broker_epoch=epoch)
-                        for id, epoch in zip(proposal.isr, proposal.broker_epochs, strict=True)
+                        for id, epoch in zip(change.isr, change.broker_epochs, strict=True)
                     ],
-                    partition_epoch=proposal.partition_epoch,
+                    partition_epoch=change.partition_epoch,
                 )
             )
         return AlterPartitionRequest(

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.replication.partition import Partition
-from ottla.replication.types import NO_EPOCH, Isolation
+from ottla.replication.partition import NO_EPOCH, FetchIsolation, Partition
 from ottla.runtime.disk import waiting
 
 LATEST: Final = -1
@@ -31,11 +30,11 @@ class ListedOffset(NamedTuple):
     leader_epoch: int
 
 
-def list_offset(
+def fetch_offset_for_timestamp(
     partition: Partition,
     timestamp: int,
     *,
-    isolation: Isolation = Isolation.HIGH_WATERMARK,
+    isolation: FetchIsolation = FetchIsolation.HIGH_WATERMARK,
     current_leader_epoch: int = NO_EPOCH,
     only_leader: bool = True,
     may_wait: bool = True,
@@ -54,11 +53,11 @@ def list_offset(
         return ListedOffset(NO_TIMESTAMP, start, epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return ListedOffset(NO_TIMESTAMP, -1, NO_EPOCH)  # nothing of this log is in remote storage
-    lagging = None if isolation is Isolation.LOG_END else _lag(partition)
+    lagging = None if isolation is FetchIsolation.LOG_END else _lag(partition)
     last_fetchable = {
-        Isolation.LOG_END: log.log_end_offset,
-        Isolation.HIGH_WATERMARK: log.high_watermark,
-        Isolation.COMMITTED: log.last_stable_offset,
+        FetchIsolation.LOG_END: log.log_end_offset,
+        FetchIsolation.HIGH_WATERMARK: log.high_watermark,
+        FetchIsolation.TXN_COMMITTED: log.last_stable_offset,
     }[isolation]
     if timestamp == LATEST:
         if lagging is not None:

@@ -40,7 +40,7 @@ class LogFlushScheduler:
 
     async def _flush(self, partition: Partition) -> None:
         await self._logs.flush(partition.log)
-        partition.flushed(self._clock.wall_ms())
+        partition.on_flush(self._clock.wall_ms())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,18 +1,27 @@
-"""One partition as this broker hosts it: leader or follower, in-sync set, high watermark.
+"""One partition as this broker hosts it: its role, its replicas, the in-sync set (ISR), the high watermark.
 
-A deterministic object over a :class:`~ottla.log.unified_log.UnifiedLog`. It is told what the metadata log
-says (``become_leader``, ``become_follower``), serves what clients and followers ask, and tells its listener
-when something moved that others may wait for, or when the in-sync set should change. Every request that names
-a leader epoch has it checked first. Invariants: the high watermark never goes back within a leader epoch and
-never passes the end of the log of any in-sync replica; a change of the in-sync set counts for the high
-watermark as soon as it makes it stricter, and only when the controller has confirmed it if it makes it laxer.
+A `Partition` is a deterministic object over a `UnifiedLog`; it reads no clock. The replica manager gives it
+the role that the metadata log assigns (`make_leader`, `make_follower`). Handlers append and fetch through it.
+It calls its listener when an offset moves that requests may wait for, and when the ISR should change. Every
+request that names a leader epoch has that epoch checked first.
+
+Invariants:
+
+* the high watermark never goes back within a leader epoch, and never passes the end of the log of any replica
+  in the maximal ISR;
+* the ISR of a leader contains the leader;
+* leader epoch and partition epoch never go back;
+* a pending change of the ISR counts for the high watermark at once where it adds a replica, and only after
+  the controller has confirmed it where it removes one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
 
 from ottla.log.append import LogAppendInfo, UnexpectedAppendOffset
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
@@ -23,38 +32,195 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches
 from ottla.records.validation import AppendOrigin
-from ottla.replication.follower import FollowerState
-from ottla.replication.isr import InSyncSet
-from ottla.replication.types import (
-    NO_EPOCH,
-    EpochEndOffset,
-    FetchFrom,
-    Isolation,
-    IsrProposal,
-    PartitionFetch,
-    PartitionListener,
-)
 from ottla.runtime.disk import Buffer, waiting
 
 _log = logging.getLogger(__name__)
 
+NO_EPOCH: Final = -1
+UNKNOWN_OFFSET: Final = -1
 DELETE_UP_TO_HIGH_WATERMARK: Final = -1
 DEFAULT_REPLICA_LAG_MS: Final = 30_000
+
+# Errors of AlterPartition which mean that this broker's metadata is behind: the metadata log will bring the
+# partition's new state.
+_WAIT_FOR_METADATA: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.NEW_LEADER_ELECTED,
+    }
+)
+
+
+class FetchIsolation(Enum):
+    """How far a fetch may read."""
+
+    LOG_END = "log end"  # followers
+    HIGH_WATERMARK = "high watermark"  # read_uncommitted
+    TXN_COMMITTED = "last stable offset"  # read_committed
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEndOffset:
+    """An epoch and the offset at which it ends in this log; (-1, -1) if the log does not know the epoch."""
+
+    epoch: int
+    end_offset: int
+
+    @property
+    def is_unknown(self) -> bool:
+        return self.epoch < 0 or self.end_offset < 0
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerFetch:
+    """The follower that sends a fetch: its id, its log start, and the epoch of its registration."""
+
+    broker_id: int
+    log_start_offset: int
+    broker_epoch: int = -1
+
+
+class LogReadInfo(NamedTuple):
+    """The result of a fetch of one partition. All offsets are from before the read."""
+
+    records: bytes
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    log_end_offset: int
+    diverging_epoch: EpochEndOffset | None = None
+    aborted: tuple[AbortedTxn, ...] | None = None  # None unless the isolation is TXN_COMMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPartitionChange:
+    """An ISR that the leader asks the controller for (AlterPartition) and that is not confirmed yet."""
+
+    partition: TopicPartition
+    topic_id: bytes
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    broker_epochs: tuple[int, ...]  # in the order of `isr`; -1 where the leader does not know it
+
+
+class PartitionListener(Protocol):
+    """What a partition needs from the broker around it."""
+
+    def on_partition_progress(self, partition: Partition) -> None:
+        """Its log end, high watermark, last stable offset or log start moved, or its leadership ended."""
+
+    def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
+        """Ask the controller for an ISR; the answer goes to `handle_alter_partition_update` or `_error`."""
+
+    def is_replica_isr_eligible(self, broker: int, broker_epoch: int | None) -> bool:
+        """Whether the metadata image shows the broker active and, unless -1, registered with this epoch."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """A follower as its leader knows it from the follower's fetches."""
+
+    broker_id: int
+    log_end_offset: int = UNKNOWN_OFFSET  # offset of its last fetch: its log has everything below
+    log_start_offset: int = UNKNOWN_OFFSET
+    last_caught_up_ms: int = 0  # the latest time at which it is known to have had all of the leader's log
+    broker_epoch: int | None = None  # of its last fetch; None before the first
+    _last_fetch_ms: int = 0
+    _leader_end_at_last_fetch: int = UNKNOWN_OFFSET
+
+    def update_fetch_state(
+        self, offset: int, log_start_offset: int, leader_end_offset: int, broker_epoch: int, now_ms: int
+    ) -> None:
+        """Note a fetch from `offset` that arrived when the leader's log ended at `leader_end_offset`.
+
+        A follower that fetches from the leader's end is caught up now; one that fetches from where the
+        leader's log ended at its previous fetch was caught up then. So a follower that is always one fetch
+        behind a busy leader stays in sync.
+        """
+        if offset >= leader_end_offset:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
+        elif offset >= self._leader_end_at_last_fetch:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self._last_fetch_ms)
+        self.log_end_offset = offset
+        self.log_start_offset = log_start_offset
+        self.broker_epoch = broker_epoch
+        self._leader_end_at_last_fetch = max(leader_end_offset, self._leader_end_at_last_fetch)
+        self._last_fetch_ms = now_ms
+
+    def reset_replica_state(
+        self, leader_end_offset: int, *, new_leader: bool, in_sync: bool, now_ms: int
+    ) -> None:
+        """Begin a leader epoch: replicas in the ISR count as caught up now, others must not hold the high
+        watermark back.
+        """
+        self.last_caught_up_ms = now_ms if in_sync else 0
+        if new_leader:
+            self.log_end_offset = UNKNOWN_OFFSET
+            self.log_start_offset = UNKNOWN_OFFSET
+            self.broker_epoch = None
+            self._last_fetch_ms = 0
+            self._leader_end_at_last_fetch = UNKNOWN_OFFSET
+        else:
+            self._last_fetch_ms = now_ms if in_sync else 0
+            self._leader_end_at_last_fetch = leader_end_offset
+
+    def is_caught_up(self, leader_end_offset: int, max_lag_ms: int, now_ms: int) -> bool:
+        return leader_end_offset == self.log_end_offset or now_ms - self.last_caught_up_ms <= max_lag_ms
+
+
+class IsrState:
+    """The in-sync set of a partition, and the change of it that waits for the controller.
+
+    Invariant: `maximal_isr` contains `isr`. The high watermark waits for `maximal_isr`: a replica that is
+    being added counts at once, since waiting for it does no harm if the controller refuses; one that is being
+    removed counts until the controller has agreed, since committing without it would lose records if the
+    controller does not.
+    """
+
+    __slots__ = ("isr", "maximal_isr", "pending")
+
+    def __init__(self) -> None:
+        self.isr: frozenset[int] = frozenset()  # as the controller last confirmed; empty on a follower
+        self.maximal_isr: frozenset[int] = frozenset()
+        self.pending: PendingPartitionChange | None = None  # sent to the controller, not answered
+
+    def reset(self, isr: Iterable[int]) -> None:
+        """Take the ISR of the controller or the metadata log; a pending change lapses."""
+        self.isr = self.maximal_isr = frozenset(isr)
+        self.pending = None
+
+    def prepare(self, change: PendingPartitionChange) -> None:
+        self.pending = change
+        self.maximal_isr = self.isr | frozenset(change.isr)
+
+    def on_refused(self, change: PendingPartitionChange, error: ErrorCode) -> bool:
+        """Handle the controller's refusal; True if the change is to be sent again."""
+        if self.pending is not change:
+            return False
+        if error in (ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA):
+            self.reset(self.isr)
+            return False
+        return error not in _WAIT_FOR_METADATA
 
 
 class Partition:
     __slots__ = (
-        "_followers",
-        "_in_sync",
+        "_isr_state",
         "_listener",
+        "_remote_replicas",
         "broker_id",
-        "follows_in_sync",
+        "is_in_sync_follower",
         "leader_epoch",
         "leader_epoch_start_offset",
         "leader_id",
         "log",
         "partition_epoch",
-        "refuses_since_ms",
+        "rejects_appends_since_ms",
         "replica_lag_max_ms",
         "replicas",
         "topic_id",
@@ -84,11 +250,11 @@ class Partition:
         # follower.
         self.leader_epoch_start_offset: int | None = None
         # Since when the log has taken nothing, as for lack of room; None if it takes records.
-        self.refuses_since_ms: int | None = None
-        self.follows_in_sync = False
+        self.rejects_appends_since_ms: int | None = None
+        self.is_in_sync_follower = False
         self._listener: Final = listener
-        self._followers: dict[int, FollowerState] = {}
-        self._in_sync: Final = InSyncSet()
+        self._remote_replicas: dict[int, Replica] = {}
+        self._isr_state: Final = IsrState()
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
@@ -101,20 +267,20 @@ class Partition:
     @property
     def isr(self) -> frozenset[int]:
         """The in-sync set as the controller confirmed it; empty on a follower."""
-        return self._in_sync.confirmed
+        return self._isr_state.isr
 
     @property
-    def followers(self) -> Collection[FollowerState]:
-        return self._followers.values()
+    def remote_replicas(self) -> Collection[Replica]:
+        return self._remote_replicas.values()
 
     @property
-    def pending_proposal(self) -> IsrProposal | None:
-        return self._in_sync.pending
+    def pending_change(self) -> PendingPartitionChange | None:
+        return self._isr_state.pending
 
     @property
     def min_isr(self) -> int:
         """``min.insync.replicas``, but never more than there are replicas."""
-        return min(self.log.config.min_insync_replicas, len(self._followers) + 1)
+        return min(self.log.config.min_insync_replicas, len(self._remote_replicas) + 1)
 
     @property
     def is_under_min_isr(self) -> bool:
@@ -122,32 +288,32 @@ class Partition:
 
     # Roles
 
-    def become_leader(self, registration: PartitionRegistration, now_ms: int) -> bool:
+    def make_leader(self, registration: PartitionRegistration, now_ms: int) -> bool:
         """Lead in the registration's epoch; True if this broker was not the leader before."""
         if registration.partition_epoch < self.partition_epoch:
             return False
         was_leader = self.is_leader
         new_epoch = registration.leader_epoch > self.leader_epoch
-        self._assign(registration.replicas, registration.isr, leader=True)
+        self._update_assignment_and_isr(registration.replicas, registration.isr, leader=True)
         end = self.log.log_end_offset
         if new_epoch:
             # Followers may hold records of epochs that this log never had; an entry of its own lets them find
             # out where to cut.
             self.log.assign_epoch_start_offset(registration.leader_epoch, end)
-            for follower in self._followers.values():
-                follower.reset(
+            for follower in self._remote_replicas.values():
+                follower.reset_replica_state(
                     end, new_leader=not was_leader, in_sync=follower.broker_id in self.isr, now_ms=now_ms
                 )
             self.leader_epoch = registration.leader_epoch
             self.leader_epoch_start_offset = end
-            self.refuses_since_ms = None
+            self.rejects_appends_since_ms = None
         self.partition_epoch = registration.partition_epoch
         self.leader_id = self.broker_id
-        if self._advance_high_watermark(now_ms) or new_epoch:
-            self._listener.partition_progressed(self)
+        if self._maybe_increment_high_watermark(now_ms) or new_epoch:
+            self._listener.on_partition_progress(self)
         return not was_leader
 
-    def become_follower(self, registration: PartitionRegistration) -> bool:
+    def make_follower(self, registration: PartitionRegistration) -> bool:
         """Follow; True if the leader epoch is new, so that fetching has to start over."""
         if registration.partition_epoch < self.partition_epoch:
             return False
@@ -155,30 +321,32 @@ class Partition:
         self.leader_id = registration.leader if registration.leader >= 0 else None
         self.leader_epoch = registration.leader_epoch
         self.leader_epoch_start_offset = None
-        self.refuses_since_ms = None
-        self.follows_in_sync = self.broker_id in registration.isr
+        self.rejects_appends_since_ms = None
+        self.is_in_sync_follower = self.broker_id in registration.isr
         self.partition_epoch = registration.partition_epoch
-        self._assign(registration.replicas, (), leader=False)
-        self._listener.partition_progressed(self)
+        self._update_assignment_and_isr(registration.replicas, (), leader=False)
+        self._listener.on_partition_progress(self)
         return new_epoch
 
     def resign(self) -> None:
         """Give up the partition: it was deleted, or its directory failed. Whoever waits is told."""
         self.leader_id = None
         self.leader_epoch_start_offset = None
-        self._assign((), (), leader=False)
-        self._listener.partition_progressed(self)
+        self._update_assignment_and_isr((), (), leader=False)
+        self._listener.on_partition_progress(self)
 
-    def _assign(self, replicas: Iterable[int], isr: Iterable[int], *, leader: bool) -> None:
+    def _update_assignment_and_isr(
+        self, replicas: Iterable[int], isr: Iterable[int], *, leader: bool
+    ) -> None:
         self.replicas = tuple(replicas)
-        self._in_sync.reset(isr)
+        self._isr_state.reset(isr)
         if leader:
-            known = self._followers
-            self._followers = {
-                id: known.get(id) or FollowerState(id) for id in self.replicas if id != self.broker_id
+            known = self._remote_replicas
+            self._remote_replicas = {
+                id: known.get(id) or Replica(id) for id in self.replicas if id != self.broker_id
             }
         else:
-            self._followers = {}
+            self._remote_replicas = {}
 
     # Checks
 
@@ -219,7 +387,7 @@ class Partition:
 
     # Producing
 
-    def append(
+    def append_records_to_leader(
         self,
         data: Buffer,
         *,
@@ -235,7 +403,7 @@ class Partition:
         """
         if self.leader_id != self.broker_id:
             self.check_leader()
-        if acks == -1 and len(self._in_sync.confirmed) < self.min_isr:
+        if acks == -1 and len(self._isr_state.isr) < self.min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{self.topic_partition} has {len(self.isr)} replica(s) in sync, on brokers "
@@ -252,36 +420,39 @@ class Partition:
                 inline_flush=inline_flush,
             )
         except KafkaError as error:
-            self._refused(error, now_ms)
-            if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self.refuses_since_ms is not None:
+            self._note_refused_append(error, now_ms)
+            if (
+                error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+                and self.rejects_appends_since_ms is not None
+            ):
                 # It follows on one that found no room. A producer that is told of a gap begins a new epoch,
                 # in which what is here already would be written again.
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR, f"{self.topic_partition}: what comes before found no room"
                 ) from error
             raise
-        self.refuses_since_ms = None
-        self._advance_high_watermark(now_ms)
-        self._listener.partition_progressed(self)
+        self.rejects_appends_since_ms = None
+        self._maybe_increment_high_watermark(now_ms)
+        self._listener.on_partition_progress(self)
         return info
 
-    def flushed(self, now_ms: int) -> None:
+    def on_flush(self, now_ms: int) -> None:
         """The log was flushed: what had to wait for that may be committed."""
-        if self.is_leader and self._advance_high_watermark(now_ms):
-            self._listener.partition_progressed(self)
+        if self.is_leader and self._maybe_increment_high_watermark(now_ms):
+            self._listener.on_partition_progress(self)
 
-    def replicated(self, required_offset: int) -> ErrorCode | None:
+    def check_enough_replicas_reach_offset(self, required_offset: int) -> ErrorCode | None:
         """How a produce with acks=all stands that ends at ``required_offset``; None: wait."""
         if not self.is_leader:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self.log.high_watermark < required_offset:
             return None
         # The records are committed; but the in-sync set may have shrunk since they were appended.
-        if len(self._in_sync.maximal) < self.min_isr:
+        if len(self._isr_state.maximal_isr) < self.min_isr:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 
-    def append_as_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> LogAppendInfo:
+    def append_records_to_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> LogAppendInfo:
         """Append what the leader sent, as it is.
 
         An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
@@ -290,14 +461,14 @@ class Partition:
         try:
             info = self._append_as_follower(data, leader_epoch, now_ms)
         except KafkaError as error:
-            self._refused(error, now_ms)
+            self._note_refused_append(error, now_ms)
             raise
-        self.refuses_since_ms = None
+        self.rejects_appends_since_ms = None
         return info
 
-    def _refused(self, error: KafkaError, now_ms: int) -> None:
-        if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.refuses_since_ms is None:
-            self.refuses_since_ms = now_ms
+    def _note_refused_append(self, error: KafkaError, now_ms: int) -> None:
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.rejects_appends_since_ms is None:
+            self.rejects_appends_since_ms = now_ms
 
     def _append_as_follower(self, data: Buffer, leader_epoch: int, now_ms: int) -> LogAppendInfo:
         log = self.log
@@ -312,20 +483,20 @@ class Partition:
 
     # Fetching
 
-    def fetch(
+    def fetch_records(
         self,
         offset: int,
         max_bytes: int,
         *,
-        isolation: Isolation,
+        isolation: FetchIsolation,
         now_ms: int,
         current_leader_epoch: int = NO_EPOCH,
         last_fetched_epoch: int = NO_EPOCH,
-        follower: FetchFrom | None = None,
+        follower: FollowerFetch | None = None,
         only_leader: bool = True,
         min_one_batch: bool = True,
         may_wait: bool = True,
-    ) -> PartitionFetch:
+    ) -> LogReadInfo:
         """Read from ``offset``. A follower's fetch also tells how far it has come. Unless it ``may_wait`` for
         the disk, NotInMemory where it would have to; then nothing has changed.
 
@@ -342,21 +513,21 @@ class Partition:
         if last_fetched_epoch != NO_EPOCH:
             diverging = self._divergence(offset, last_fetched_epoch)
         if diverging is None:
-            if isolation is Isolation.HIGH_WATERMARK:
+            if isolation is FetchIsolation.HIGH_WATERMARK:
                 upper = high_watermark
             else:
-                upper = end if isolation is Isolation.LOG_END else last_stable
+                upper = end if isolation is FetchIsolation.LOG_END else last_stable
             with waiting(may_wait):
                 records = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=min_one_batch).records
             if state is not None and follower is not None:
-                self._followed(state, follower, offset, end, now_ms)
+                self._update_follower_fetch_state(state, follower, offset, end, now_ms)
         aborted = None
-        if isolation is Isolation.COMMITTED:
+        if isolation is FetchIsolation.TXN_COMMITTED:
             aborted = self._aborted(offset, last_stable, records)
-        return PartitionFetch(records, high_watermark, last_stable, start, end, diverging, aborted)
+        return LogReadInfo(records, high_watermark, last_stable, start, end, diverging, aborted)
 
-    def _follower(self, follower: FetchFrom, current_leader_epoch: int) -> FollowerState:
-        state = self._followers.get(follower.broker_id)
+    def _follower(self, follower: FollowerFetch, current_leader_epoch: int) -> Replica:
+        state = self._remote_replicas.get(follower.broker_id)
         if state is None:
             code = (
                 ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -370,8 +541,34 @@ class Partition:
             )
         return state
 
+    def find_preferred_read_replica(
+        self, rack: str, racks: Mapping[int, str | None], offset: int, now_ms: int
+    ) -> int | None:
+        """The follower that a consumer in `rack` should fetch from (KIP-392, Kafka's
+        RackAwareReplicaSelector); None: this leader.
+
+        `racks` has the brokers that the consumer can reach. Only followers in the ISR that have the offset
+        are candidates: one that lags would hold the consumer back for as long as it is preferred.
+        """
+        if not rack or not self.is_leader or racks.get(self.broker_id) == rack:
+            return None
+        isr = self.isr
+        near = [
+            replica
+            for replica in self._remote_replicas.values()
+            if replica.broker_id in isr
+            and racks.get(replica.broker_id) == rack
+            and 0 <= replica.log_start_offset <= offset <= replica.log_end_offset
+        ]
+        if not near:
+            return None
+        best = max(
+            near, key=lambda each: (each.log_end_offset, each.last_caught_up_ms - now_ms, -each.broker_id)
+        )
+        return best.broker_id
+
     def _divergence(self, offset: int, last_fetched_epoch: int) -> EpochEndOffset | None:
-        end = self.offset_for_leader_epoch(last_fetched_epoch, only_leader=False)
+        end = self.last_offset_for_leader_epoch(last_fetched_epoch, only_leader=False)
         if end.is_unknown:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -397,7 +594,7 @@ class Partition:
         next_offset = offset if last is None else last.next_offset
         return tuple(txn for txn in aborted if txn.first_offset < next_offset)
 
-    def offset_for_leader_epoch(
+    def last_offset_for_leader_epoch(
         self, epoch: int, *, current_leader_epoch: int = NO_EPOCH, only_leader: bool = True
     ) -> EpochEndOffset:
         """The greatest epoch up to ``epoch`` that this log has, and where it ends."""
@@ -406,46 +603,50 @@ class Partition:
 
     # The in-sync set and the high watermark
 
-    def _followed(
-        self, state: FollowerState, follower: FetchFrom, offset: int, end_offset: int, now_ms: int
+    def _update_follower_fetch_state(
+        self, state: Replica, follower: FollowerFetch, offset: int, end_offset: int, now_ms: int
     ) -> None:
         before, start_before = state.log_end_offset, state.log_start_offset
-        state.fetched(offset, follower.log_start_offset, end_offset, follower.broker_epoch, now_ms)
-        self._maybe_expand_isr(state)
-        moved = before != offset and self._advance_high_watermark(now_ms)
+        state.update_fetch_state(offset, follower.log_start_offset, end_offset, follower.broker_epoch, now_ms)
+        self.maybe_expand_isr(state)
+        moved = before != offset and self._maybe_increment_high_watermark(now_ms)
         if moved or state.log_start_offset != start_before:
-            self._listener.partition_progressed(self)
+            self._listener.on_partition_progress(self)
 
-    def _maybe_expand_isr(self, follower: FollowerState) -> None:
-        if self._in_sync.pending is not None or follower.broker_id in self.isr:
+    def maybe_expand_isr(self, follower: Replica) -> None:
+        if self._isr_state.pending is not None or follower.broker_id in self.isr:
             return
         start = self.leader_epoch_start_offset
         in_sync = start is not None and follower.log_end_offset >= max(self.log.high_watermark, start)
-        if in_sync and self._listener.may_join_isr(follower.broker_id, follower.broker_epoch):
-            self._propose(self.isr | {follower.broker_id})
+        if in_sync and self._listener.is_replica_isr_eligible(follower.broker_id, follower.broker_epoch):
+            self._submit_alter_partition(self.isr | {follower.broker_id})
 
-    def shrink_isr(self, now_ms: int) -> None:
-        """Propose to drop the followers that have not been caught up for ``replica.lag.time.max.ms``."""
-        if not self.is_leader or self._in_sync.pending is not None:
+    def maybe_shrink_isr(self, now_ms: int) -> None:
+        """Ask the controller to remove the followers that lag behind from the ISR."""
+        if not self.is_leader or self._isr_state.pending is not None:
             return
+        lagging = self.get_out_of_sync_replicas(now_ms)
+        if lagging:
+            self._submit_alter_partition(self.isr - lagging)
+
+    def get_out_of_sync_replicas(self, now_ms: int) -> set[int]:
+        """The followers in the ISR that have not been caught up for `replica.lag.time.max.ms`."""
         end = self.log.log_end_offset
-        lagging = {
+        return {
             id
             for id in self.isr
             if id != self.broker_id
-            and not self._followers[id].is_caught_up(end, self.replica_lag_max_ms, now_ms)
+            and not self._remote_replicas[id].is_caught_up(end, self.replica_lag_max_ms, now_ms)
         }
-        if lagging:
-            self._propose(self.isr - lagging)
 
-    def _propose(self, isr: frozenset[int]) -> None:
+    def _submit_alter_partition(self, isr: frozenset[int]) -> None:
         members = tuple(sorted(isr))
         epochs = []
         for id in members:
-            follower = self._followers.get(id)
+            follower = self._remote_replicas.get(id)
             known = None if follower is None else follower.broker_epoch
             epochs.append(-1 if known is None else known)
-        proposal = IsrProposal(
+        change = PendingPartitionChange(
             self.topic_partition,
             self.topic_id,
             self.leader_epoch,
@@ -453,45 +654,50 @@ class Partition:
             members,
             tuple(epochs),
         )
-        self._in_sync.propose(proposal)
-        self._listener.isr_proposed(self, proposal)
+        self._isr_state.prepare(change)
+        self._listener.submit_alter_partition(self, change)
 
-    def isr_altered(
-        self, proposal: IsrProposal, isr: Iterable[int], leader_epoch: int, partition_epoch: int, now_ms: int
+    def handle_alter_partition_update(
+        self,
+        change: PendingPartitionChange,
+        isr: Iterable[int],
+        leader_epoch: int,
+        partition_epoch: int,
+        now_ms: int,
     ) -> None:
-        """The controller's answer to a proposal; one that is out of date is ignored."""
-        if self._in_sync.pending is not proposal or leader_epoch != self.leader_epoch:
+        """The controller's answer to a change; one that is out of date is ignored."""
+        if self._isr_state.pending is not change or leader_epoch != self.leader_epoch:
             return
         if partition_epoch < self.partition_epoch:
             return
-        self._in_sync.reset(isr)
+        self._isr_state.reset(isr)
         self.partition_epoch = partition_epoch
-        if self._advance_high_watermark(now_ms):
-            self._listener.partition_progressed(self)
+        if self._maybe_increment_high_watermark(now_ms):
+            self._listener.on_partition_progress(self)
 
-    def isr_refused(self, proposal: IsrProposal, error: ErrorCode) -> bool:
-        """The controller refused a proposal; True if it is to be sent again.
+    def handle_alter_partition_error(self, change: PendingPartitionChange, error: ErrorCode) -> bool:
+        """The controller refused a change; True if it is to be sent again.
 
-        Where the refusal says that this broker is behind, the proposal stays pending until the metadata log
+        Where the refusal says that this broker is behind, the change stays pending until the metadata log
         tells more.
         """
-        return self._in_sync.refused(proposal, error)
+        return self._isr_state.on_refused(change, error)
 
-    def _advance_high_watermark(self, now_ms: int) -> bool:
+    def _maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Raise the high watermark to what all that count have; True if it moved."""
         log = self.log
         target = log.committable_offset
-        if self._followers:
+        if self._remote_replicas:
             if len(self.isr) < self.min_isr:
                 return False
             end = log.log_end_offset
-            for id, follower in self._followers.items():
+            for id, follower in self._remote_replicas.items():
                 if follower.log_end_offset < target and (
-                    id in self._in_sync.maximal
+                    id in self._isr_state.maximal_isr
                     or (
                         # It is about to join: committing without it now could mean committing it away.
                         follower.is_caught_up(end, self.replica_lag_max_ms, now_ms)
-                        and self._listener.may_join_isr(id, follower.broker_epoch)
+                        and self._listener.is_replica_isr_eligible(id, follower.broker_epoch)
                     )
                 ):
                     target = follower.log_end_offset
@@ -500,7 +706,7 @@ class Partition:
         log.update_high_watermark(target)
         return True
 
-    def followed(self, leader_high_watermark: int, leader_log_start: int) -> None:
+    def follow_leader_offsets(self, leader_high_watermark: int, leader_log_start: int) -> None:
         """As a follower: what the leader says is committed and has deleted, as far as this log goes."""
         log = self.log
         before = log.high_watermark, log.log_start_offset
@@ -509,11 +715,11 @@ class Partition:
             start = min(leader_log_start, log.high_watermark)
             log.increment_log_start_offset(start, "the leader has deleted what is below")
         if before != (log.high_watermark, log.log_start_offset):
-            self._listener.partition_progressed(self)
+            self._listener.on_partition_progress(self)
 
     # Deleting
 
-    def delete_records(self, offset: int) -> int:
+    def delete_records_on_leader(self, offset: int) -> int:
         """Delete the records below ``offset`` (-1: the high watermark); the offset that all replicas must
         reach.
         """
@@ -532,7 +738,7 @@ class Partition:
                 "only before -1 (all) or 0 and above",
             )
         self.log.increment_log_start_offset(wanted, "records were deleted by a client")
-        self._listener.partition_progressed(self)
+        self._listener.on_partition_progress(self)
         return wanted
 
     @property
@@ -541,7 +747,7 @@ class Partition:
         starts = [self.log.log_start_offset]
         starts += [
             follower.log_start_offset
-            for follower in self._followers.values()
-            if self._listener.may_join_isr(follower.broker_id, -1)
+            for follower in self._remote_replicas.values()
+            if self._listener.is_replica_isr_eligible(follower.broker_id, -1)
         ]
         return min(starts)

@@ -26,7 +26,7 @@ class _Waiter:
         self.future = future
 
 
-class Purgatory:
+class DelayedOperationPurgatory:
     def __init__(self, max_waiters: int = DEFAULT_MAX_WAITERS) -> None:
         self._max_waiters: Final = max_waiters
         self._watchers: dict[Hashable, dict[_Waiter, None]] = {}  # in the order of arrival

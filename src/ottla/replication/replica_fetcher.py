@@ -32,10 +32,10 @@ from ottla.protocol.messages.list_offsets import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
-from ottla.replication.fetch_session import FollowersSession, Key
-from ottla.replication.follower_partition import Following, Next
 from ottla.replication.partition import Partition
-from ottla.replication.replication_quota import ReplicationQuota, is_throttled
+from ottla.replication.partition_fetch_state import AfterFetch, PartitionFetchState
+from ottla.replication.replica_fetch_session import Key, ReplicaFetchSession
+from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 from ottla.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _SESSION_LOST: Final = frozenset(
 R = TypeVar("R", bound=Response)
 
 
-class Leader(Protocol):
+class LeaderEndPoint(Protocol):
     """The way to one broker: OSError if it cannot be reached or does not answer in time."""
 
     async def ask(self, request: Request, newest_version: int, timeout_ms: int) -> Response: ...
@@ -65,7 +65,7 @@ class Leader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FetcherConfig:
+class ReplicaFetcherConfig:
     """The settings of the same names, as `replica.fetch.wait.max.ms`."""
 
     wait_max_ms: int = 500
@@ -77,14 +77,14 @@ class FetcherConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class ReplicaFetcherContext:
     """The broker that follows, with what all of its fetchers share."""
 
     broker_id: int
     broker_epoch: Callable[[], int]
     clock: Clock
-    config: FetcherConfig
-    quota: ReplicationQuota
+    config: ReplicaFetcherConfig
+    quota: ReplicationQuotaManager
     # Told of partitions whose directory went offline; they are no longer followed.
     failed: Callable[[TopicPartition, KafkaError], None]
 
@@ -97,37 +97,37 @@ class Follower:
         return is_throttled(replicas, partition.topic_partition.partition, self.broker_id)
 
 
-class Fetcher:
+class ReplicaFetcher:
     """Add and remove partitions; `run` is the loop, for a task of its own."""
 
-    def __init__(self, leader_id: int, leader: Leader, follower: Follower) -> None:
+    def __init__(self, leader_id: int, leader: LeaderEndPoint, context: ReplicaFetcherContext) -> None:
         self.leader_id: Final = leader_id
         self._leader: Final = leader
-        self._follower: Final = follower
-        self._followed: dict[Key, Following] = {}
-        self._session: Final = FollowersSession()
+        self._context: Final = context
+        self._partitions: dict[Key, PartitionFetchState] = {}
+        self._session: Final = ReplicaFetchSession()
         self._changed: Final = asyncio.Event()
         self._asking = False
         self._hung_up = False
         self._hung_up_ms = -_HANG_UP_EVERY_MS
 
     def __len__(self) -> int:
-        return len(self._followed)
+        return len(self._partitions)
 
-    def add(self, following: Following) -> None:
+    def add(self, state: PartitionFetchState) -> None:
         """Follow a partition from now on. A fetch that waits at the leader for news of others is given up:
         after an election, whoever writes with acks=all would wait for it to end.
         """
-        partition = following.partition
-        self._followed[partition.topic_id, partition.topic_partition.partition] = following
+        partition = state.partition
+        self._partitions[partition.topic_id, partition.topic_partition.partition] = state
         self._changed.set()
-        now_ms = self._follower.now_ms()
+        now_ms = self._context.now_ms()
         if self._asking and not self._hung_up and now_ms - self._hung_up_ms >= _HANG_UP_EVERY_MS:
             self._hung_up, self._hung_up_ms = True, now_ms
             self._leader.hang_up()
 
     def remove(self, topic_id: bytes, index: int) -> None:
-        self._followed.pop((topic_id, index), None)
+        self._partitions.pop((topic_id, index), None)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -156,23 +156,23 @@ class Fetcher:
 
     # What to ask
 
-    def _ready(self) -> dict[Key, tuple[Following, FetchPartition]]:
-        follower = self._follower
-        now_ms = follower.now_ms()
-        held_back = follower.quota.is_exceeded
+    def _ready(self) -> dict[Key, tuple[PartitionFetchState, FetchPartition]]:
+        context = self._context
+        now_ms = context.now_ms()
+        held_back = context.quota.is_exceeded
         found = {}
-        for key, following in list(self._followed.items()):
-            if not following.is_current:
-                del self._followed[key]
-            elif following.paused_until_ms > now_ms:
+        for key, state in list(self._partitions.items()):
+            if not state.is_current:
+                del self._partitions[key]
+            elif state.paused_until_ms > now_ms:
                 continue
-            elif held_back and not following.has_caught_up and follower.is_throttled(following.partition):
-                following.paused_until_ms = now_ms + _THROTTLED_MS
-            elif not following.partition.follows_in_sync and following.partition.log.directory.lacks_room:
+            elif held_back and not state.has_caught_up and context.is_throttled(state.partition):
+                state.paused_until_ms = now_ms + _THROTTLED_MS
+            elif not state.partition.is_in_sync_follower and state.partition.log.directory.lacks_room:
                 # It would be taken into the in-sync set where it has all, and hold up the next record.
-                following.paused_until_ms = now_ms + _NO_ROOM_MS
+                state.paused_until_ms = now_ms + _NO_ROOM_MS
             else:
-                found[key] = (following, following.request(follower.config.max_bytes))
+                found[key] = (state, state.request(context.config.max_bytes))
         return found
 
     async def _wait_for_work(self) -> None:
@@ -184,19 +184,19 @@ class Fetcher:
                 await self._changed.wait()
 
     def _until_a_pause_ends_ms(self) -> int | None:
-        now_ms = self._follower.now_ms()
+        now_ms = self._context.now_ms()
         pauses = [
-            following.paused_until_ms - now_ms
-            for following in self._followed.values()
-            if following.paused_until_ms > now_ms
+            state.paused_until_ms - now_ms
+            for state in self._partitions.values()
+            if state.paused_until_ms > now_ms
         ]
         return min(pauses, default=None)
 
-    async def _fetch(self, wanted: dict[Key, tuple[Following, FetchPartition]]) -> FetchResponse:
-        follower = self._follower
-        config = follower.config
+    async def _fetch(self, wanted: dict[Key, tuple[PartitionFetchState, FetchPartition]]) -> FetchResponse:
+        context = self._context
+        config = context.config
         request = FetchRequest(
-            replica_state=ReplicaState(replica_id=follower.broker_id, replica_epoch=follower.broker_epoch()),
+            replica_state=ReplicaState(replica_id=context.broker_id, replica_epoch=context.broker_epoch()),
             max_wait_ms=min(config.wait_max_ms, self._until_a_pause_ends_ms() or config.wait_max_ms),
             min_bytes=config.min_bytes,
             max_bytes=config.response_max_bytes,
@@ -209,76 +209,78 @@ class Fetcher:
             self._asking = False
 
     async def _ask(self, request: Request, version: int, kind: type[R], wait_ms: int = 0) -> R:
-        response = await self._leader.ask(request, version, self._follower.config.socket_timeout_ms + wait_ms)
+        response = await self._leader.ask(request, version, self._context.config.socket_timeout_ms + wait_ms)
         assert isinstance(response, kind)
         return response
 
     # What to do with the answer
 
     async def _take(
-        self, key: Key, wanted: dict[Key, tuple[Following, FetchPartition]], answer: PartitionData
+        self, key: Key, wanted: dict[Key, tuple[PartitionFetchState, FetchPartition]], answer: PartitionData
     ) -> None:
-        following, asked = wanted.get(key, (None, None))
-        if following is None or asked is None or not self._is_followed(key, following):
+        state, asked = wanted.get(key, (None, None))
+        if state is None or asked is None or not self._is_followed(key, state):
             self._session.forget()
             return
-        follower = self._follower
-        if answer.records and follower.is_throttled(following.partition):
-            follower.quota.record(len(answer.records))
+        context = self._context
+        if answer.records and context.is_throttled(state.partition):
+            context.quota.record(len(answer.records))
         try:
-            then = following.take(asked.fetch_offset, answer, follower.clock.wall_ms())
-            if then is Next.FIND_START:
-                then = await self._find_start(key, following)
+            then = state.take(asked.fetch_offset, answer, context.clock.wall_ms())
+            if then is AfterFetch.FETCH_OFFSETS:
+                then = await self._find_start(key, state)
         except KafkaError as error:
-            if not following.partition.log.directory.is_online:
-                del self._followed[key]
-                follower.failed(following.partition.topic_partition, error)
+            if not state.partition.log.directory.is_online:
+                del self._partitions[key]
+                context.failed(state.partition.topic_partition, error)
                 return
             # Room or file handles ran out, of which the directory has told. There may be some again soon.
-            _log.info("%s: its log could not take what came: %s", following, error.message)
-            then = Next.PAUSE
+            _log.info("%s: its log could not take what came: %s", state, error.message)
+            then = AfterFetch.PAUSE
         except Exception:
-            _log.exception("%s: an answer of its leader could not be taken", following)
-            then = Next.PAUSE
-        if then is Next.FETCH_ANEW or (then is Next.PAUSE and answer.error_code == ErrorCode.NONE):
+            _log.exception("%s: an answer of its leader could not be taken", state)
+            then = AfterFetch.PAUSE
+        if then is AfterFetch.FETCH_IN_NEW_SESSION or (
+            then is AfterFetch.PAUSE and answer.error_code == ErrorCode.NONE
+        ):
             # In this session the leader tells its high watermark only once, and nobody has heard it.
             self._session.forget()
-        if then is Next.PAUSE:
-            following.pause(follower.now_ms(), follower.config.backoff_ms)
-        elif then is Next.STOP:
-            self._followed.pop(key, None)
+        if then is AfterFetch.PAUSE:
+            state.pause(context.now_ms(), context.config.backoff_ms)
+        elif then is AfterFetch.STOP:
+            self._partitions.pop(key, None)
         else:
-            following.goes_on()
+            state.goes_on()
 
-    def _is_followed(self, key: Key, following: Following) -> bool:
-        return self._followed.get(key) is following and following.is_current
+    def _is_followed(self, key: Key, state: PartitionFetchState) -> bool:
+        return self._partitions.get(key) is state and state.is_current
 
-    async def _find_start(self, key: Key, following: Following) -> Next:
+    async def _find_start(self, key: Key, state: PartitionFetchState) -> AfterFetch:
         """Ask where the leader's log begins and ends, and begin again within it."""
         try:
-            end = await self._offset(following, _LATEST)
-            start = await self._offset(following, _EARLIEST_LOCAL)
+            end = await self._offset(state, _LATEST)
+            start = await self._offset(state, _EARLIEST_LOCAL)
         except (OSError, KafkaError) as error:
             _log.info("broker %d did not tell the bounds of its log: %s", self.leader_id, error)
-            return Next.PAUSE
+            return AfterFetch.PAUSE
         if end is None or start is None:
-            return Next.PAUSE
-        if self._is_followed(key, following):
-            following.start_within(start, end)
-        return Next.FETCH
+            return AfterFetch.PAUSE
+        if self._is_followed(key, state):
+            state.start_within(start, end)
+        return AfterFetch.FETCH
 
-    async def _offset(self, following: Following, timestamp: int) -> int | None:
+    async def _offset(self, state: PartitionFetchState, timestamp: int) -> int | None:
         """An offset of the leader's log; None if it refuses to tell."""
-        tp = following.partition.topic_partition
+        tp = state.partition.topic_partition
         request = ListOffsetsRequest(
-            replica_id=self._follower.broker_id,
+            replica_id=self._context.broker_id,
             topics=[
                 ListOffsetsTopic(
                     name=tp.topic,
                     partitions=[
                         ListOffsetsPartition(
                             partition_index=tp.partition,
-                            current_leader_epoch=following.leader_epoch,
+                            current_leader_epoch=state.leader_epoch,
                             timestamp=timestamp,
                         )
                     ],
@@ -292,8 +294,8 @@ class Fetcher:
                     return partition.offset
         return None
 
-    def _pause(self, wanted: dict[Key, tuple[Following, FetchPartition]]) -> None:
-        follower = self._follower
-        now_ms = follower.now_ms()
-        for following, _ in wanted.values():
-            following.pause(now_ms, follower.config.backoff_ms)
+    def _pause(self, wanted: dict[Key, tuple[PartitionFetchState, FetchPartition]]) -> None:
+        context = self._context
+        now_ms = context.now_ms()
+        for state, _ in wanted.values():
+            state.pause(now_ms, context.config.backoff_ms)

@@ -17,9 +17,9 @@ from typing import Final, TypeAlias
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
-from ottla.replication.follower_partition import Following
 from ottla.replication.partition import Partition
-from ottla.replication.replica_fetcher import Fetcher, Follower
+from ottla.replication.partition_fetch_state import PartitionFetchState
+from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherContext
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.runtime.address import Address
 
@@ -29,7 +29,7 @@ _Place: TypeAlias = tuple[int, int]
 """A leader, and which of the fetchers from it."""
 
 
-class LeaderLink:
+class RemoteLeaderEndPoint:
     """A fetcher's own way to a leader, whose address may change with every new registration of it."""
 
     __slots__ = ("_broker", "_channel", "_where")
@@ -56,22 +56,22 @@ class LeaderLink:
         self._channel.close()
 
 
-class Fetchers:
+class ReplicaFetcherManager:
     """`channel` makes the connections of one fetcher; `where` knows the addresses of brokers."""
 
     def __init__(
         self,
-        follower: Follower,
+        context: ReplicaFetcherContext,
         channel: Callable[[], Channel],
         where: Callable[[int], Address | None],
         *,
         per_leader: int = 1,
     ) -> None:
-        self._follower: Final = follower
+        self._context: Final = context
         self._channel: Final = channel
         self._where: Final = where
         self._per_leader = per_leader
-        self._fetchers: dict[_Place, tuple[Fetcher, LeaderLink, asyncio.Task[None]]] = {}
+        self._fetchers: dict[_Place, tuple[ReplicaFetcher, RemoteLeaderEndPoint, asyncio.Task[None]]] = {}
         self._places: dict[TopicPartition, tuple[Partition, _Place]] = {}
 
     def follow(self, changes: ReplicaChanges) -> None:
@@ -115,12 +115,12 @@ class Fetchers:
         tp = partition.topic_partition
         place = leader, (zlib.crc32(tp.topic.encode()) + tp.partition) % self._per_leader
         if place not in self._fetchers:
-            link = LeaderLink(leader, self._channel(), self._where)
-            fetcher = Fetcher(leader, link, self._follower)
+            link = RemoteLeaderEndPoint(leader, self._channel(), self._where)
+            fetcher = ReplicaFetcher(leader, link, self._context)
             task = asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
             task.add_done_callback(_ended)
             self._fetchers[place] = (fetcher, link, task)
-        self._fetchers[place][0].add(Following(partition))
+        self._fetchers[place][0].add(PartitionFetchState(partition))
         self._places[tp] = (partition, place)
 
     def _leave(self, tp: TopicPartition) -> None:

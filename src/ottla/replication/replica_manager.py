@@ -24,9 +24,8 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.image.local_changes import LocalReplica
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition
-from ottla.replication.purgatory import Purgatory
-from ottla.replication.types import IsrProposal
+from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition, PendingPartitionChange
+from ottla.replication.purgatory import DelayedOperationPurgatory
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +52,17 @@ class ReplicaManager:
         config_of: Callable[[str], LogConfig],
         *,
         replica_lag_max_ms: int = DEFAULT_REPLICA_LAG_MS,
-        alter_isr: Callable[[Partition, IsrProposal], None] | None = None,
+        submit_change: Callable[[Partition, PendingPartitionChange], None] | None = None,
     ) -> None:
-        """``config_of`` gives the settings in force for a topic; ``alter_isr`` takes proposals to the
+        """``config_of`` gives the settings in force for a topic; ``submit_change`` takes proposals to the
         controller.
         """
         self.broker_id: Final = broker_id
         self.logs: Final = logs
-        self.purgatory: Final = Purgatory()
+        self.purgatory: Final = DelayedOperationPurgatory()
         self._config_of: Final = config_of
         self._replica_lag_max_ms = replica_lag_max_ms
-        self._alter_isr = alter_isr
+        self._submit_change = submit_change
         self._progress: list[Callable[[Partition], None]] = []
         self._image = MetadataImage.EMPTY
         self._partitions: dict[TopicPartition, Partition] = {}
@@ -86,7 +85,7 @@ class ReplicaManager:
             )
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {tp}")
 
-    def partition_of_id(self, topic_id: bytes, index: int) -> Partition:
+    def partition_by_id(self, topic_id: bytes, index: int) -> Partition:
         """The same by topic id; UNKNOWN_TOPIC_ID if the image has no such topic."""
         topic = self._image.topics.by_id.get(topic_id)
         if topic is None:
@@ -212,10 +211,10 @@ class ReplicaManager:
         self._offline.pop(tp, None)
         epoch = partition.leader_epoch
         if registration.leader == self.broker_id:
-            partition.become_leader(registration, now_ms)
+            partition.make_leader(registration, now_ms)
             if partition.leader_epoch > epoch:
                 changes.leaders.append(partition)
-        elif partition.become_follower(registration):
+        elif partition.make_follower(registration):
             changes.followers.append(partition)
 
     def _host(self, tp: TopicPartition, replica: LocalReplica, *, is_new: bool) -> Partition:
@@ -291,36 +290,36 @@ class ReplicaManager:
             partition.resign()
         return gone
 
-    def shrink_isrs(self, now_ms: int) -> None:
+    def maybe_shrink_isrs(self, now_ms: int) -> None:
         """For every half of ``replica.lag.time.max.ms``."""
         for partition in self._partitions.values():
-            partition.shrink_isr(now_ms)
+            partition.maybe_shrink_isr(now_ms)
 
-    def refuses_what_others_could_take(self, since_ms: int) -> bool:
+    def rejects_what_others_could_take(self, since_ms: int) -> bool:
         """Whether a log has taken nothing since then, though others are in sync: replicas that could lead
         in its place, or a leader that waits for it.
         """
         return any(
-            partition.refuses_since_ms is not None
-            and partition.refuses_since_ms <= since_ms
-            and (len(partition.isr) > 1 if partition.is_leader else partition.follows_in_sync)
+            partition.rejects_appends_since_ms is not None
+            and partition.rejects_appends_since_ms <= since_ms
+            and (len(partition.isr) > 1 if partition.is_leader else partition.is_in_sync_follower)
             for partition in self._partitions.values()
         )
 
     # What partitions tell
 
-    def on_progress(self, listener: Callable[[Partition], None]) -> None:
+    def add_progress_listener(self, listener: Callable[[Partition], None]) -> None:
         """Have a coordinator told of every partition that moved on."""
         self._progress.append(listener)
 
-    def partition_progressed(self, partition: Partition) -> None:
+    def on_partition_progress(self, partition: Partition) -> None:
         self.purgatory.moved(partition.topic_partition)
         for listener in self._progress:
             listener(partition)
 
-    def isr_proposed(self, partition: Partition, proposal: IsrProposal) -> None:
-        if self._alter_isr is not None:
-            self._alter_isr(partition, proposal)
+    def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
+        if self._submit_change is not None:
+            self._submit_change(partition, change)
 
     # Followers
 
@@ -329,7 +328,7 @@ class ReplicaManager:
         registration = self._image.cluster.brokers.get(broker)
         return broker_epoch != -1 and registration is not None and registration.epoch > broker_epoch
 
-    def may_join_isr(self, broker: int, broker_epoch: int | None) -> bool:
+    def is_replica_isr_eligible(self, broker: int, broker_epoch: int | None) -> bool:
         registration = self._image.cluster.brokers.get(broker)
         if registration is None or not registration.is_active or broker_epoch is None:
             return False

@@ -202,7 +202,7 @@ class Engine(Generic[M]):
             timestamp=now.wall_ms,
         )
         try:
-            info = shard.partition.append(
+            info = shard.partition.append_records_to_leader(
                 batch,
                 now_ms=now.wall_ms,
                 origin=AppendOrigin.COORDINATOR,
@@ -290,7 +290,7 @@ class Engine(Generic[M]):
                 transactional=producer is not None,
             )
             try:
-                info = shard.partition.append(
+                info = shard.partition.append_records_to_leader(
                     batch, now_ms=now.wall_ms, origin=AppendOrigin.COORDINATOR, guard=guard
                 )
             except OSError as error:

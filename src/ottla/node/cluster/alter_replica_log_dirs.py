@@ -21,8 +21,8 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.replication.follower_partition import common_end
 from ottla.replication.partition import Partition
+from ottla.replication.partition_fetch_state import common_end_offset
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
@@ -184,7 +184,7 @@ def _cut_what_differs(future: UnifiedLog, current: UnifiedLog) -> None:
         known_epoch, end = current.end_offset_for_epoch(epoch)
         if known_epoch == epoch and future.log_end_offset <= end:
             break
-        target = common_end(future, known_epoch, end) if known_epoch >= 0 else current.log_start_offset
+        target = common_end_offset(future, known_epoch, end) if known_epoch >= 0 else current.log_start_offset
         future.truncate_to(max(target, future.log_start_offset))
     if future.log_end_offset > current.log_end_offset:
         future.truncate_to(current.log_end_offset)

@@ -15,13 +15,12 @@ from ottla.node.cluster.peers import PeerBrokers
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from ottla.protocol.names import TopicPartition
-from ottla.replication.alter_partition_manager import IsrChanges
-from ottla.replication.partition import Partition
-from ottla.replication.replica_fetcher import FetcherConfig, Follower
-from ottla.replication.replica_fetcher_manager import Fetchers
+from ottla.replication.alter_partition_manager import AlterPartitionManager
+from ottla.replication.partition import Partition, PendingPartitionChange
+from ottla.replication.replica_fetcher import ReplicaFetcherConfig, ReplicaFetcherContext
+from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
-from ottla.replication.replication_quota import ReplicationQuota, is_throttled
-from ottla.replication.types import IsrProposal
+from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 
 if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
@@ -36,9 +35,9 @@ _WINDOWS_OF_MOVES: Final = (
 )
 
 
-def fetcher_config(config: NodeConfig) -> FetcherConfig:
+def fetcher_config(config: NodeConfig) -> ReplicaFetcherConfig:
     number = config.number
-    return FetcherConfig(
+    return ReplicaFetcherConfig(
         wait_max_ms=number("replica.fetch.wait.max.ms"),
         min_bytes=number("replica.fetch.min.bytes"),
         max_bytes=number("replica.fetch.max.bytes"),
@@ -57,9 +56,9 @@ class BrokerReplication:
         self.move_quota: Final = _quota(node, *_WINDOWS_OF_MOVES)
         self.selects_nearest = False
         # Made when the first replica is shared with another broker: a lone node needs none of it.
-        self._fetchers: Fetchers | None = None
-        self._isr_changes: IsrChanges | None = None
         self._assignments: AssignmentsManager | None = None
+        self._fetchers: ReplicaFetcherManager | None = None
+        self._alter_partition_manager: AlterPartitionManager | None = None
 
     # Following the metadata
 
@@ -89,15 +88,15 @@ class BrokerReplication:
     async def close(self) -> None:
         if self._fetchers is not None:
             await self._fetchers.close()
-        if self._isr_changes is not None:
-            await self._isr_changes.close()
         if self._assignments is not None:
             await self._assignments.close()
+        if self._alter_partition_manager is not None:
+            await self._alter_partition_manager.close()
 
-    def _make_fetchers(self) -> Fetchers:
+    def _make_fetchers(self) -> ReplicaFetcherManager:
         node = self._node
         config = node.config
-        follower = Follower(
+        follower = ReplicaFetcherContext(
             config.node_id,
             lambda: node.broker_epoch,
             node.runtime.clock,
@@ -105,7 +104,7 @@ class BrokerReplication:
             self.follower_quota,
             self._failed,
         )
-        return Fetchers(
+        return ReplicaFetcherManager(
             follower,
             lambda: self.peers.channel("fetcher"),
             self.peers.address,
@@ -118,14 +117,14 @@ class BrokerReplication:
 
     # In-sync sets
 
-    def propose(self, partition: Partition, proposal: IsrProposal) -> None:
+    def propose(self, partition: Partition, proposal: PendingPartitionChange) -> None:
         """Take an in-sync set to the controller."""
-        if self._isr_changes is None:
+        if self._alter_partition_manager is None:
             node = self._node
-            self._isr_changes = IsrChanges(
+            self._alter_partition_manager = AlterPartitionManager(
                 node.config.node_id, lambda: node.broker_epoch, self._alter, node.runtime.clock
             )
-        self._isr_changes.propose(partition, proposal)
+        self._alter_partition_manager.submit(partition, proposal)
 
     async def _alter(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
         response = await self._node.controllers.ask(request, _ALTER_PARTITION_VERSION)
@@ -158,8 +157,8 @@ class BrokerReplication:
         )
 
 
-def _quota(node: Node, samples: str, window_seconds: str) -> ReplicationQuota:
+def _quota(node: Node, samples: str, window_seconds: str) -> ReplicationQuotaManager:
     number = node.config.number
-    return ReplicationQuota(
+    return ReplicationQuotaManager(
         node.runtime.clock, samples=number(samples), window_ms=number(window_seconds) * 1000
     )

@@ -48,7 +48,7 @@ class Coordinators:
             commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
             load_bytes=config.number("offsets.load.buffer.size"),
         )
-        node.replicas.on_progress(groups.progressed)
+        node.replicas.add_progress_listener(groups.progressed)
         groups.follow(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS_TOPIC))
         return groups
 
@@ -64,7 +64,7 @@ class Coordinators:
         node = self._node
         transactions = NodeTransactions(node)
         service = transactions.service
-        node.replicas.on_progress(service.progressed)
+        node.replicas.add_progress_listener(service.progressed)
         service.follow(node.image, leaders=_led(node.replicas, TRANSACTION_STATE_TOPIC))
         return transactions
 

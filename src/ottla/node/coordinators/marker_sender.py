@@ -171,7 +171,7 @@ class TransactionMarkerSender:
             except KafkaError as error:
                 codes[tp] = error.code
                 continue
-            outcome = partition.replicated(end_offset)
+            outcome = partition.check_enough_replicas_reach_offset(end_offset)
             if outcome is None:
                 appended[tp] = partition, end_offset
             else:
@@ -190,7 +190,7 @@ class TransactionMarkerSender:
             timestamp=now_ms,
         )
         try:
-            info = partition.append(
+            info = partition.append_records_to_leader(
                 batch,
                 now_ms=now_ms,
                 origin=AppendOrigin.COORDINATOR,
@@ -212,11 +212,14 @@ class TransactionMarkerSender:
         timeout_ms = self._node.config.number("request.timeout.ms")
         await self._node.replicas.purgatory.wait(
             appended,
-            lambda: all(partition.replicated(end) is not None for partition, end in appended.values()),
+            lambda: all(
+                partition.check_enough_replicas_reach_offset(end) is not None
+                for partition, end in appended.values()
+            ),
             timeout_ms,
         )
         for tp, (partition, end_offset) in appended.items():
-            outcome = partition.replicated(end_offset)
+            outcome = partition.check_enough_replicas_reach_offset(end_offset)
             codes[tp] = ErrorCode.REQUEST_TIMED_OUT if outcome is None else outcome
         for tp, ticket in tickets.items():
             with contextlib.suppress(KafkaError):

@@ -23,9 +23,7 @@ from ottla.protocol.messages.fetch import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import LOG_OVERHEAD
-from ottla.replication.partition import Partition
-from ottla.replication.replica_selector import nearest_replica
-from ottla.replication.types import FetchFrom, Isolation
+from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
 from ottla.runtime.disk import NotInMemory
 
 _READ_COMMITTED: Final = 1
@@ -79,9 +77,11 @@ class FetchReader:
         self._rack = "" if self.follower or context.version < 11 else request.rack_id
         self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
         if self.follower:
-            self._isolation = Isolation.LOG_END
+            self._isolation = FetchIsolation.LOG_END
         else:
-            self._isolation = Isolation.COMMITTED if self._committed else Isolation.HIGH_WATERMARK
+            self._isolation = (
+                FetchIsolation.TXN_COMMITTED if self._committed else FetchIsolation.HIGH_WATERMARK
+            )
         self._only_leader = self.follower or context.version < 11
         limit = (
             request.max_bytes
@@ -158,14 +158,14 @@ class FetchReader:
             throttled = self.follower and replication.is_throttled(partition, self._replica_id)
             if throttled and replication.leader_quota.is_exceeded:
                 max_bytes, min_one_batch = 0, False
-            fetched = partition.fetch(
+            fetched = partition.fetch_records(
                 asked.fetch_offset,
                 max_bytes,
                 isolation=self._isolation,
                 now_ms=self._context.node.now_ms(),
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
-                follower=FetchFrom(self._replica_id, asked.log_start_offset, self._replica_epoch)
+                follower=FollowerFetch(self._replica_id, asked.log_start_offset, self._replica_epoch)
                 if self.follower
                 else None,
                 only_leader=self._only_leader,
@@ -223,7 +223,9 @@ class FetchReader:
             for id in partition.replicas
             if id in brokers and not brokers[id].fenced and context.endpoint.name in brokers[id].listeners
         }
-        chosen = nearest_replica(partition, self._rack, reachable, asked.fetch_offset, node.now_ms())
+        chosen = partition.find_preferred_read_replica(
+            self._rack, reachable, asked.fetch_offset, node.now_ms()
+        )
         if chosen is None:
             return None
         partition.check_replica(asked.current_leader_epoch, only_leader=False)

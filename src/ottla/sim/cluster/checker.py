@@ -198,7 +198,7 @@ class Watch:
         self._node = node
         self._disk = disk
         self._checked: dict[tuple[bytes, int], int] = {}
-        node.replicas.on_progress(self.progressed)
+        node.replicas.add_progress_listener(self.progressed)
         checker.watches[id] = self
 
     def leads_with(self, sent: Sent) -> int:

@@ -28,8 +28,7 @@ from ottla.metadata.image.delta import MetadataDelta
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
-from ottla.replication.partition import Partition
-from ottla.replication.types import Isolation
+from ottla.replication.partition import FetchIsolation, Partition
 from ottla.sim.cluster.plan import ClusterPlan
 from ottla.sim.loop import current_process
 from ottla.sim.nemesis import NemesisConfig
@@ -54,7 +53,7 @@ def _acknowledged_before_replicas_have_it() -> list[Patch]:
     def replicated(self: Partition, required_offset: int) -> ErrorCode:
         return ErrorCode.NONE if self.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    return [(Partition, "replicated", replicated)]
+    return [(Partition, "check_enough_replicas_reach_offset", replicated)]
 
 
 def _committed_by_the_leader_alone() -> list[Patch]:
@@ -64,7 +63,7 @@ def _committed_by_the_leader_alone() -> list[Patch]:
         self.log.update_high_watermark(self.log.log_end_offset)
         return True
 
-    return [(Partition, "_advance_high_watermark", advance)]
+    return [(Partition, "_maybe_increment_high_watermark", advance)]
 
 
 def _min_insync_ignored() -> list[Patch]:
@@ -72,7 +71,7 @@ def _min_insync_ignored() -> list[Patch]:
 
 
 def _never_joins_again() -> list[Patch]:
-    return [(Partition, "_maybe_expand_isr", lambda self, follower: None)]
+    return [(Partition, "maybe_expand_isr", lambda self, follower: None)]
 
 
 def _divergence_not_noticed() -> list[Patch]:
@@ -124,20 +123,20 @@ def _followers_forget_producers() -> list[Patch]:
 
 
 def _open_transactions_shown() -> list[Patch]:
-    return _isolation({Isolation.COMMITTED: Isolation.HIGH_WATERMARK})
+    return _isolation({FetchIsolation.TXN_COMMITTED: FetchIsolation.HIGH_WATERMARK})
 
 
 def _read_above_the_high_watermark() -> list[Patch]:
-    return _isolation({Isolation.HIGH_WATERMARK: Isolation.LOG_END})
+    return _isolation({FetchIsolation.HIGH_WATERMARK: FetchIsolation.LOG_END})
 
 
-def _isolation(instead: Mapping[Isolation, Isolation]) -> list[Patch]:
-    original = Partition.fetch
+def _isolation(instead: Mapping[FetchIsolation, FetchIsolation]) -> list[Patch]:
+    original = Partition.fetch_records
 
-    def fetch(self: Partition, *args: Any, isolation: Isolation, **options: Any) -> Any:
+    def fetch(self: Partition, *args: Any, isolation: FetchIsolation, **options: Any) -> Any:
         return original(self, *args, isolation=instead.get(isolation, isolation), **options)
 
-    return [(Partition, "fetch", fetch)]
+    return [(Partition, "fetch_records", fetch)]
 
 
 def _aborted_records_shown() -> list[Patch]:

@@ -53,7 +53,7 @@ class _Deletions:
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             tp = TopicPartition(topic, part.partition_index)
             partition = self._context.node.replicas.partition(tp)
-            self.waiting.append((partition, partition.delete_records(part.offset), result))
+            self.waiting.append((partition, partition.delete_records_on_leader(part.offset), result))
         except KafkaError as error:
             result.error_code = int(error.code)
         return result

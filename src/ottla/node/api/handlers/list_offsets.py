@@ -27,8 +27,8 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from ottla.protocol.names import TopicPartition
-from ottla.replication.list_offsets import list_offset
-from ottla.replication.types import Isolation
+from ottla.replication.list_offsets import fetch_offset_for_timestamp
+from ottla.replication.partition import FetchIsolation
 from ottla.runtime.disk import NotInMemory
 
 _CONSUMER: Final = -1
@@ -109,12 +109,12 @@ def _partition(
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
     partition = context.node.replicas.partition(TopicPartition(topic, part.partition_index))
     if request.replica_id not in (_CONSUMER, _DEBUGGING_CONSUMER):
-        isolation = Isolation.LOG_END
+        isolation = FetchIsolation.LOG_END
     elif request.isolation_level == 1:
-        isolation = Isolation.COMMITTED
+        isolation = FetchIsolation.TXN_COMMITTED
     else:
-        isolation = Isolation.HIGH_WATERMARK
-    found = list_offset(
+        isolation = FetchIsolation.HIGH_WATERMARK
+    found = fetch_offset_for_timestamp(
         partition,
         timestamp,
         isolation=isolation,

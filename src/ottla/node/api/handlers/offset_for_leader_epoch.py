@@ -48,7 +48,7 @@ def _partition(
         if not allowed:
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         partition = context.node.replicas.partition(TopicPartition(topic, part.partition))
-        found = partition.offset_for_leader_epoch(
+        found = partition.last_offset_for_leader_epoch(
             part.leader_epoch, current_leader_epoch=part.current_leader_epoch
         )
     except KafkaError as error:

@@ -298,7 +298,7 @@ class _Appends:
                 response.error_message = error.message
             return response
         try:
-            info = partition.append(
+            info = partition.append_records_to_leader(
                 data.records,
                 now_ms=self._context.node.now_ms(),
                 acks=self._request.acks,
@@ -379,7 +379,7 @@ class _Appends:
         """Take over what has become of the records; True while some are not yet replicated."""
         undecided = False
         for partition, offset, response in self.waiting:
-            outcome = partition.replicated(offset)
+            outcome = partition.check_enough_replicas_reach_offset(offset)
             if outcome is None:
                 undecided = True
             else:
@@ -405,7 +405,7 @@ async def _finish(
         )
         if not done:
             for partition, offset, part in appends.waiting:
-                if partition.replicated(offset) is None:
+                if partition.check_enough_replicas_reach_offset(offset) is None:
                     part.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
     return _with_leaders(context, appends, response)
 

@@ -36,7 +36,7 @@ def is_throttled(replicas: tuple[str, ...], index: int, broker: int) -> bool:
     return found is None or index in found
 
 
-class ReplicationQuota:
+class ReplicationQuotaManager:
     """Bytes per second over a sliding window, by `replication.quota.window.num` and `.size.seconds`."""
 
     __slots__ = ("_clock", "_samples", "_total", "_window_ms", "_windows", "limit")

@@ -17,13 +17,12 @@ from ottla.log.append import UnexpectedAppendOffset
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
-from ottla.replication.partition import Partition
-from ottla.replication.types import NO_EPOCH
+from ottla.replication.partition import NO_EPOCH, Partition
 
 _log = logging.getLogger(__name__)
 
 
-def common_end(log: UnifiedLog, epoch: int, end_offset: int) -> int:
+def common_end_offset(log: UnifiedLog, epoch: int, end_offset: int) -> int:
     """Up to where a log may agree with another one that ended `epoch` at `end_offset`.
 
     Where it never had that epoch, the end of its own greatest epoch below it is the next candidate.
@@ -38,13 +37,15 @@ def common_end(log: UnifiedLog, epoch: int, end_offset: int) -> int:
     return min(target, log.log_end_offset)
 
 
-class Next(Enum):
+class AfterFetch(Enum):
     """What a partition's fetcher does after an answer."""
 
     FETCH = "fetch again at once"
-    FETCH_ANEW = "fetch again at once, in a new session, as not all that the answer said was taken in"
+    FETCH_IN_NEW_SESSION = (
+        "fetch again at once, in a new session, as not all that the answer said was taken in"
+    )
     PAUSE = "fetch again after a pause"
-    FIND_START = "ask for the bounds of the leader's log first"
+    FETCH_OFFSETS = "ask for the bounds of the leader's log first"
     STOP = "stop until the metadata changes"
 
 
@@ -65,7 +66,7 @@ _PASSING: Final = frozenset(
 _FIRST_PAUSE_MS: Final = 20
 
 
-class Following:
+class PartitionFetchState:
     """One partition in one leader epoch. A new epoch makes a new object, so late answers find nobody."""
 
     __slots__ = ("_pause_ms", "has_caught_up", "leader_epoch", "leader_id", "partition", "paused_until_ms")
@@ -110,48 +111,48 @@ class Following:
             partition_max_bytes=min(max_bytes, log.config.segment_bytes),
         )
 
-    def take(self, asked_offset: int, answer: PartitionData, now_ms: int) -> Next:
+    def take(self, asked_offset: int, answer: PartitionData, now_ms: int) -> AfterFetch:
         """Do what an answer says. KafkaError: the log could not, and its directory has been told why."""
         if answer.error_code != ErrorCode.NONE:
             return self._refused(ErrorCode(answer.error_code))
         log = self.partition.log
         if asked_offset != log.log_end_offset:
             # Something else moved the end since, so the records do not follow on it.
-            return Next.FETCH_ANEW
+            return AfterFetch.FETCH_IN_NEW_SESSION
         if answer.diverging_epoch.epoch >= 0:
             self._cut(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-            return Next.FETCH_ANEW
+            return AfterFetch.FETCH_IN_NEW_SESSION
         if answer.records:
             try:
-                self.partition.append_as_follower(answer.records, self.leader_epoch, now_ms=now_ms)
+                self.partition.append_records_to_follower(answer.records, self.leader_epoch, now_ms=now_ms)
             except UnexpectedAppendOffset as error:
                 _log.warning("%s: the leader sent records that do not follow: %s", self, error.message)
-                return Next.PAUSE
+                return AfterFetch.PAUSE
             except KafkaError as error:
                 if error.code not in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD):
                     raise
                 _log.warning("%s: the leader sent records that are broken: %s", self, error.message)
-                return Next.PAUSE
-        self.partition.followed(answer.high_watermark, answer.log_start_offset)
+                return AfterFetch.PAUSE
+        self.partition.follow_leader_offsets(answer.high_watermark, answer.log_start_offset)
         self.has_caught_up = log.log_end_offset >= answer.high_watermark
-        return Next.FETCH
+        return AfterFetch.FETCH
 
-    def _refused(self, error: ErrorCode) -> Next:
+    def _refused(self, error: ErrorCode) -> AfterFetch:
         if error is ErrorCode.OFFSET_OUT_OF_RANGE:
-            return Next.FIND_START
+            return AfterFetch.FETCH_OFFSETS
         if error is ErrorCode.FENCED_LEADER_EPOCH:
             # There is a newer leader; the metadata log says who, and makes a new object for it.
-            return Next.STOP
+            return AfterFetch.STOP
         if error not in _PASSING:
             _log.warning("%s: its leader answers %s", self, error.name)
-        return Next.PAUSE
+        return AfterFetch.PAUSE
 
     def _cut(self, leader_epoch: int, leader_end_offset: int) -> None:
         """Cut the log to what it may have in common with a leader that ended `leader_epoch` there; the next
         fetch finds out whether it agrees.
         """
         log = self.partition.log
-        target = common_end(log, leader_epoch, leader_end_offset)
+        target = common_end_offset(log, leader_epoch, leader_end_offset)
         if target < log.high_watermark:
             _log.warning(
                 "%s is cut to %d, below its high watermark %d: its leader was elected without these records",

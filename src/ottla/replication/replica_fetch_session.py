@@ -27,7 +27,7 @@ _FIRST_EPOCH: Final = 0
 _MAX_EPOCH: Final = 2**31 - 1
 
 
-class FollowersSession:
+class ReplicaFetchSession:
     __slots__ = ("_epoch", "_id", "_known")
 
     def __init__(self) -> None:

@@ -11,8 +11,13 @@ from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
-from ottla.replication.partition import Partition
-from ottla.replication.types import FetchFrom, Isolation, IsrProposal, PartitionFetch
+from ottla.replication.partition import (
+    FetchIsolation,
+    FollowerFetch,
+    LogReadInfo,
+    Partition,
+    PendingPartitionChange,
+)
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
@@ -46,7 +51,7 @@ def registration(
     )
 
 
-class Leader:
+class PartitionLab:
     """A partition led by broker 0, the clock in a hand, and the followers' side played by the test."""
 
     def __init__(
@@ -61,11 +66,11 @@ class Leader:
         self.manager = log_manager(SimDisk(1, clock=self.clock))
         self.log = asyncio.run(self._open(config or LogConfig()))
         self.progress = 0
-        self.proposals: list[IsrProposal] = []
+        self.proposals: list[PendingPartitionChange] = []
         self.ineligible: set[int] = set()
         self.partition = Partition(TP, TOPIC_ID, self.log, 0, self, replica_lag_max_ms=30_000)
         if lead:
-            self.partition.become_leader(registration(replicas=replicas, isr=isr), self.now_ms)
+            self.partition.make_leader(registration(replicas=replicas, isr=isr), self.now_ms)
 
     async def _open(self, config: LogConfig) -> UnifiedLog:
         await self.manager.start(lambda topic: config)
@@ -77,44 +82,48 @@ class Leader:
 
     # As the partition's listener
 
-    def partition_progressed(self, partition: Partition) -> None:
+    def on_partition_progress(self, partition: Partition) -> None:
         self.progress += 1
 
-    def isr_proposed(self, partition: Partition, proposal: IsrProposal) -> None:
+    def submit_alter_partition(self, partition: Partition, proposal: PendingPartitionChange) -> None:
         self.proposals.append(proposal)
 
-    def may_join_isr(self, broker: int, broker_epoch: int | None) -> bool:
+    def is_replica_isr_eligible(self, broker: int, broker_epoch: int | None) -> bool:
         return broker not in self.ineligible
 
     # What happens to it
 
     def produce(self, count: int = 1, *, acks: int = -1) -> int:
         """Append records; the offset that acks=all waits for."""
-        info = self.partition.append(batch(count, self.now_ms), now_ms=self.now_ms, acks=acks)
+        info = self.partition.append_records_to_leader(
+            batch(count, self.now_ms), now_ms=self.now_ms, acks=acks
+        )
         return info.last_offset + 1
 
-    def follow(self, broker: int, offset: int, *, log_start: int = 0, epoch: int = -1) -> PartitionFetch:
-        return self.partition.fetch(
+    def follow(self, broker: int, offset: int, *, log_start: int = 0, epoch: int = -1) -> LogReadInfo:
+        return self.partition.fetch_records(
             offset,
             1_000_000,
-            isolation=Isolation.LOG_END,
+            isolation=FetchIsolation.LOG_END,
             now_ms=self.now_ms,
             current_leader_epoch=self.partition.leader_epoch,
-            follower=FetchFrom(broker, log_start, epoch),
+            follower=FollowerFetch(broker, log_start, epoch),
         )
 
-    def consume(self, offset: int = 0, isolation: Isolation = Isolation.HIGH_WATERMARK) -> PartitionFetch:
-        return self.partition.fetch(offset, 1_000_000, isolation=isolation, now_ms=self.now_ms)
+    def consume(
+        self, offset: int = 0, isolation: FetchIsolation = FetchIsolation.HIGH_WATERMARK
+    ) -> LogReadInfo:
+        return self.partition.fetch_records(offset, 1_000_000, isolation=isolation, now_ms=self.now_ms)
 
     def confirm(self) -> None:
         """The controller agrees to the last proposal."""
         proposal = self.proposals[-1]
-        self.partition.isr_altered(
+        self.partition.handle_alter_partition_update(
             proposal, proposal.isr, proposal.leader_epoch, proposal.partition_epoch + 1, self.now_ms
         )
 
     def refuse(self, error: ErrorCode) -> bool:
-        return self.partition.isr_refused(self.proposals[-1], error)
+        return self.partition.handle_alter_partition_error(self.proposals[-1], error)
 
     @property
     def high_watermark(self) -> int:

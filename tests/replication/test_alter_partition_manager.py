@@ -11,8 +11,8 @@ from ottla.protocol.messages.alter_partition import (
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
 )
-from ottla.replication.alter_partition_manager import IsrChanges
-from tests.replication.world import TOPIC_ID, Leader
+from ottla.replication.alter_partition_manager import AlterPartitionManager
+from tests.replication.partition_lab import TOPIC_ID, PartitionLab
 
 
 class Controller:
@@ -49,10 +49,10 @@ class Controller:
         )
 
 
-def lives(leader: Leader, controller: Controller) -> None:
+def lives(leader: PartitionLab, controller: Controller) -> None:
     async def live() -> None:
-        changes = IsrChanges(0, lambda: 7, controller.ask, leader.clock)
-        changes.propose(leader.partition, leader.proposals[-1])
+        changes = AlterPartitionManager(0, lambda: 7, controller.ask, leader.clock)
+        changes.submit(leader.partition, leader.proposals[-1])
         assert changes._task is not None
         async with asyncio.timeout(60):
             await changes._task
@@ -60,8 +60,8 @@ def lives(leader: Leader, controller: Controller) -> None:
     asyncio.run(live())
 
 
-def caught_up() -> Leader:
-    leader = Leader(replicas=(0, 1, 2), isr=(0,))
+def caught_up() -> PartitionLab:
+    leader = PartitionLab(replicas=(0, 1, 2), isr=(0,))
     leader.follow(1, 0, epoch=41)
     return leader
 
@@ -89,4 +89,4 @@ def test_a_refusal_that_says_we_are_behind_waits_for_the_metadata() -> None:
     lives(leader, controller)
     assert len(controller.asked) == 1
     assert leader.partition.isr == {0}
-    assert leader.partition.pending_proposal is not None
+    assert leader.partition.pending_change is not None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ottla.replication.replica_selector import nearest_replica
-from tests.replication.world import Leader
+from tests.replication.partition_lab import PartitionLab
 
 RACKS = {0: "a", 1: "b", 2: "b"}
 
 
-def led() -> Leader:
-    leader = Leader(replicas=(0, 1, 2))
+def led() -> PartitionLab:
+    leader = PartitionLab(replicas=(0, 1, 2))
     leader.produce(5)
     leader.follow(1, 0)
     leader.follow(2, 0)
@@ -18,8 +17,8 @@ def led() -> Leader:
     return leader
 
 
-def choose(leader: Leader, rack: str, offset: int) -> int | None:
-    return nearest_replica(leader.partition, rack, RACKS, offset, leader.now_ms)
+def choose(leader: PartitionLab, rack: str, offset: int) -> int | None:
+    return leader.partition.find_preferred_read_replica(rack, RACKS, offset, leader.now_ms)
 
 
 def test_a_consumer_is_sent_to_the_replica_of_its_rack_that_has_most() -> None:
@@ -43,7 +42,7 @@ def test_a_consumer_in_the_rack_of_the_leader_or_of_nobody_stays() -> None:
 
 
 def test_a_replica_that_is_not_in_sync_does_not_count() -> None:
-    leader = Leader(replicas=(0, 1), isr=(0,))
+    leader = PartitionLab(replicas=(0, 1), isr=(0,))
     leader.ineligible = {1}
     leader.produce(2)
     leader.follow(1, 2)
@@ -51,5 +50,5 @@ def test_a_replica_that_is_not_in_sync_does_not_count() -> None:
 
 
 def test_a_follower_sends_nobody_away() -> None:
-    leader = Leader(replicas=(0, 1), lead=False)
+    leader = PartitionLab(replicas=(0, 1), lead=False)
     assert choose(leader, "b", 0) is None

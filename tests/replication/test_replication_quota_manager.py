@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.replication.replication_quota import ReplicationQuota, is_throttled
+from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 from ottla.sim.clock import SimClock
 
 
@@ -26,7 +26,7 @@ def test_a_topic_names_its_throttled_replicas(
 
 def test_a_quota_is_exceeded_until_enough_time_has_passed() -> None:
     clock = SimClock()
-    quota = ReplicationQuota(clock, 1_000)
+    quota = ReplicationQuotaManager(clock, 1_000)
     assert not quota.is_exceeded
     quota.record(1_000)
     assert not quota.is_exceeded
@@ -40,7 +40,7 @@ def test_a_quota_is_exceeded_until_enough_time_has_passed() -> None:
 
 def test_a_quota_forgets_what_is_older_than_its_windows() -> None:
     clock = SimClock()
-    quota = ReplicationQuota(clock, 1_000, samples=3)
+    quota = ReplicationQuotaManager(clock, 1_000, samples=3)
     quota.record(50_000)
     clock.advance_ms(2_999)
     assert quota.rate > 16_000
@@ -49,6 +49,6 @@ def test_a_quota_forgets_what_is_older_than_its_windows() -> None:
 
 
 def test_a_quota_without_a_limit_is_never_exceeded() -> None:
-    quota = ReplicationQuota(SimClock())
+    quota = ReplicationQuotaManager(SimClock())
     quota.record(2**62)
     assert not quota.is_exceeded

@@ -9,15 +9,14 @@ import pytest
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import EpochEndOffset, PartitionData
 from ottla.records.batch import read_records
-from ottla.replication.follower_partition import Following, Next
-from ottla.replication.partition import Partition
-from ottla.replication.types import FetchFrom, Isolation, IsrProposal
-from tests.replication.world import Leader, batch, registration
+from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition, PendingPartitionChange
+from ottla.replication.partition_fetch_state import AfterFetch, PartitionFetchState
+from tests.replication.partition_lab import PartitionLab, batch, registration
 
 REPLICAS = (0, 1, 2)
 
 
-class Replica(Leader):
+class Replica(PartitionLab):
     """One broker's replica; the partition believes to be on the broker of this id."""
 
     def __init__(self, broker: int) -> None:
@@ -25,7 +24,7 @@ class Replica(Leader):
         self.partition = Partition(
             self.partition.topic_partition, self.partition.topic_id, self.log, broker, self
         )
-        self.following: Following | None = None
+        self.following: PartitionFetchState | None = None
 
     def values(self, upto: int | None = None) -> list[tuple[int, bytes | None]]:
         end = self.log.log_end_offset if upto is None else upto
@@ -42,18 +41,18 @@ class Replica(Leader):
         return [each for each in found if self.log.log_start_offset <= each[0] < end]
 
 
-def answer(leader: Replica, follower: Replica, following: Following) -> PartitionData:
+def answer(leader: Replica, follower: Replica, following: PartitionFetchState) -> PartitionData:
     """What the leader's node answers to the follower's fetch."""
     asked = following.request(1_000_000)
     try:
-        fetched = leader.partition.fetch(
+        fetched = leader.partition.fetch_records(
             asked.fetch_offset,
             1_000_000,
-            isolation=Isolation.LOG_END,
+            isolation=FetchIsolation.LOG_END,
             now_ms=leader.now_ms,
             current_leader_epoch=asked.current_leader_epoch,
             last_fetched_epoch=asked.last_fetched_epoch,
-            follower=FetchFrom(follower.partition.broker_id, asked.log_start_offset),
+            follower=FollowerFetch(follower.partition.broker_id, asked.log_start_offset),
         )
     except KafkaError as error:
         return PartitionData(error_code=error.code)
@@ -94,10 +93,10 @@ class Cluster:
             if broker in (leave_out or ()):
                 continue
             if broker == self.leader:
-                replica.partition.become_leader(told, replica.now_ms)
+                replica.partition.make_leader(told, replica.now_ms)
                 replica.following = None
-            elif replica.partition.become_follower(told) or replica.following is None:
-                replica.following = Following(replica.partition)
+            elif replica.partition.make_follower(told) or replica.following is None:
+                replica.following = PartitionFetchState(replica.partition)
 
     def elect(self) -> None:
         """Another in-sync replica leads; the former leader may not have heard of it yet."""
@@ -113,7 +112,7 @@ class Cluster:
         believers = [replica for replica in self.replicas if replica.partition.is_leader]
         replica = self.random.choice(believers)
         self.number += 1
-        replica.partition.append(
+        replica.partition.append_records_to_leader(
             batch(self.random.randrange(1, 4), replica.now_ms, b"%d" % self.number),
             now_ms=replica.now_ms,
             acks=1,
@@ -129,7 +128,7 @@ class Cluster:
             return
         asked = replica.following.request(1_000_000).fetch_offset
         then = replica.following.take(asked, answer(leader, replica, replica.following), replica.now_ms)
-        if then is Next.FIND_START:
+        if then is AfterFetch.FETCH_OFFSETS:
             replica.following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)
         self.settle_proposals()
 
@@ -139,15 +138,15 @@ class Cluster:
             self.decide(leader, proposal)
         leader.proposals.clear()
 
-    def decide(self, leader: Replica, proposal: IsrProposal) -> None:
+    def decide(self, leader: Replica, proposal: PendingPartitionChange) -> None:
         if (proposal.leader_epoch, proposal.partition_epoch) == (self.epoch, self.partition_epoch):
             self.isr = set(proposal.isr)
             self.partition_epoch += 1
-            leader.partition.isr_altered(
+            leader.partition.handle_alter_partition_update(
                 proposal, proposal.isr, self.epoch, self.partition_epoch, leader.now_ms
             )
         else:
-            leader.partition.isr_refused(proposal, ErrorCode.INVALID_UPDATE_VERSION)
+            leader.partition.handle_alter_partition_error(proposal, ErrorCode.INVALID_UPDATE_VERSION)
             self.announce()
 
     def step(self) -> None:
@@ -161,7 +160,7 @@ class Cluster:
         else:
             for replica in self.replicas:
                 replica.clock.advance_ms(20_000)
-            self.replicas[self.leader].partition.shrink_isr(self.replicas[self.leader].now_ms)
+            self.replicas[self.leader].partition.maybe_shrink_isr(self.replicas[self.leader].now_ms)
             self.settle_proposals()
         self.check()
 
@@ -196,7 +195,7 @@ def test_what_is_committed_survives_every_election(seed: int) -> None:
     assert cluster.isr == set(REPLICAS)
 
 
-def pair() -> tuple[Replica, Replica, Following]:
+def pair() -> tuple[Replica, Replica, PartitionFetchState]:
     cluster = Cluster(1)
     cluster.isr = {0, 1}
     leader, follower = cluster.replicas[:2]
@@ -208,18 +207,18 @@ def test_a_follower_behind_the_leaders_start_begins_there() -> None:
     leader, follower, following = pair()
     leader.produce(5, acks=1)
     leader.log.high_watermark = 5
-    leader.partition.delete_records(3)
-    assert following.take(0, answer(leader, follower, following), 0) is Next.FIND_START
+    leader.partition.delete_records_on_leader(3)
+    assert following.take(0, answer(leader, follower, following), 0) is AfterFetch.FETCH_OFFSETS
     following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)
     assert follower.log.log_start_offset == 3
-    assert following.take(3, answer(leader, follower, following), 0) is Next.FETCH
+    assert following.take(3, answer(leader, follower, following), 0) is AfterFetch.FETCH
     assert [offset for offset, _ in follower.values()] == [3, 4]
 
 
 def test_a_follower_beyond_the_leaders_end_is_cut_to_it() -> None:
     leader, follower, following = pair()
     leader.produce(2, acks=1)
-    follower.partition.append_as_follower(build(5), 0, now_ms=0)
+    follower.partition.append_records_to_follower(build(5), 0, now_ms=0)
     following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)
     assert follower.log.log_end_offset == 2
 
@@ -238,15 +237,15 @@ def _at(offset: int) -> bytes:
 @pytest.mark.parametrize(
     ("error", "then"),
     [
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Next.PAUSE),
-        (ErrorCode.UNKNOWN_LEADER_EPOCH, Next.PAUSE),
-        (ErrorCode.UNKNOWN_TOPIC_ID, Next.PAUSE),
-        (ErrorCode.CORRUPT_MESSAGE, Next.PAUSE),
-        (ErrorCode.OFFSET_OUT_OF_RANGE, Next.FIND_START),
-        (ErrorCode.FENCED_LEADER_EPOCH, Next.STOP),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, AfterFetch.PAUSE),
+        (ErrorCode.UNKNOWN_LEADER_EPOCH, AfterFetch.PAUSE),
+        (ErrorCode.UNKNOWN_TOPIC_ID, AfterFetch.PAUSE),
+        (ErrorCode.CORRUPT_MESSAGE, AfterFetch.PAUSE),
+        (ErrorCode.OFFSET_OUT_OF_RANGE, AfterFetch.FETCH_OFFSETS),
+        (ErrorCode.FENCED_LEADER_EPOCH, AfterFetch.STOP),
     ],
 )
-def test_what_an_error_means(error: ErrorCode, then: Next) -> None:
+def test_what_an_error_means(error: ErrorCode, then: AfterFetch) -> None:
     _, _, following = pair()
     assert following.take(0, PartitionData(error_code=error), 0) is then
 
@@ -258,9 +257,9 @@ def test_broken_records_are_not_taken_and_asked_for_again() -> None:
     assert good.records
     broken = bytearray(good.records)
     broken[-1] ^= 1
-    assert following.take(0, PartitionData(records=bytes(broken)), 0) is Next.PAUSE
+    assert following.take(0, PartitionData(records=bytes(broken)), 0) is AfterFetch.PAUSE
     assert follower.log.log_end_offset == 0
-    assert following.take(0, good, 0) is Next.FETCH
+    assert following.take(0, good, 0) is AfterFetch.FETCH
     assert follower.log.log_end_offset == 2
 
 
@@ -268,6 +267,6 @@ def test_records_that_came_too_late_are_left() -> None:
     leader, follower, following = pair()
     leader.produce(2, acks=1)
     late = answer(leader, follower, following)
-    assert following.take(0, late, 0) is Next.FETCH
-    assert following.take(0, late, 0) is Next.FETCH_ANEW
+    assert following.take(0, late, 0) is AfterFetch.FETCH
+    assert following.take(0, late, 0) is AfterFetch.FETCH_IN_NEW_SESSION
     assert follower.log.log_end_offset == 2

@@ -28,33 +28,32 @@ from ottla.protocol.messages.list_offsets import (
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
-from ottla.replication.follower_partition import Following
-from ottla.replication.partition import Partition
-from ottla.replication.replica_fetcher import Fetcher, FetcherConfig, Follower
-from ottla.replication.replica_fetcher_manager import Fetchers
+from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
+from ottla.replication.partition_fetch_state import PartitionFetchState
+from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherConfig, ReplicaFetcherContext
+from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
-from ottla.replication.replication_quota import UNLIMITED, ReplicationQuota
-from ottla.replication.types import FetchFrom, Isolation
+from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQuotaManager
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
-from tests.replication.world import TOPIC_ID, TP, Leader, batch, registration
+from tests.replication.partition_lab import TOPIC_ID, TP, PartitionLab, batch, registration
 
 FOLLOWER = 1
-CONFIG = FetcherConfig(wait_max_ms=5_000, backoff_ms=40)
+CONFIG = ReplicaFetcherConfig(wait_max_ms=5_000, backoff_ms=40)
 
 
 class Lab:
     """Broker 0 leads, broker 1 follows through a fetcher; the lab is the wire in between."""
 
-    def __init__(self, *, config: FetcherConfig = CONFIG, log_config: LogConfig | None = None) -> None:
-        self.leader = Leader(lead=False)
+    def __init__(self, *, config: ReplicaFetcherConfig = CONFIG, log_config: LogConfig | None = None) -> None:
+        self.leader = PartitionLab(lead=False)
         told = registration(replicas=(0, FOLLOWER))
-        self.leader.partition.become_leader(told, self.leader.now_ms)
-        self.follower = Leader(lead=False, config=log_config)
+        self.leader.partition.make_leader(told, self.leader.now_ms)
+        self.follower = PartitionLab(lead=False, config=log_config)
         self.partition = Partition(TP, TOPIC_ID, self.follower.log, FOLLOWER, self.follower)
-        self.partition.become_follower(told)
+        self.partition.make_follower(told)
         self.troubles: list[OSError | ErrorCode] = []
         self.asked: list[FetchRequest] = []
         self.hung_up = 0
@@ -63,8 +62,8 @@ class Lab:
         self.said: list[PartitionData] = []  # to be answered instead of what the leader has
         self.news = asyncio.Event()
         self.waiting: asyncio.Future[None] | None = None
-        self.quota = ReplicationQuota(SystemClock(), UNLIMITED)
-        self.follows = Follower(
+        self.quota = ReplicationQuotaManager(SystemClock(), UNLIMITED)
+        self.follows = ReplicaFetcherContext(
             FOLLOWER,
             lambda: 7,
             SystemClock(),
@@ -72,7 +71,7 @@ class Lab:
             self.quota,
             lambda tp, error: self.failed.append((tp, error)),
         )
-        self.fetcher = Fetcher(0, self, self.follows)
+        self.fetcher = ReplicaFetcher(0, self, self.follows)
 
     # The wire
 
@@ -119,14 +118,14 @@ class Lab:
     def _read(self, asked: Any) -> PartitionData:
         leader = self.leader.partition
         try:
-            fetched = leader.fetch(
+            fetched = leader.fetch_records(
                 asked.fetch_offset,
                 asked.partition_max_bytes,
-                isolation=Isolation.LOG_END,
+                isolation=FetchIsolation.LOG_END,
                 now_ms=self.leader.now_ms,
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
-                follower=FetchFrom(FOLLOWER, asked.log_start_offset, 7),
+                follower=FollowerFetch(FOLLOWER, asked.log_start_offset, 7),
             )
         except KafkaError as error:
             return PartitionData(error_code=error.code)
@@ -151,7 +150,7 @@ class Lab:
     # The test's part
 
     def follow(self) -> None:
-        self.fetcher.add(Following(self.partition))
+        self.fetcher.add(PartitionFetchState(self.partition))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -243,7 +242,9 @@ def test_a_follower_of_small_segments_takes_them_in_turn_and_a_batch_that_is_lar
     async def part() -> None:
         now_ms = lab.leader.now_ms
         for size in (900, 900, 900, 5_000, 900):
-            lab.leader.partition.append(batch(1, now_ms, bytes(size)), now_ms=now_ms, acks=1)
+            lab.leader.partition.append_records_to_leader(
+                batch(1, now_ms, bytes(size)), now_ms=now_ms, acks=1
+            )
         lab.follow()
         await lab.until(lambda: lab.end == 5)
 
@@ -275,12 +276,12 @@ def test_a_follower_without_room_that_is_not_in_sync_waits_for_some() -> None:
     disk = lab.follower.log.directory.disk
     assert isinstance(disk, SimDisk)
     out_of_sync = registration(replicas=(0, FOLLOWER), isr=(0,), partition_epoch=1)
-    lab.partition.become_follower(out_of_sync)
+    lab.partition.make_follower(out_of_sync)
 
     async def part() -> None:
         disk.fail(errno.ENOSPC, ops=[Op.WRITE])
         lab.leader.produce(2, acks=1)
-        following = Following(lab.partition)
+        following = PartitionFetchState(lab.partition)
         lab.fetcher.add(following)
         await lab.until(lambda: lab.follower.log.directory.lacks_room)
         # A pause that is longer than one after a failure.
@@ -324,7 +325,7 @@ def test_an_offset_that_the_leader_no_longer_has_begins_the_log_anew() -> None:
     lab = Lab()
 
     async def part() -> None:
-        lab.leader.partition.become_leader(
+        lab.leader.partition.make_leader(
             registration(replicas=(0, FOLLOWER), isr=(0,), partition_epoch=1), lab.leader.now_ms
         )
         lab.leader.produce(5, acks=1)
@@ -339,15 +340,15 @@ def test_an_offset_that_the_leader_no_longer_has_begins_the_log_anew() -> None:
 
 def test_a_partition_that_comes_does_not_wait_for_a_fetch_that_waits() -> None:
     lab = Lab()
-    other = Leader(lead=False)
+    other = PartitionLab(lead=False)
     newcomer = Partition(TopicPartition("others", 0), b"others-topic-id!", other.log, FOLLOWER, other)
-    newcomer.become_follower(registration(replicas=(0, FOLLOWER)))
+    newcomer.make_follower(registration(replicas=(0, FOLLOWER)))
 
     async def part() -> None:
         lab.follow()
         await lab.until(lambda: lab.waiting is not None)
         asked = len(lab.asked)
-        lab.fetcher.add(Following(newcomer))
+        lab.fetcher.add(PartitionFetchState(newcomer))
         await lab.until(lambda: len(lab.asked) > asked and lab.waiting is not None)
         assert {topic.topic_id for topic in lab.asked[-1].topics} == {TOPIC_ID, b"others-topic-id!"}
 
@@ -377,10 +378,10 @@ def test_a_throttled_follower_rests_while_it_is_behind_and_above_its_rate() -> N
 
     async def part() -> None:
         out_of_sync = registration(replicas=(0, FOLLOWER), isr=(0,), partition_epoch=1)
-        lab.leader.partition.become_leader(out_of_sync, lab.leader.now_ms)
+        lab.leader.partition.make_leader(out_of_sync, lab.leader.now_ms)
         lab.leader.ineligible = {FOLLOWER}
         for _ in range(100):
-            lab.leader.partition.append(
+            lab.leader.partition.append_records_to_leader(
                 batch(1, lab.leader.now_ms, bytes(900)), now_ms=lab.leader.now_ms, acks=1
             )
         lab.follow()
@@ -402,7 +403,7 @@ def test_what_was_followed_may_be_given_up_after_the_end() -> None:
 
     async def part() -> None:
         runtime = Runtime.real()
-        fetchers = Fetchers(lab.follows, lambda: Channel(runtime.network), lambda _: None)
+        fetchers = ReplicaFetcherManager(lab.follows, lambda: Channel(runtime.network), lambda _: None)
         fetchers.follow(ReplicaChanges(followers=[lab.partition]))
         assert len(fetchers) == 1
         await fetchers.close()

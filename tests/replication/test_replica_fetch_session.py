@@ -7,7 +7,7 @@ import random
 from ottla.node.fetch.session import FetchSessionCache
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
-from ottla.replication.fetch_session import FollowersSession, Key
+from ottla.replication.replica_fetch_session import Key, ReplicaFetchSession
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 
@@ -44,7 +44,7 @@ def partition(index: int, offset: int) -> FetchPartition:
 
 def test_the_leader_always_knows_what_is_wanted() -> None:
     chance = random.Random(7)
-    leader, session = LeadersSide(), FollowersSession()
+    leader, session = LeadersSide(), ReplicaFetchSession()
     topics = [bytes([n]) * 16 for n in range(3)]
     named = 0
     for _ in range(300):
@@ -68,7 +68,7 @@ def test_the_leader_always_knows_what_is_wanted() -> None:
 
 
 def test_without_a_place_for_a_session_everything_is_named_every_time() -> None:
-    leader, session = LeadersSide(slots=0), FollowersSession()
+    leader, session = LeadersSide(slots=0), ReplicaFetchSession()
     wanted = {(bytes(16), index): partition(index, 5) for index in range(4)}
     for _ in range(3):
         request = FetchRequest()

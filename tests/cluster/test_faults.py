@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from ottla import blocking
+from ottla.sim.transaction_checker import TransactionOutcome, check
 from ottla.testing.local_cluster import LocalCluster
 from tests.guarantees.transformer import DOOMED
 from tests.support import kafka_libs
@@ -28,7 +29,6 @@ from tests.support.acknowledged import Load
 from tests.support.cluster_faults import Nemesis
 from tests.support.replicas import replicas_of
 from tests.support.transformers import Copying, Worker, read
-from tests.support.txn_checker import Fate, check
 
 SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
 SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -112,7 +112,7 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     assert not [seen for seen in committed if seen.value.endswith(DOOMED)], report
     assert {seen.value for seen in committed} <= {seen.value for seen in uncommitted}, report
     assert [str(anomaly) for anomaly in check(history, committed, [committed])] == [], report
-    assert sum(each.fate is Fate.COMMITTED for each in history) > 5, report
+    assert sum(each.outcome is TransactionOutcome.COMMITTED for each in history) > 5, report
     for topic in (SOURCE, TARGET):
         for partition in range(PARTITIONS):
             held = replicas_of(cluster, topic, partition)

@@ -22,11 +22,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from ottla.sim.transaction_checker import TransactionOutcome, check
 from ottla.testing.cluster_plan import free_ports
 from tests.guarantees.transformer import DOOMED
 from tests.support.node_process import NodeProcess
 from tests.support.transformers import Copying, Worker, read
-from tests.support.txn_checker import Fate, check
 
 SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -174,4 +174,4 @@ def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: P
     assert [seen for seen in uncommitted if seen.value.endswith(DOOMED)], report
     assert {seen.value for seen in committed} < {seen.value for seen in uncommitted}
     assert [str(anomaly) for anomaly in check(history, committed, [committed])] == [], report
-    assert sum(each.fate is Fate.COMMITTED for each in history) > 5, report
+    assert sum(each.outcome is TransactionOutcome.COMMITTED for each in history) > 5, report

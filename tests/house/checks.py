@@ -101,8 +101,9 @@ class Module(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The dotted name of its directory."""
-        return self.name if self.is_package else self.name.rpartition(".")[0]
+        """The dotted name of its directory; `__main__`, a program that no module imports, is its own."""
+        package, _, name = self.name.rpartition(".")
+        return self.name if self.is_package or name == "__main__" else package
 
     @property
     def room(self) -> str | None:

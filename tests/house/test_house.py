@@ -164,6 +164,14 @@ class TestCycleCheck:
         modules = [down, up, module("ottla.log.log_config", "")]
         assert checks.package_cycles(modules) == [{"ottla.log", "ottla.log.segment"}]
 
+    def test_a_program_is_not_part_of_the_package_that_it_stands_in(self) -> None:
+        modules = [
+            module("ottla.sim.__main__", "import ottla.sim.cluster.run"),
+            module("ottla.sim.cluster.run", "import ottla.sim.world"),
+            module("ottla.sim.world", ""),
+        ]
+        assert checks.package_cycles(modules) == []
+
     def test_imports_inside_one_package_are_no_cycle_of_packages(self) -> None:
         modules = [module("ottla.log.a", "import ottla.log.b"), module("ottla.log.b", "import ottla.log.a")]
         assert checks.package_cycles(modules) == []

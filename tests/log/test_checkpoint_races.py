@@ -14,8 +14,8 @@ import pytest
 
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
+from ottla.sim.log.log_harness import LogHarness
 from tests.log.test_manager import Node
-from tests.support.log_lab import LogLab
 
 T = TypeVar("T")
 ORDERS = TopicPartition("orders", 0)
@@ -87,7 +87,7 @@ async def test_a_log_start_that_is_taken_back_meanwhile_stays_there() -> None:
 
 def test_a_checkpoint_that_may_have_been_written_counts_as_both() -> None:
     """Its sync failed for lack of room; the new content may be there."""
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     lab.log.flush()
     lab.sim_disk.fail(errno.ENOSPC, ops=["sync_dir"], prefix="/data")

@@ -24,14 +24,14 @@ from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
-from tests.support.compaction_lab import CONFIG, PARTITION, PATH, Lab
+from ottla.sim.log.compaction_harness import CONFIG, PARTITION, PATH, CompactionHarness
 
 T = TypeVar("T")
 
 
 @pytest.fixture
-def lab() -> Lab:
-    lab = Lab()
+def lab() -> CompactionHarness:
+    lab = CompactionHarness()
     for round in range(4):
         for key in "abcd":
             lab.put(key, f"{key}{round}" + "x" * 50)
@@ -64,7 +64,10 @@ class InterruptedPool(InlinePool):
 
 
 def cleaner_of(
-    lab: Lab, pool: InlinePool | None = None, logs: Iterable[UnifiedLog] | None = None, **config: Any
+    lab: CompactionHarness,
+    pool: InlinePool | None = None,
+    logs: Iterable[UnifiedLog] | None = None,
+    **config: Any,
 ) -> LogCleaner:
     chosen = [lab.log] if logs is None else list(logs)
     return LogCleaner(
@@ -81,11 +84,11 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition was never met")
 
 
-def leftovers(lab: Lab) -> list[str]:
+def leftovers(lab: CompactionHarness) -> list[str]:
     return [path for path in lab.disk.contents() if path.endswith((".cleaned", ".swap"))]
 
 
-def test_the_checkpoint_is_written_and_read(lab: Lab) -> None:
+def test_the_checkpoint_is_written_and_read(lab: CompactionHarness) -> None:
     assert lab.clean()
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {PARTITION: 16}
     lab.restart()
@@ -93,7 +96,9 @@ def test_the_checkpoint_is_written_and_read(lab: Lab) -> None:
     assert not lab.clean(), "there is nothing dirty"
 
 
-def test_a_damaged_checkpoint_costs_a_second_cleaning(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_costs_a_second_cleaning(
+    lab: CompactionHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     assert lab.clean()
     lab.restart()
     file = lab.disk.open(f"{PATH}/cleaner-offset-checkpoint")
@@ -105,7 +110,7 @@ def test_a_damaged_checkpoint_costs_a_second_cleaning(lab: Lab, caplog: pytest.L
     assert lab.values() == LATEST | {"a": "new"}
 
 
-def test_the_dirtiest_of_several_logs_comes_first(lab: Lab) -> None:
+def test_the_dirtiest_of_several_logs_comes_first(lab: CompactionHarness) -> None:
     other = create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
     lab.clean()
     lab.put("a", "x")
@@ -130,13 +135,13 @@ def test_the_dirtiest_of_several_logs_comes_first(lab: Lab) -> None:
     ]
 
 
-def test_a_log_that_is_not_compacted_is_left_alone(lab: Lab) -> None:
+def test_a_log_that_is_not_compacted_is_left_alone(lab: CompactionHarness) -> None:
     lab.with_config(cleanup_policy=frozenset({"delete"}))
     assert not lab.clean()
 
 
-def test_nothing_is_cleaned_that_is_not_durable(lab: Lab) -> None:
-    fresh = Lab()
+def test_nothing_is_cleaned_that_is_not_durable(lab: CompactionHarness) -> None:
+    fresh = CompactionHarness()
     fresh.put("a", "1")
     fresh.roll()
     fresh.put("a", "2")
@@ -149,7 +154,7 @@ def test_nothing_is_cleaned_that_is_not_durable(lab: Lab) -> None:
 
 
 def test_nothing_is_cleaned_above_the_high_watermark() -> None:
-    lab = Lab()
+    lab = CompactionHarness()
     for value in "123":
         lab.put("a", value)
         lab.roll()
@@ -171,7 +176,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("after", [1, 8, 16, 20, 24])
-def test_a_truncation_ends_the_cleaning(lab: Lab, after: int) -> None:
+def test_a_truncation_ends_the_cleaning(lab: CompactionHarness, after: int) -> None:
     pool = InterruptedPool(lambda: lab.truncate(10), after)
     cleaner = cleaner_of(lab, pool, io_buffer_size=200)
     asyncio.run(cleaner.clean_dirtiest())
@@ -191,7 +196,7 @@ def test_a_truncation_ends_the_cleaning(lab: Lab, after: int) -> None:
     assert lab.values() == dict.fromkeys("abcd", "again")
 
 
-def test_what_was_cut_below_the_clean_part_is_dirty_again(lab: Lab) -> None:
+def test_what_was_cut_below_the_clean_part_is_dirty_again(lab: CompactionHarness) -> None:
     assert lab.clean()
     assert lab.clean_until == 16
     lab.truncate(12)
@@ -205,7 +210,7 @@ def test_what_was_cut_below_the_clean_part_is_dirty_again(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("after", [1, 8, 13])
-def test_retention_ends_the_cleaning(lab: Lab, after: int) -> None:
+def test_retention_ends_the_cleaning(lab: CompactionHarness, after: int) -> None:
     def delete() -> None:
         lab.log.increment_log_start_offset(5, "a test")
         lab.log.delete_old_segments(lab.now_ms)
@@ -222,7 +227,7 @@ def test_retention_ends_the_cleaning(lab: Lab, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_deletion_of_the_partition_ends_the_cleaning(lab: Lab, after: int) -> None:
+def test_a_deletion_of_the_partition_ends_the_cleaning(lab: CompactionHarness, after: int) -> None:
     cleaner = cleaner_of(lab, InterruptedPool(lambda: lab.log.delete(), after), io_buffer_size=200)
     asyncio.run(cleaner.clean_dirtiest())
     assert not cleaner.uncleanable
@@ -230,7 +235,7 @@ def test_a_deletion_of_the_partition_ends_the_cleaning(lab: Lab, after: int) -> 
     assert not lab.disk.exists(lab.log.dir)
 
 
-def test_a_pause_waits_for_the_end_of_the_slice_and_lasts_until_resumed(lab: Lab) -> None:
+def test_a_pause_waits_for_the_end_of_the_slice_and_lasts_until_resumed(lab: CompactionHarness) -> None:
     async def scenario() -> None:
         cleaner = cleaner_of(lab, io_buffer_size=200)
         work = asyncio.ensure_future(cleaner.clean_dirtiest())
@@ -252,7 +257,7 @@ def test_a_pause_waits_for_the_end_of_the_slice_and_lasts_until_resumed(lab: Lab
     assert lab.values() == LATEST
 
 
-def test_a_cancelled_cleaning_leaves_nothing_behind(lab: Lab) -> None:
+def test_a_cancelled_cleaning_leaves_nothing_behind(lab: CompactionHarness) -> None:
     async def scenario() -> None:
         cleaner = cleaner_of(lab, io_buffer_size=200)
         work = asyncio.ensure_future(cleaner.run())
@@ -270,7 +275,7 @@ def test_a_cancelled_cleaning_leaves_nothing_behind(lab: Lab) -> None:
     assert lab.values() == LATEST
 
 
-def test_workers_take_different_logs(lab: Lab) -> None:
+def test_workers_take_different_logs(lab: CompactionHarness) -> None:
     first = lab.log
     lab.log = second = create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
     for _ in range(4):
@@ -294,13 +299,13 @@ def test_workers_take_different_logs(lab: Lab) -> None:
     assert lab.values() == LATEST
 
 
-def test_a_new_log_of_the_same_name_is_not_taken_for_clean(lab: Lab) -> None:
+def test_a_new_log_of_the_same_name_is_not_taken_for_clean(lab: CompactionHarness) -> None:
     assert lab.clean()
     asyncio.run(lab.cleaner.forget(lab.directory, PARTITION))
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
 
 
-def test_a_partition_that_is_gone_is_gone_from_the_checkpoint(lab: Lab) -> None:
+def test_a_partition_that_is_gone_is_gone_from_the_checkpoint(lab: CompactionHarness) -> None:
     assert lab.clean()
     deleted, lab.log = lab.log, create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
     deleted.delete()
@@ -311,10 +316,10 @@ def test_a_partition_that_is_gone_is_gone_from_the_checkpoint(lab: Lab) -> None:
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {TopicPartition("other", 0): 2}
 
 
-def test_a_log_that_moves_takes_its_checkpoint_along(lab: Lab) -> None:
+def test_a_log_that_moves_takes_its_checkpoint_along(lab: CompactionHarness) -> None:
     assert lab.clean()
     lab.disk.make_dirs("/other")
-    target = Lab().directory
+    target = CompactionHarness().directory
     target.path, target.disk = "/other", lab.disk
     asyncio.run(lab.cleaner.moved(PARTITION, lab.directory, target))
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
@@ -325,7 +330,7 @@ def test_a_log_that_moves_takes_its_checkpoint_along(lab: Lab) -> None:
 
 
 def test_a_damaged_batch_makes_the_log_uncleanable_and_says_so(
-    lab: Lab, caplog: pytest.LogCaptureFixture
+    lab: CompactionHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     segment = lab.log.segments[1]
     before = segment.read(0, segment.size)
@@ -345,14 +350,14 @@ def test_a_damaged_batch_makes_the_log_uncleanable_and_says_so(
     assert lab.values() == LATEST
 
 
-def test_a_damaged_length_is_no_endless_loop(lab: Lab) -> None:
+def test_a_damaged_length_is_no_endless_loop(lab: CompactionHarness) -> None:
     file = lab.disk.open(lab.log.segments[0].path(LOG))
     file.pwrite(b"\x7f\xff\xff\xff", 8)
     assert lab.clean()
     assert "not a whole batch" in lab.cleaner.uncleanable[PARTITION]
 
 
-def test_damage_that_shows_before_the_cleaning_harms_no_other_log(lab: Lab) -> None:
+def test_damage_that_shows_before_the_cleaning_harms_no_other_log(lab: CompactionHarness) -> None:
     lab.with_config(max_compaction_lag_ms=1)
     damaged = lab.log
     file = lab.disk.open(damaged.segments[0].path(LOG))
@@ -372,7 +377,7 @@ def test_damage_that_shows_before_the_cleaning_harms_no_other_log(lab: Lab) -> N
 
 
 def test_without_room_the_log_stays_as_it_is_and_is_cleaned_later(
-    lab: Lab, caplog: pytest.LogCaptureFixture
+    lab: CompactionHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = lab.disk.fail(errno.ENOSPC, ops=["write"], times=None)
     lab.clean()
@@ -386,7 +391,7 @@ def test_without_room_the_log_stays_as_it_is_and_is_cleaned_later(
     assert lab.values() == LATEST
 
 
-def test_an_io_error_takes_the_directory_offline(lab: Lab) -> None:
+def test_an_io_error_takes_the_directory_offline(lab: CompactionHarness) -> None:
     lab.disk.fail(errno.EIO, ops=["write"])
     lab.clean()
     assert not lab.directory.is_online
@@ -397,7 +402,7 @@ def test_an_io_error_takes_the_directory_offline(lab: Lab) -> None:
 
 
 def test_groups_that_became_too_large_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab(config=replace(CONFIG, segment_bytes=3000))
+    lab = CompactionHarness(config=replace(CONFIG, segment_bytes=3000))
     for number in range(20):
         lab.put(f"key{number}", "x" * 50)
         if number % 5 == 4:
@@ -416,7 +421,7 @@ def test_groups_that_became_too_large_are_made_smaller(monkeypatch: pytest.Monke
 
 
 def test_a_segment_that_is_too_large_by_itself_is_uncleanable(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    lab: CompactionHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.with_config(segment_bytes=100)
     monkeypatch.setattr("ottla.log.cleaner.compaction._MAX_SEGMENT_BYTES", 100)
@@ -461,7 +466,7 @@ def test_the_throttle_spreads_the_bytes_over_time() -> None:
         throttle.set_rate(0)
 
 
-def test_a_cleaning_waits_for_its_budget(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleaning_waits_for_its_budget(lab: CompactionHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = []
 
     async def sleep(seconds: float) -> None:

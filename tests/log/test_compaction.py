@@ -11,26 +11,26 @@ from ottla.log.cleaner.compaction import Compaction, CompactionPlan, MeasuredSeg
 from ottla.records.batch import read_records
 from ottla.records.compaction import OffsetMap
 from ottla.records.types import Codec
-from tests.support.compaction_lab import CONFIG, Lab
+from ottla.sim.log.compaction_harness import CONFIG, CompactionHarness
 
 
 @pytest.fixture
-def lab() -> Lab:
-    return Lab()
+def lab() -> CompactionHarness:
+    return CompactionHarness()
 
 
-def offsets(lab: Lab) -> list[int]:
+def offsets(lab: CompactionHarness) -> list[int]:
     return sorted(lab.records())
 
 
-def checked(lab: Lab) -> Lab:
+def checked(lab: CompactionHarness) -> CompactionHarness:
     lab.check_nothing_invented()
     lab.check_order()
     lab.check_reads()
     return lab
 
 
-def test_the_newest_record_of_each_key_stays_at_its_offset(lab: Lab) -> None:
+def test_the_newest_record_of_each_key_stays_at_its_offset(lab: CompactionHarness) -> None:
     for key, value in [("a", "1"), ("b", "1"), ("a", "2"), ("c", "1"), ("b", "2")]:
         lab.put(key, value)
     assert lab.roll_and_clean()
@@ -40,7 +40,7 @@ def test_the_newest_record_of_each_key_stays_at_its_offset(lab: Lab) -> None:
     assert lab.clean_until == 5
 
 
-def test_the_active_segment_is_left_alone(lab: Lab) -> None:
+def test_the_active_segment_is_left_alone(lab: CompactionHarness) -> None:
     lab.put("a", "1")
     lab.put("a", "2")
     assert not lab.clean()
@@ -52,7 +52,7 @@ def test_the_active_segment_is_left_alone(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_records_go_out_of_the_middle_of_a_batch_of_any_codec(lab: Lab, codec: Codec) -> None:
+def test_records_go_out_of_the_middle_of_a_batch_of_any_codec(lab: CompactionHarness, codec: Codec) -> None:
     lab.append((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), codec=codec)
     lab.append((b"c", b"2"), (b"d", b"1"), codec=codec)
     assert lab.roll_and_clean()
@@ -61,7 +61,7 @@ def test_records_go_out_of_the_middle_of_a_batch_of_any_codec(lab: Lab, codec: C
     assert (first.base_offset, first.last_offset, first.count, first.codec) == (0, 3, 2, codec)
 
 
-def test_records_without_a_key_go(lab: Lab) -> None:
+def test_records_without_a_key_go(lab: CompactionHarness) -> None:
     lab.with_config(cleanup_policy=frozenset({"delete"}))
     lab.append((b"a", b"1"), (None, b"x"))
     lab.append((None, b"y"))
@@ -71,7 +71,7 @@ def test_records_without_a_key_go(lab: Lab) -> None:
     assert offsets(checked(lab)) == [0, 3]
 
 
-def test_the_last_batch_of_the_range_stays_even_if_it_is_empty(lab: Lab) -> None:
+def test_the_last_batch_of_the_range_stays_even_if_it_is_empty(lab: CompactionHarness) -> None:
     lab.with_config(cleanup_policy=frozenset({"delete"}))
     lab.put("a", "1")
     lab.append((None, b"y"), (None, b"z"))
@@ -85,7 +85,7 @@ def test_the_last_batch_of_the_range_stays_even_if_it_is_empty(lab: Lab) -> None
 # Tombstones
 
 
-def test_a_tombstone_outlives_its_key_by_delete_retention(lab: Lab) -> None:
+def test_a_tombstone_outlives_its_key_by_delete_retention(lab: CompactionHarness) -> None:
     lab.put("a", "1")
     lab.put("a", None)
     lab.put("z", "1")
@@ -105,7 +105,7 @@ def test_a_tombstone_outlives_its_key_by_delete_retention(lab: Lab) -> None:
     assert lab.values() == {"z": "1", "y": "1", "x": "1"}
 
 
-def test_the_horizon_counts_from_the_first_cleaning_not_from_the_write(lab: Lab) -> None:
+def test_the_horizon_counts_from_the_first_cleaning_not_from_the_write(lab: CompactionHarness) -> None:
     lab.put("a", None)
     lab.put("z", "1")
     lab.pass_time(10 * lab.config.delete_retention_ms)
@@ -113,14 +113,14 @@ def test_the_horizon_counts_from_the_first_cleaning_not_from_the_write(lab: Lab)
     assert offsets(checked(lab)) == [0, 1]
 
 
-def test_a_tombstone_that_is_superseded_goes_at_once(lab: Lab) -> None:
+def test_a_tombstone_that_is_superseded_goes_at_once(lab: CompactionHarness) -> None:
     lab.put("a", None)
     lab.put("a", "2")
     assert lab.roll_and_clean()
     assert offsets(checked(lab)) == [1]
 
 
-def test_a_record_of_the_same_batch_stays_when_the_tombstone_goes(lab: Lab) -> None:
+def test_a_record_of_the_same_batch_stays_when_the_tombstone_goes(lab: CompactionHarness) -> None:
     lab.append((b"a", None), (b"b", b"1"), codec=Codec.LZ4)
     lab.put("z", "1")
     assert lab.roll_and_clean()
@@ -135,7 +135,7 @@ def test_a_record_of_the_same_batch_stays_when_the_tombstone_goes(lab: Lab) -> N
 # Transactions
 
 
-def test_aborted_records_go_and_committed_ones_stay(lab: Lab) -> None:
+def test_aborted_records_go_and_committed_ones_stay(lab: CompactionHarness) -> None:
     lab.put("a", "committed", producer_id=1, transactional=True)
     lab.end(1, commit=True)
     lab.put("a", "aborted", producer_id=2, transactional=True)
@@ -147,7 +147,7 @@ def test_aborted_records_go_and_committed_ones_stay(lab: Lab) -> None:
     assert lab.values() == {"a": "committed", "z": "1"}
 
 
-def test_an_open_transaction_stops_the_cleaning_in_front_of_it(lab: Lab) -> None:
+def test_an_open_transaction_stops_the_cleaning_in_front_of_it(lab: CompactionHarness) -> None:
     lab.put("a", "1")
     lab.put("a", "2")
     lab.roll()
@@ -163,7 +163,9 @@ def test_an_open_transaction_stops_the_cleaning_in_front_of_it(lab: Lab) -> None
     assert offsets(checked(lab)) == [2, 4]
 
 
-def test_a_marker_stays_until_its_records_are_gone_and_then_for_delete_retention(lab: Lab) -> None:
+def test_a_marker_stays_until_its_records_are_gone_and_then_for_delete_retention(
+    lab: CompactionHarness,
+) -> None:
     lab.put("a", "1", producer_id=1, transactional=True)
     lab.end(1, commit=True)
     lab.put("z", "1")
@@ -198,7 +200,7 @@ def test_a_marker_stays_until_its_records_are_gone_and_then_for_delete_retention
     assert markers() == []
 
 
-def test_an_abort_marker_keeps_its_index_entry_as_long_as_it_may_be_needed(lab: Lab) -> None:
+def test_an_abort_marker_keeps_its_index_entry_as_long_as_it_may_be_needed(lab: CompactionHarness) -> None:
     lab.put("a", "1", producer_id=1, transactional=True)
     lab.roll()
     marker = lab.end(1, commit=False)
@@ -212,7 +214,7 @@ def test_an_abort_marker_keeps_its_index_entry_as_long_as_it_may_be_needed(lab: 
     assert lab.values() == {"z": "1", "y": "1"}
 
 
-def test_an_aborted_transaction_does_not_swallow_the_next_one_of_its_producer(lab: Lab) -> None:
+def test_an_aborted_transaction_does_not_swallow_the_next_one_of_its_producer(lab: CompactionHarness) -> None:
     lab.put("a", "aborted", producer_id=1, transactional=True)
     lab.end(1, commit=False)
     lab.roll()
@@ -230,7 +232,7 @@ def test_an_aborted_transaction_does_not_swallow_the_next_one_of_its_producer(la
 # Producers
 
 
-def test_the_last_batch_of_a_producer_stays_empty_when_its_records_go(lab: Lab) -> None:
+def test_the_last_batch_of_a_producer_stays_empty_when_its_records_go(lab: CompactionHarness) -> None:
     lab.put("a", "1", producer_id=7)
     lab.put("a", "2", producer_id=7)
     lab.put("a", "3")
@@ -250,7 +252,7 @@ def test_the_last_batch_of_a_producer_stays_empty_when_its_records_go(lab: Lab) 
     lab.put("b", "1", producer_id=7)
 
 
-def test_the_batch_of_a_producer_that_has_expired_goes(lab: Lab) -> None:
+def test_the_batch_of_a_producer_that_has_expired_goes(lab: CompactionHarness) -> None:
     lab.put("a", "1", producer_id=7)
     lab.put("a", "2")
     lab.pass_time(31 * 86_400_000)
@@ -265,7 +267,7 @@ def test_the_batch_of_a_producer_that_has_expired_goes(lab: Lab) -> None:
 def test_a_map_that_is_too_small_cleans_in_several_rounds() -> None:
     # 1 MiB holds 43690 slots, of which the load factor leaves one in ten thousand.
     config = CleanerConfig(dedupe_buffer_size=1024 * 1024, io_buffer_load_factor=4 / 43690)
-    lab = Lab(cleaner_config=config)
+    lab = CompactionHarness(cleaner_config=config)
     for round in range(3):
         for key in "abcdefgh":
             lab.put(key, f"{key}{round}")
@@ -284,7 +286,7 @@ def test_a_map_that_is_too_small_cleans_in_several_rounds() -> None:
 # Segments
 
 
-def test_small_neighbours_become_one_segment(lab: Lab) -> None:
+def test_small_neighbours_become_one_segment(lab: CompactionHarness) -> None:
     for index in range(10):
         lab.put(f"key{index}", "value")
         lab.roll()
@@ -294,7 +296,7 @@ def test_small_neighbours_become_one_segment(lab: Lab) -> None:
     assert offsets(lab) == list(range(10))
 
 
-def test_the_new_segment_is_as_old_as_the_last_one_it_replaces(lab: Lab) -> None:
+def test_the_new_segment_is_as_old_as_the_last_one_it_replaces(lab: CompactionHarness) -> None:
     lab.put("a", "1")
     lab.roll()
     lab.pass_time(5000)
@@ -307,7 +309,7 @@ def test_the_new_segment_is_as_old_as_the_last_one_it_replaces(lab: Lab) -> None
 
 
 def test_a_batch_larger_than_the_buffer_is_read_whole() -> None:
-    lab = Lab(
+    lab = CompactionHarness(
         config=replace(CONFIG, segment_bytes=1 << 20), cleaner_config=CleanerConfig(io_buffer_size=1000)
     )
     lab.append((b"a", b"x" * 5000), (b"a", b"y" * 5000))
@@ -317,7 +319,7 @@ def test_a_batch_larger_than_the_buffer_is_read_whole() -> None:
     assert lab.records()[1][2] == b"y" * 5000
 
 
-def test_a_gap_at_the_end_of_the_range_is_clean_too(lab: Lab) -> None:
+def test_a_gap_at_the_end_of_the_range_is_clean_too(lab: CompactionHarness) -> None:
     lab.put("a", "1")
     lab.put("a", "2")
     lab.roll()
@@ -346,7 +348,7 @@ def test_a_gap_at_the_end_of_the_range_is_clean_too(lab: Lab) -> None:
 
 def test_only_the_segments_that_the_map_covers_are_rewritten() -> None:
     config = CleanerConfig(dedupe_buffer_size=1024 * 1024, io_buffer_load_factor=2.5 / 43690)
-    lab = Lab(config=replace(CONFIG, segment_bytes=100), cleaner_config=config)
+    lab = CompactionHarness(config=replace(CONFIG, segment_bytes=100), cleaner_config=config)
     for key in "abcdefgh":
         lab.put(key, "1")
     lab.roll()

@@ -20,15 +20,15 @@ import pytest
 from ottla.log.files import LOG
 from ottla.sim.disk import Op, Operation, SimCrash, SimDisk
 from ottla.sim.disk_faults import READ_ONLY
-from tests.support.compaction_lab import PARTITION, Lab
+from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness
 
 SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "600")) // 50
 
 
-def lived(seed: int) -> Lab:
+def lived(seed: int) -> CompactionHarness:
     """A partition with a history, settled, and due to be cleaned."""
     source = random.Random(seed)
-    lab = Lab(seed=f"crash-{seed}")
+    lab = CompactionHarness(seed=f"crash-{seed}")
     for _ in range(source.randrange(10, 60)):
         match source.randrange(12):
             case 0 | 1 | 2 | 3 | 4:
@@ -61,7 +61,7 @@ def some_records(source: random.Random) -> list[tuple[bytes, bytes | None]]:
     ]
 
 
-def crash_in_a_cleaning(lab: Lab, operations: int, *, keep_all: bool = False) -> bool:
+def crash_in_a_cleaning(lab: CompactionHarness, operations: int, *, keep_all: bool = False) -> bool:
     """Clean, and lose the power after so many operations; False if the cleaning was over before."""
     lab.disk.crash_after(operations)
     try:
@@ -74,7 +74,7 @@ def crash_in_a_cleaning(lab: Lab, operations: int, *, keep_all: bool = False) ->
     return False
 
 
-def check(lab: Lab) -> None:
+def check(lab: CompactionHarness) -> None:
     lab.check_nothing_invented()
     lab.check_order()
     lab.check_reads()
@@ -145,8 +145,8 @@ def test_crashes_in_one_cleaning_after_another(seed: int) -> None:
     lab.check_complete()
 
 
-def three_values() -> Lab:
-    lab = Lab()
+def three_values() -> CompactionHarness:
+    lab = CompactionHarness()
     for value in "123":
         lab.put("a", value)
         lab.roll()

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ottla.log.cleaner.cleaner import CleanerConfig
 from ottla.records.types import Codec
-from tests.support.compaction_lab import PARTITION, Lab
+from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 VALUES = st.none() | st.integers(0, 99).map(lambda n: b"%d" % n)
@@ -28,7 +28,7 @@ class CompactedLives(RuleBasedStateMachine):
     @initialize(room=st.sampled_from([2, 3, 1000]))
     def begin(self, room: int) -> None:
         """With a small map, a cleaning covers only so many keys at a time."""
-        self.lab = Lab(
+        self.lab = CompactionHarness(
             cleaner_config=CleanerConfig(
                 dedupe_buffer_size=1024 * 1024, io_buffer_load_factor=(room + 0.5) / 43690, io_buffer_size=400
             )

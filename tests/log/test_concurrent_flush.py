@@ -16,8 +16,8 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.pool import ThreadPool
+from ottla.sim.log.log_harness import LogHarness, check_log
 from tests.log.test_manager import CONFIG, A, B, Node
-from tests.support.log_lab import LogLab, check_log
 
 EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 
@@ -47,7 +47,7 @@ async def test_flushes_of_one_log_come_one_after_another(tmp_path: Path) -> None
 
 def test_a_flush_that_was_overtaken_does_not_bring_old_epochs_back() -> None:
     for seed in range(10):
-        lab = LogLab(LogConfig(segment_bytes=300), seed=seed)
+        lab = LogHarness(LogConfig(segment_bytes=300), seed=seed)
         lab.fill(2, epoch=1)
         slow = lab.log.prepare_flush()
         assert slow is not None
@@ -67,7 +67,7 @@ def test_a_flush_that_was_overtaken_does_not_bring_old_epochs_back() -> None:
 
 
 def test_an_overtaken_flush_does_not_vouch_for_one_that_failed() -> None:
-    lab = LogLab(LogConfig(segment_bytes=300))
+    lab = LogHarness(LogConfig(segment_bytes=300))
     lab.fill(2, epoch=1)
     slow = lab.log.prepare_flush()
     assert slow is not None
@@ -131,7 +131,7 @@ async def test_a_log_without_room_does_not_keep_others_from_being_flushed() -> N
 
 
 def test_without_room_for_rebuilt_indexes_a_flush_waits_for_some() -> None:
-    lab = LogLab(LogConfig(segment_bytes=600, index_interval_bytes=0))
+    lab = LogHarness(LogConfig(segment_bytes=600, index_interval_bytes=0))
     lab.fill(20)
     lab.sim_disk.sync_all()
     lab.sim_disk.crash()
@@ -148,7 +148,7 @@ def test_without_room_for_rebuilt_indexes_a_flush_waits_for_some() -> None:
 
 
 def test_a_flush_that_found_no_room_has_not_forgotten_the_producer_snapshots() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     batch = build_batch([(0, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
     lab.log.append_as_leader(bytearray(batch), 0, now_ms=lab.now_ms)
     lab.fill(10)

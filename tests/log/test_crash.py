@@ -1,5 +1,5 @@
 """Whatever happens to a log, and wherever the power fails, what is left is right: see
-`tests.support.log_life`.
+`ottla.sim.log.log_workload`.
 
 Two thousand random lives run with every test run. For more:
 
@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import log_life, manager_life
+from ottla.sim.log.log_manager_workload import run_log_manager_workload
+from ottla.sim.log.log_workload import run_log_workload
 
 SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "1000"))
 ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
@@ -49,9 +50,9 @@ def run(live: Callable[[int], None], seeds: range) -> None:
 
 @pytest.mark.parametrize("seeds", chunks(), ids=str)
 def test_a_log_survives_a_crash_at_any_point_of_its_life(seeds: range) -> None:
-    run(log_life.live, seeds)
+    run(run_log_workload, seeds)
 
 
 @pytest.mark.parametrize("seeds", chunks(), ids=str)
 def test_the_logs_of_a_node_survive_a_crash_at_any_point_of_its_life(seeds: range) -> None:
-    run(manager_life.live, seeds)
+    run(run_log_manager_workload, seeds)

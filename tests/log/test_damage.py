@@ -15,8 +15,8 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
+from ottla.sim.log.log_harness import PARTITION, LogHarness, check_log
 from tests.log.test_recovery import FIRST, cut, damage
-from tests.support.log_lab import PARTITION, LogLab, check_log
 
 EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 
@@ -24,9 +24,9 @@ EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 # Batches
 
 
-def with_a_wrong_length(length: int) -> tuple[LogLab, int]:
+def with_a_wrong_length(length: int) -> tuple[LogHarness, int]:
     """Some segments, closed cleanly; in the first of them the third batch has a wrong length."""
-    lab = LogLab(LogConfig(segment_bytes=1000))
+    lab = LogHarness(LogConfig(segment_bytes=1000))
     for number in range(20):
         lab.put(b"x" * 100, timestamp=1000 + number)
     assert len(lab.log.segments) > 2
@@ -68,7 +68,7 @@ def test_a_lookup_never_steps_over_a_batch_with_a_wrong_length(length: int) -> N
 
 @pytest.mark.parametrize("extra", [1, 12, 60, 61, 500])
 def test_nothing_is_appended_behind_bytes_that_are_no_batch(extra: int) -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     lab.close()
     cut(lab, FIRST + ".log", lab.log.size + extra)
@@ -80,7 +80,7 @@ def test_nothing_is_appended_behind_bytes_that_are_no_batch(extra: int) -> None:
 
 @pytest.mark.parametrize("extra", [1, 61, 5000])
 def test_without_its_checkpoint_a_log_with_a_bad_end_is_recovered(extra: int) -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     lab.close()
     lab.directory.forget([PARTITION])
@@ -93,7 +93,7 @@ def test_without_its_checkpoint_a_log_with_a_bad_end_is_recovered(extra: int) ->
 
 
 def test_a_reader_is_told_that_the_log_is_shorter_than_it_was() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     lab.close()
     position = [at for at, _ in lab.log.segments[0].headers()][6]
@@ -110,8 +110,8 @@ def test_a_reader_is_told_that_the_log_is_shorter_than_it_was() -> None:
 # Leader epochs
 
 
-def two_epochs() -> LogLab:
-    lab = LogLab(LogConfig(segment_bytes=600))
+def two_epochs() -> LogHarness:
+    lab = LogHarness(LogConfig(segment_bytes=600))
     lab.fill(10, epoch=3)
     lab.fill(10, epoch=5)
     return lab
@@ -150,7 +150,7 @@ def test_lost_leader_epochs_do_not_keep_a_torn_end_from_being_dropped(tail: int)
 # Transactions
 
 
-def abort_one(lab: LogLab, sequence: int) -> None:
+def abort_one(lab: LogHarness, sequence: int) -> None:
     """A transaction with other batches between its beginning and its abort."""
     batch = build_batch(
         [(0, None, b"x" * 100)], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True
@@ -166,9 +166,9 @@ def abort_one(lab: LogLab, sequence: int) -> None:
     lab.log.high_watermark = lab.log.log_end_offset
 
 
-def with_aborted_transactions() -> tuple[LogLab, list[AbortedTxn]]:
+def with_aborted_transactions() -> tuple[LogHarness, list[AbortedTxn]]:
     """Aborted transactions that begin in one segment and end in the next."""
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     for number in range(3):
         abort_one(lab, number)
     aborted = lab.log.aborted_transactions(0, lab.log.log_end_offset)

@@ -13,7 +13,7 @@ from ottla.log.segment.handles import FileHandles, LazyFile, shares
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import RealDisk, write_file
 from ottla.sim.disk import SimDisk
-from tests.support.log_lab import LogLab
+from ottla.sim.log.log_harness import LogHarness
 
 
 def files(tmp_path: Path, handles: FileHandles, count: int) -> list[LazyFile]:
@@ -167,7 +167,7 @@ def test_without_a_descriptor_clean_files_go_first_and_then_a_synced_one() -> No
 
 
 def test_a_closed_segment_keeps_its_file_until_it_is_flushed() -> None:
-    lab = LogLab(LogConfig(segment_bytes=400), open_files=1)
+    lab = LogHarness(LogConfig(segment_bytes=400), open_files=1)
     lab.fill(10)
     closed = lab.log.segments[:-1]
     assert len(closed) > 2
@@ -178,7 +178,7 @@ def test_a_closed_segment_keeps_its_file_until_it_is_flushed() -> None:
 
 
 def test_a_write_that_the_disk_lost_while_its_file_was_closed_takes_the_directory_offline() -> None:
-    lab = LogLab(LogConfig(segment_bytes=400))
+    lab = LogHarness(LogConfig(segment_bytes=400))
     lab.directory.handles.unsynced_capacity = 1
     lab.sim_disk.fail(errno.EIO, ops=["sync"], prefix="/data/orders-3/00000000000000000000.log")
     lab.fill(10)

@@ -12,7 +12,7 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.types import Codec, TimestampType
 from ottla.records.validation import AppendOrigin
-from tests.support.log_lab import LogLab, all_batches, check_log
+from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
 
 
 def batch(count: int = 1, **how: object) -> bytearray:
@@ -21,12 +21,12 @@ def batch(count: int = 1, **how: object) -> bytearray:
     return bytearray(build_batch([(timestamp, b"k", b"v" * size)] * count, **how))  # type: ignore[operator, list-item]
 
 
-def headers(lab: LogLab) -> list[BatchHeader]:
+def headers(lab: LogHarness) -> list[BatchHeader]:
     return [header for header, _ in all_batches(lab.log)]
 
 
 def test_the_leader_gives_offsets_and_its_epoch() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     first = lab.log.append_as_leader(batch(3), 5, now_ms=lab.now_ms)
     second = lab.log.append_as_leader(batch(2), 6, now_ms=lab.now_ms)
     assert (first.first_offset, first.last_offset, first.last_leader_epoch) == (0, 2, 5)
@@ -38,7 +38,7 @@ def test_the_leader_gives_offsets_and_its_epoch() -> None:
 
 
 def test_the_bytes_that_came_are_the_bytes_that_are_written() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     data = batch(3)
     lab.log.append_as_leader(data, 0, now_ms=lab.now_ms)
     assert lab.log.active_segment.read(0, 10_000) == bytes(data)
@@ -48,17 +48,17 @@ def test_the_bytes_that_came_are_the_bytes_that_are_written() -> None:
 
 
 def test_the_broker_may_set_the_timestamps() -> None:
-    lab = LogLab(LogConfig(message_timestamp_type=TimestampType.LOG_APPEND_TIME))
+    lab = LogHarness(LogConfig(message_timestamp_type=TimestampType.LOG_APPEND_TIME))
     info = lab.log.append_as_leader(batch(2, timestamp=5), 0, now_ms=1234)
     assert (info.log_append_time, info.max_timestamp) == (1234, 1234)
     ((header, data),) = all_batches(lab.log)
     assert header.timestamp_type is TimestampType.LOG_APPEND_TIME
     assert [record.timestamp for record in read_records(data)] == [1234, 1234]
-    assert LogLab().log.append_as_leader(batch(), 0, now_ms=lab.now_ms).log_append_time == -1
+    assert LogHarness().log.append_as_leader(batch(), 0, now_ms=lab.now_ms).log_append_time == -1
 
 
 def test_the_broker_may_compress_anew() -> None:
-    lab = LogLab(LogConfig(compression_type="zstd"))
+    lab = LogHarness(LogConfig(compression_type="zstd"))
     lab.log.append_as_leader(batch(20), 0, now_ms=lab.now_ms)
     ((header, data),) = all_batches(lab.log)
     assert header.codec is Codec.ZSTD
@@ -82,7 +82,7 @@ def test_the_broker_may_compress_anew() -> None:
 def test_what_breaks_a_rule_is_refused_and_leaves_nothing(
     config: LogConfig, data: bytearray, code: ErrorCode
 ) -> None:
-    lab = LogLab(config)
+    lab = LogHarness(config)
     with pytest.raises(KafkaError) as refused:
         lab.log.append_as_leader(data, 0, now_ms=lab.now_ms)
     assert refused.value.code is code
@@ -94,13 +94,13 @@ def test_what_breaks_a_rule_is_refused_and_leaves_nothing(
 
 
 def produce(
-    lab: LogLab, sequence: int, *, producer_id: int = 7, epoch: int = 0, count: int = 1, **how: object
+    lab: LogHarness, sequence: int, *, producer_id: int = 7, epoch: int = 0, count: int = 1, **how: object
 ):  # type: ignore[no-untyped-def]
     data = batch(count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, **how)
     return lab.log.append_as_leader(data, 0, now_ms=lab.now_ms)
 
 
-def end(lab: LogLab, kind: ControlType, *, producer_id: int = 7, epoch: int = 0):  # type: ignore[no-untyped-def]
+def end(lab: LogHarness, kind: ControlType, *, producer_id: int = 7, epoch: int = 0):  # type: ignore[no-untyped-def]
     marker = build_end_transaction_marker(
         EndTransactionMarker(kind, 0), producer_id=producer_id, producer_epoch=epoch, timestamp=lab.now_ms
     )
@@ -110,7 +110,7 @@ def end(lab: LogLab, kind: ControlType, *, producer_id: int = 7, epoch: int = 0)
 
 
 def test_a_repeated_batch_is_answered_with_its_first_offsets() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.put(b"before")
     first = produce(lab, 0, count=3)
     lab.put(b"between")
@@ -122,7 +122,7 @@ def test_a_repeated_batch_is_answered_with_its_first_offsets() -> None:
 
 
 def test_a_gap_in_the_sequence_is_refused() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     produce(lab, 0)
     with pytest.raises(KafkaError) as refused:
         produce(lab, 2)
@@ -131,7 +131,7 @@ def test_a_gap_in_the_sequence_is_refused() -> None:
 
 
 def test_an_open_transaction_holds_the_last_stable_offset() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.put(b"a")
     produce(lab, 0, transactional=True)
     lab.put(b"b")
@@ -146,7 +146,7 @@ def test_an_open_transaction_holds_the_last_stable_offset() -> None:
 
 
 def test_an_aborted_transaction_is_found_by_those_who_read_its_range() -> None:
-    lab = LogLab(LogConfig(segment_bytes=300))
+    lab = LogHarness(LogConfig(segment_bytes=300))
     produce(lab, 0, transactional=True, size=50)
     lab.fill(4)
     produce(lab, 1, transactional=True, size=50)
@@ -169,7 +169,7 @@ def given(*bases: int, epoch: int = 0, **how: object) -> bytes:
 
 
 def test_a_follower_takes_the_batches_as_they_are() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     info = lab.log.append_as_follower(given(0, 1, 5, epoch=3), 3, now_ms=lab.now_ms)
     assert (info.first_offset, info.last_offset, info.last_leader_epoch) == (0, 5, 3)
     assert [each.base_offset for each in headers(lab)] == [0, 1, 5]
@@ -177,7 +177,7 @@ def test_a_follower_takes_the_batches_as_they_are() -> None:
 
 
 def test_a_follower_leaves_out_what_is_of_a_later_epoch() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     info = lab.log.append_as_follower(
         given(0, 1, epoch=3) + given(2, epoch=4) + given(3, epoch=3), 3, now_ms=0
     )
@@ -189,13 +189,13 @@ def test_a_follower_leaves_out_what_is_of_a_later_epoch() -> None:
 
 
 def test_a_follower_ignores_a_batch_that_the_fetch_cut_off() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.log.append_as_follower(given(0, 1)[:-5], 0, now_ms=0)
     assert lab.log.log_end_offset == 1
 
 
 def test_batches_below_the_end_are_refused_with_their_offsets() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.log.append_as_follower(given(0, 1, 2), 0, now_ms=0)
     with pytest.raises(UnexpectedAppendOffset) as refused:
         lab.log.append_as_follower(given(2, 3), 0, now_ms=0)
@@ -206,7 +206,7 @@ def test_batches_below_the_end_are_refused_with_their_offsets() -> None:
 
 
 def test_a_follower_checks_the_checksums() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     damaged = bytearray(given(0, 1))
     damaged[-1] ^= 1
     with pytest.raises(KafkaError) as refused:
@@ -216,7 +216,7 @@ def test_a_follower_checks_the_checksums() -> None:
 
 
 def test_the_raft_leader_sets_offsets_and_epoch_itself() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.log.append_as_leader(given(0, 1, epoch=2), 2, now_ms=0, origin=AppendOrigin.RAFT_LEADER)
     assert lab.log.log_end_offset == 2
     with pytest.raises(KafkaError, match="epoch 3"):
@@ -226,12 +226,12 @@ def test_the_raft_leader_sets_offsets_and_epoch_itself() -> None:
 # Rolling
 
 
-def bases(lab: LogLab) -> list[int]:
+def bases(lab: LogHarness) -> list[int]:
     return [segment.base_offset for segment in lab.log.segments]
 
 
 def test_a_segment_is_closed_before_it_grows_too_large() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     infos = [lab.log.append_as_leader(batch(size=130), 0, now_ms=lab.now_ms) for _ in range(5)]
     assert bases(lab) == [0, 2, 4]
     assert [info.rolled for info in infos] == [False, False, True, False, True]
@@ -242,14 +242,14 @@ def test_a_segment_is_closed_before_it_grows_too_large() -> None:
 def test_a_segment_may_be_filled_to_its_last_byte() -> None:
     size = len(build_batch([(0, None, b"x" * 100)]))
     for spare, segments in ((0, [0, 3]), (-1, [0, 2])):
-        lab = LogLab(LogConfig(segment_bytes=3 * size + spare))
+        lab = LogHarness(LogConfig(segment_bytes=3 * size + spare))
         for _ in range(4):
             lab.put(b"x" * 100, timestamp=0)
         assert [segment.base_offset for segment in lab.log.segments] == segments
 
 
 def test_a_segment_is_closed_by_the_age_of_its_first_records() -> None:
-    lab = LogLab(LogConfig(segment_ms=1000))
+    lab = LogHarness(LogConfig(segment_ms=1000))
     start = lab.now_ms
     lab.put(b"a", timestamp=start)
     lab.put(b"b", timestamp=start + 1000)
@@ -263,7 +263,7 @@ def test_a_segment_is_closed_by_the_age_of_its_first_records() -> None:
 
 
 def test_without_timestamps_the_clock_decides() -> None:
-    lab = LogLab(LogConfig(segment_ms=1000))
+    lab = LogHarness(LogConfig(segment_ms=1000))
     lab.put(b"a", timestamp=-1)
     lab.clock.advance_ms(1001)  # type: ignore[attr-defined]
     lab.put(b"b", timestamp=-1)
@@ -271,7 +271,7 @@ def test_without_timestamps_the_clock_decides() -> None:
 
 
 def test_the_age_is_taken_from_the_file_after_a_restart() -> None:
-    lab = LogLab(LogConfig(segment_ms=1000))
+    lab = LogHarness(LogConfig(segment_ms=1000))
     start = lab.now_ms
     lab.put(b"a", timestamp=start)
     lab.close()
@@ -281,7 +281,7 @@ def test_the_age_is_taken_from_the_file_after_a_restart() -> None:
 
 
 def test_jitter_makes_segments_close_earlier() -> None:
-    lab = LogLab(LogConfig(segment_ms=1000, segment_jitter_ms=900, segment_bytes=10**9))
+    lab = LogHarness(LogConfig(segment_ms=1000, segment_jitter_ms=900, segment_bytes=10**9))
     lab.log.roll(lab.now_ms)
     lab.put(b"a")
     lab.log.roll(lab.now_ms)
@@ -299,7 +299,7 @@ def test_jitter_makes_segments_close_earlier() -> None:
 
 
 def test_a_full_index_closes_the_segment() -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=0, segment_index_bytes=24))
+    lab = LogHarness(LogConfig(index_interval_bytes=0, segment_index_bytes=24))
     for number in range(10):
         lab.put(b"x", timestamp=lab.now_ms + number)
     assert len(lab.log.segments) > 2
@@ -310,7 +310,7 @@ def test_a_full_index_closes_the_segment() -> None:
 
 
 def test_an_offset_too_far_from_the_base_begins_a_new_segment() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.log.append_as_follower(given(0, 1), 0, now_ms=0)
     lab.log.append_as_follower(given(2**31 - 1), 0, now_ms=0)
     assert bases(lab) == [0]
@@ -328,7 +328,7 @@ def test_an_offset_too_far_from_the_base_begins_a_new_segment() -> None:
 
 def test_a_follower_rolls_where_its_log_ends() -> None:
     """So that segments join without a gap, and a gap means loss."""
-    lab = LogLab(LogConfig(segment_bytes=200))
+    lab = LogHarness(LogConfig(segment_bytes=200))
     lab.log.append_as_follower(given(0, size=100), 0, now_ms=0)
     lab.log.append_as_follower(given(10, size=100), 0, now_ms=0)
     assert bases(lab) == [0, 1]
@@ -337,7 +337,7 @@ def test_a_follower_rolls_where_its_log_ends() -> None:
 
 
 def test_an_empty_segment_is_not_closed() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     assert not lab.log.roll(lab.now_ms)
     lab.put(b"a")
     assert lab.log.roll(lab.now_ms)
@@ -346,7 +346,7 @@ def test_an_empty_segment_is_not_closed() -> None:
 
 
 def test_every_roll_leaves_a_producer_snapshot() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     produce(lab, 0)
     lab.log.roll(lab.now_ms)
     produce(lab, 1)
@@ -357,7 +357,7 @@ def test_every_roll_leaves_a_producer_snapshot() -> None:
 
 
 def test_a_preallocated_segment_is_cut_when_it_is_closed() -> None:
-    lab = LogLab(LogConfig(preallocate=True, segment_bytes=5000))
+    lab = LogHarness(LogConfig(preallocate=True, segment_bytes=5000))
     lab.put(b"a")
     path = lab.log.active_segment.path(".log")
     assert len(lab.sim_disk.contents()[path]) == 5000

@@ -10,10 +10,10 @@ from ottla.log.append import LogAppendInfo
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from tests.support.log_lab import LogLab, all_batches, check_log
+from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
 
 
-def synced(lab: LogLab) -> list[str]:
+def synced(lab: LogHarness) -> list[str]:
     return [
         each.path.rsplit("/", 1)[1]
         for each in lab.sim_disk.trace.entries()
@@ -22,7 +22,7 @@ def synced(lab: LogLab) -> list[str]:
 
 
 def test_an_append_syncs_nothing() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(1)  # the first one makes the log itself durable
     before = len(synced(lab))
     lab.fill(9)
@@ -33,7 +33,7 @@ def test_an_append_syncs_nothing() -> None:
 
 def test_what_was_flushed_survives_a_crash() -> None:
     for seed in range(20):
-        lab = LogLab(LogConfig(segment_bytes=500), seed=seed)
+        lab = LogHarness(LogConfig(segment_bytes=500), seed=seed)
         lab.fill(20)
         lab.log.flush()
         content = [data for _, data in all_batches(lab.log)]
@@ -44,7 +44,7 @@ def test_what_was_flushed_survives_a_crash() -> None:
 
 
 def test_a_flush_syncs_the_active_segment_without_its_indexes() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     lab.fill(10)
     lab.log.flush()
     lab.put(b"x")
@@ -56,7 +56,7 @@ def test_a_flush_syncs_the_active_segment_without_its_indexes() -> None:
 
 
 def test_a_flush_up_to_an_offset_leaves_the_rest() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     lab.fill(10)
     base = lab.log.active_segment.base_offset
     lab.log.flush(base)
@@ -65,7 +65,7 @@ def test_a_flush_up_to_an_offset_leaves_the_rest() -> None:
 
 
 def test_flush_messages_flushes_as_part_of_the_append() -> None:
-    lab = LogLab(LogConfig(flush_messages=3))
+    lab = LogHarness(LogConfig(flush_messages=3))
     lab.fill(2)
     assert lab.log.recovery_point == 0
     lab.fill(1)
@@ -75,7 +75,7 @@ def test_flush_messages_flushes_as_part_of_the_append() -> None:
 
 
 def test_a_flush_that_is_due_may_be_left_to_the_caller() -> None:
-    lab = LogLab(LogConfig(flush_messages=1))
+    lab = LogHarness(LogConfig(flush_messages=1))
     data = bytearray(build_batch([(lab.now_ms, None, b"x")]))
     info = lab.log.append_as_leader(data, 0, now_ms=lab.now_ms, inline_flush=False)
     assert info.flush_due
@@ -90,7 +90,7 @@ def test_a_flush_that_is_due_may_be_left_to_the_caller() -> None:
 
 
 def test_a_flush_of_a_log_that_was_cut_meanwhile_moves_nothing() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     plan = lab.log.prepare_flush()
     assert plan is not None
@@ -103,7 +103,7 @@ def test_a_flush_of_a_log_that_was_cut_meanwhile_moves_nothing() -> None:
 
 def test_the_epochs_are_durable_before_the_recovery_point_passes_them() -> None:
     for seed in range(20):
-        lab = LogLab(LogConfig(segment_bytes=500), seed=seed)
+        lab = LogHarness(LogConfig(segment_bytes=500), seed=seed)
         for epoch in range(5):
             lab.fill(4, epoch=epoch)
         lab.log.flush()
@@ -114,7 +114,7 @@ def test_the_epochs_are_durable_before_the_recovery_point_passes_them() -> None:
 
 
 def test_a_sync_that_fails_takes_the_directory_offline() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(3)
     lab.sim_disk.fail(errno.EIO, ops=["sync"])
     with pytest.raises(KafkaError, match=r"flushing .* failed") as refused:
@@ -132,7 +132,7 @@ def test_a_sync_that_fails_takes_the_directory_offline() -> None:
 
 
 def test_even_a_lack_of_room_in_a_sync_is_fatal() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(3)
     lab.sim_disk.fail(errno.ENOSPC, ops=["sync"], prefix="/data/orders-3/0")
     with pytest.raises(KafkaError):
@@ -141,7 +141,7 @@ def test_even_a_lack_of_room_in_a_sync_is_fatal() -> None:
 
 
 def test_a_clean_shutdown_makes_everything_durable() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     lab.fill(20)
     lab.close()
     assert lab.sim_disk.contents() == lab.sim_disk.durable_contents()
@@ -151,7 +151,7 @@ def test_a_clean_shutdown_makes_everything_durable() -> None:
 
 
 def test_a_log_whose_files_were_changed_after_a_clean_shutdown_takes_no_appends() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(20)
     lab.close()
     lab.directory.write_recovery_points({lab.log.topic_partition: 19})
@@ -161,7 +161,7 @@ def test_a_log_whose_files_were_changed_after_a_clean_shutdown_takes_no_appends(
 
 
 def test_a_log_that_nobody_touched_is_closed_without_a_write() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(5)
     lab.close()
     lab.reload(clean=True)
@@ -172,7 +172,7 @@ def test_a_log_that_nobody_touched_is_closed_without_a_write() -> None:
 
 
 def test_a_closed_log_can_no_longer_be_used() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.log.close()
     for use in (
         lambda: lab.put(b"x"),
@@ -185,7 +185,7 @@ def test_a_closed_log_can_no_longer_be_used() -> None:
 
 
 def test_after_a_clean_shutdown_a_log_is_loaded_by_its_names() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     lab.fill(20)
     lab.close()
     before = len(lab.sim_disk.trace.entries())
@@ -194,14 +194,14 @@ def test_after_a_clean_shutdown_a_log_is_loaded_by_its_names() -> None:
     assert asked == ["list_dir"]
 
 
-def idempotent(lab: LogLab) -> bytearray:
+def idempotent(lab: LogHarness) -> bytearray:
     return bytearray(
         build_batch([(lab.now_ms, None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0)
     )
 
 
 def test_a_flush_without_room_leaves_the_records_and_the_next_attempt_asks_for_it_again() -> None:
-    lab = LogLab(LogConfig(flush_messages=1))
+    lab = LogHarness(LogConfig(flush_messages=1))
     fault = lab.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix="/data/orders-3/leader-epoch", times=None)
     for attempt in range(3):
         with pytest.raises(KafkaError, match=r"no room .* for flushing"):
@@ -217,7 +217,7 @@ def test_a_flush_without_room_leaves_the_records_and_the_next_attempt_asks_for_i
 
 
 def test_a_batch_that_is_sent_again_while_its_flush_runs_waits_for_it_too() -> None:
-    lab = LogLab(LogConfig(flush_messages=1))
+    lab = LogHarness(LogConfig(flush_messages=1))
 
     def append() -> LogAppendInfo:
         return lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms, inline_flush=False)
@@ -231,7 +231,7 @@ def test_a_batch_that_is_sent_again_while_its_flush_runs_waits_for_it_too() -> N
 
 
 def test_a_flush_that_fails_after_its_append_takes_the_directory_offline() -> None:
-    lab = LogLab(LogConfig(flush_messages=1))
+    lab = LogHarness(LogConfig(flush_messages=1))
     lab.sim_disk.fail(errno.EIO, ops=["sync"], prefix="/data/orders-3/0")
     with pytest.raises(KafkaError) as refused:
         lab.put(b"x")
@@ -241,7 +241,7 @@ def test_a_flush_that_fails_after_its_append_takes_the_directory_offline() -> No
 
 
 def test_records_that_wait_for_a_flush_are_not_to_be_committed() -> None:
-    lab = LogLab(LogConfig(flush_messages=3))
+    lab = LogHarness(LogConfig(flush_messages=3))
 
     def append() -> int:
         data = bytearray(build_batch([(lab.now_ms, None, b"x")]))

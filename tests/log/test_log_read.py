@@ -15,8 +15,8 @@ from ottla.records.builder import build_batch
 from ottla.records.types import Codec, TimestampType
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk
-from tests.support.log_lab import (
-    LogLab,
+from ottla.sim.log.log_harness import (
+    LogHarness,
     all_batches,
     check_lookups,
     scan_for_greatest,
@@ -27,9 +27,9 @@ NOW = 1_700_000_000_000
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> LogLab:
+def logs(draw: st.DrawFn) -> LogHarness:
     """A log of some segments, with batches of several sizes and codecs, gaps, and times that run back."""
-    lab = LogLab(
+    lab = LogHarness(
         LogConfig(
             segment_bytes=draw(st.sampled_from([300, 800, 5000])),
             index_interval_bytes=draw(st.sampled_from([0, 100, 1000])),
@@ -55,7 +55,7 @@ def logs(draw: st.DrawFn) -> LogLab:
 
 
 @given(logs(), st.data())
-def test_a_read_is_the_batches_from_the_offset_on(lab: LogLab, data: st.DataObject) -> None:
+def test_a_read_is_the_batches_from_the_offset_on(lab: LogHarness, data: st.DataObject) -> None:
     log = lab.log
     offset = data.draw(st.integers(0, log.log_end_offset))
     upper = data.draw(st.integers(0, log.log_end_offset))
@@ -81,7 +81,7 @@ def test_a_read_is_the_batches_from_the_offset_on(lab: LogLab, data: st.DataObje
 
 
 @given(logs())
-def test_reading_on_from_where_a_read_ended_reads_everything(lab: LogLab) -> None:
+def test_reading_on_from_where_a_read_ended_reads_everything(lab: LogHarness) -> None:
     log = lab.log
     offset, seen = 0, []
     while offset < log.log_end_offset:
@@ -93,7 +93,7 @@ def test_reading_on_from_where_a_read_ended_reads_everything(lab: LogLab) -> Non
 
 @settings(max_examples=200)
 @given(logs(), st.data())
-def test_timestamps_are_found_as_by_a_scan(lab: LogLab, data: st.DataObject) -> None:
+def test_timestamps_are_found_as_by_a_scan(lab: LogHarness, data: st.DataObject) -> None:
     log = lab.log
     if log.log_end_offset:
         log.increment_log_start_offset(data.draw(st.integers(0, log.log_end_offset)), "a test")
@@ -105,7 +105,7 @@ def test_timestamps_are_found_as_by_a_scan(lab: LogLab, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("offset", [-1, 3, 9, 2**40])
 def test_an_offset_outside_the_log_is_out_of_range(offset: int) -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(8)
     lab.log.high_watermark = 8
     lab.log.increment_log_start_offset(4, "a test")
@@ -115,7 +115,7 @@ def test_an_offset_outside_the_log_is_out_of_range(offset: int) -> None:
 
 
 def test_the_end_of_the_log_and_what_is_above_the_bound_read_as_nothing() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(8)
     assert lab.log.read(8, 1000).records == b""
     assert lab.log.read(5, 1000, upper_offset=5).records == b""
@@ -125,7 +125,7 @@ def test_the_end_of_the_log_and_what_is_above_the_bound_read_as_nothing() -> Non
 
 
 def test_a_batch_is_returned_whole_although_it_begins_before_the_offset() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.put(*[b"x"] * 5)
     lab.put(b"y")
     found = [header.base_offset for _, header in iter_batches(lab.log.read(3, 10_000).records)]
@@ -133,7 +133,7 @@ def test_a_batch_is_returned_whole_although_it_begins_before_the_offset() -> Non
 
 
 def test_a_damaged_index_is_built_anew(caplog: pytest.LogCaptureFixture) -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=0))
+    lab = LogHarness(LogConfig(index_interval_bytes=0))
     lab.fill(50)
     lab.log.roll(lab.now_ms)
     lab.close()
@@ -157,7 +157,7 @@ def test_a_damaged_index_is_built_anew(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_missing_index_is_built_anew() -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=0))
+    lab = LogHarness(LogConfig(index_interval_bytes=0))
     lab.fill(50)
     lab.log.roll(lab.now_ms)
     lab.close()
@@ -170,7 +170,7 @@ def test_a_missing_index_is_built_anew() -> None:
 
 
 def test_reads_and_lookups_on_the_real_disk(tmp_path: Path) -> None:
-    lab = LogLab(
+    lab = LogHarness(
         LogConfig(segment_bytes=2000, index_interval_bytes=200),
         disk=RealDisk(),
         clock=SystemClock(),
@@ -192,7 +192,7 @@ def test_reads_and_lookups_on_the_real_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [[7000, 7000, 7000], [7000, 10, 10, 10], [10, 7000, 10, 20_000, 10]])
 def test_batches_are_found_behind_large_ones(sizes: list[int]) -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=1 << 30))
+    lab = LogHarness(LogConfig(index_interval_bytes=1 << 30))
     for size in sizes * 4:
         lab.put(b"x" * size, b"y")
     batches = all_batches(lab.log)

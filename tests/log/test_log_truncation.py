@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from tests.support.log_lab import PARTITION, LogLab, all_batches, check_log
+from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100, file_delete_delay_ms=1000)
 
 
-def filled(sizes: list[int], config: LogConfig = SMALL) -> LogLab:
+def filled(sizes: list[int], config: LogConfig = SMALL) -> LogHarness:
     """A log with batches of so many records, a new epoch with every third."""
-    lab = LogLab(config)
+    lab = LogHarness(config)
     for number, size in enumerate(sizes):
         data = build_batch(
             [(lab.now_ms + number, None, b"x" * 40)] * size,
@@ -70,7 +70,7 @@ def test_a_cut_is_durable_when_it_returns(sizes: list[int], data: st.DataObject)
 def test_nothing_of_what_was_cut_mixes_with_what_is_written_next() -> None:
     """Batches of the same size and offsets: a lost truncation or a lost write would go unnoticed."""
     for seed in range(30):
-        lab = LogLab(LogConfig(), seed=seed)
+        lab = LogHarness(LogConfig(), seed=seed)
         for _ in range(20):
             lab.put(b"old" * 20, epoch=1)
         lab.log.flush()
@@ -124,7 +124,7 @@ def test_an_epoch_without_records_is_cut_too() -> None:
 
 def test_a_negative_offset_is_refused() -> None:
     with pytest.raises(ValueError, match="-1"):
-        LogLab().log.truncate_to(-1)
+        LogHarness().log.truncate_to(-1)
 
 
 # The start
@@ -176,7 +176,7 @@ def test_segments_below_the_start_are_renamed_and_go_after_a_while() -> None:
 def test_a_durable_start_precedes_the_removal_of_segments() -> None:
     """A crash may keep some removals and lose others; below the log start nobody sees it."""
     for seed in range(20):
-        lab = LogLab(SMALL, seed=seed)
+        lab = LogHarness(SMALL, seed=seed)
         lab.fill(30)
         lab.log.flush()
         lab.log.high_watermark = 30

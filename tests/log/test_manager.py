@@ -24,7 +24,7 @@ from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
-from tests.support.log_lab import all_batches, check_log
+from ottla.sim.log.log_harness import all_batches, check_log
 
 A, B = "/disks/a", "/disks/b"
 CONFIG = LogConfig(segment_bytes=1000, file_delete_delay_ms=500)

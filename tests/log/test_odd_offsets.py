@@ -15,7 +15,7 @@ from ottla.records.types import TimestampType
 from ottla.runtime.disk import write_file
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimCrash
-from tests.support.log_lab import LogLab, all_batches, check_log
+from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
 
 LAST = (1 << 63) - 1
 RECOVERY_POINTS = "/data/recovery-point-offset-checkpoint"
@@ -31,7 +31,7 @@ def batch(base_offset: int, last_offset_delta: int = 0, *, timestamp: int = 0, s
     return bytes(data)
 
 
-def follow(lab: LogLab, data: bytes) -> int:
+def follow(lab: LogHarness, data: bytes) -> int:
     return lab.log.append_as_follower(data, 0, now_ms=lab.now_ms).last_offset
 
 
@@ -39,7 +39,7 @@ def follow(lab: LogLab, data: bytes) -> int:
 
 
 def test_a_log_ends_before_there_are_no_more_offsets() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.log.truncate_fully_and_start_at(LAST - 3)
     for offset in range(LAST - 3, LAST):
         assert lab.put(b"x") == offset
@@ -56,7 +56,7 @@ def test_a_log_ends_before_there_are_no_more_offsets() -> None:
 
 @pytest.mark.parametrize(("base", "delta"), [(5, -1), (5, -(1 << 31)), (LAST, 0), (LAST - 3, 5)])
 def test_a_follower_refuses_a_batch_that_ends_where_no_log_does(base: int, delta: int) -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(5)
     with pytest.raises(KafkaError, match="no log holds that"):
         follow(lab, batch(base, delta))
@@ -67,7 +67,7 @@ def test_a_follower_refuses_a_batch_that_ends_where_no_log_does(base: int, delta
 
 def test_a_batch_may_span_more_offsets_than_it_has_records() -> None:
     """Compaction leaves such batches, empty ones even."""
-    lab = LogLab(LogConfig(index_interval_bytes=0))
+    lab = LogHarness(LogConfig(index_interval_bytes=0))
     assert follow(lab, batch(0, 9)) == 9
     assert follow(lab, batch(10, 0x7FFF_FFFF - 11)) == 0x7FFF_FFFE
     assert lab.put(b"x", timestamp=0) == 0x7FFF_FFFF
@@ -85,7 +85,7 @@ def test_a_batch_may_span_more_offsets_than_it_has_records() -> None:
 
 
 def test_batches_too_far_apart_for_one_segment_are_refused_as_a_whole() -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=0))
+    lab = LogHarness(LogConfig(index_interval_bytes=0))
     lab.fill(2)
     with pytest.raises(KafkaError, match="do not fit into one segment"):
         follow(lab, batch(2) + batch(3 + 0x7FFF_FFFF))
@@ -103,7 +103,7 @@ def test_a_cut_that_fails_half_way_leaves_no_hole_in_front_of_a_far_segment() ->
     """
     for seed in range(15):
         for operation in range(100):
-            lab = LogLab(LogConfig(segment_bytes=400), seed=f"{seed}/{operation}")
+            lab = LogHarness(LogConfig(segment_bytes=400), seed=f"{seed}/{operation}")
             lab.fill(4)
             follow(lab, batch(lab.log.log_end_offset + 0x8000_0000))
             assert len(lab.log.segments) == 3
@@ -132,7 +132,7 @@ def test_a_cut_that_fails_half_way_leaves_no_hole_in_front_of_a_far_segment() ->
 @pytest.mark.parametrize("offset", [-5, 1 << 63])
 @pytest.mark.parametrize("clean", [True, False])
 def test_an_impossible_offset_makes_a_checkpoint_count_as_empty(path: str, offset: int, clean: bool) -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     lab.close()
     write_file(lab.disk, path, f"0\n1\norders 3 {offset}\n".encode())
@@ -143,7 +143,7 @@ def test_an_impossible_offset_makes_a_checkpoint_count_as_empty(path: str, offse
 
 
 def test_a_log_is_not_given_up_for_a_wrong_log_start() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(10)
     lab.close()
     files = lab.sim_disk.contents()
@@ -162,7 +162,7 @@ def test_a_log_is_not_given_up_for_a_wrong_log_start() -> None:
 
 @pytest.mark.parametrize("timestamp", [-1, -2, -(1 << 63), 0, LAST])
 def test_any_timestamp_of_a_leader_is_kept_and_does_no_harm(timestamp: int) -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=0, segment_ms=1000, retention_ms=1000))
+    lab = LogHarness(LogConfig(index_interval_bytes=0, segment_ms=1000, retention_ms=1000))
     for offset in range(4):
         follow(lab, batch(offset, timestamp=timestamp, size=100))
     follow(lab, batch(4, timestamp=1000, size=100))
@@ -184,7 +184,7 @@ def test_a_clock_that_goes_back_neither_rolls_nor_deletes() -> None:
     config = LogConfig(
         segment_ms=10_000, retention_ms=20_000, message_timestamp_type=TimestampType.LOG_APPEND_TIME
     )
-    lab = LogLab(config, clock=clock)
+    lab = LogHarness(config, clock=clock)
     start = clock.wall_ms()
     lab.fill(3)
     clock.set_wall_ms(start - 3_600_000)

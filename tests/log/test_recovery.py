@@ -12,29 +12,29 @@ from ottla.protocol.errors import ErrorCode
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk, write_file
-from tests.support.log_lab import PARTITION, LogLab, all_batches, check_log
+from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 FIRST = "/data/orders-3/00000000000000000000"
 
 
-def damage(lab: LogLab, path: str, position: int, data: bytes = b"\xff") -> None:
+def damage(lab: LogHarness, path: str, position: int, data: bytes = b"\xff") -> None:
     file = lab.disk.open(path)
     file.pwrite(data, position)
     file.close()
 
 
-def cut(lab: LogLab, path: str, size: int) -> None:
+def cut(lab: LogHarness, path: str, size: int) -> None:
     file = lab.disk.open(path)
     file.truncate(size)
     file.close()
 
 
-def bases(lab: LogLab) -> list[int]:
+def bases(lab: LogHarness) -> list[int]:
     return [segment.base_offset for segment in lab.log.segments]
 
 
-def filled(count: int = 10, **settings: object) -> LogLab:
-    lab = LogLab(LogConfig(index_interval_bytes=0, **settings))  # type: ignore[arg-type]
+def filled(count: int = 10, **settings: object) -> LogHarness:
+    lab = LogHarness(LogConfig(index_interval_bytes=0, **settings))  # type: ignore[arg-type]
     lab.fill(count)
     return lab
 
@@ -79,7 +79,7 @@ def test_what_follows_a_damaged_batch_is_lost_but_not_in_silence(caplog: pytest.
 
 def test_the_search_behind_the_damage_is_not_led_astray_by_what_looks_like_headers() -> None:
     """Bytes of records may look like the beginning of a batch of any size."""
-    lab = LogLab()
+    lab = LogHarness()
     lab.put(b"first")
     # An offset, a length and a magic byte, but the offset is of no segment here.
     noise = (7 << 40).to_bytes(8, "big") + (200_000).to_bytes(4, "big") + bytes(4) + b"\x02"
@@ -260,7 +260,7 @@ def test_a_log_without_segments_begins_at_its_start() -> None:
 
 
 def test_a_damaged_snapshot_is_replaced_by_an_older_one_and_the_log() -> None:
-    lab = LogLab(LogConfig(segment_bytes=530))
+    lab = LogHarness(LogConfig(segment_bytes=530))
     for sequence in range(12):
         data = build_batch(
             [(lab.now_ms, None, b"x" * 100)], producer_id=4, producer_epoch=0, base_sequence=sequence
@@ -276,7 +276,7 @@ def test_a_damaged_snapshot_is_replaced_by_an_older_one_and_the_log() -> None:
 
 
 def test_after_a_crash_a_producer_goes_on_where_it_was() -> None:
-    lab = LogLab(LogConfig(segment_bytes=530))
+    lab = LogHarness(LogConfig(segment_bytes=530))
 
     def send(sequence: int) -> bool:
         data = build_batch(
@@ -296,7 +296,7 @@ def test_after_a_crash_a_producer_goes_on_where_it_was() -> None:
 
 
 def test_recovery_on_the_real_disk(tmp_path: Path) -> None:
-    lab = LogLab(
+    lab = LogHarness(
         LogConfig(segment_bytes=2000, index_interval_bytes=200),
         disk=RealDisk(),
         clock=SystemClock(),

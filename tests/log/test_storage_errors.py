@@ -13,15 +13,15 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
-from tests.support.log_lab import LogLab, all_batches, check_log
+from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
 
 
-def full(lab: LogLab, spare: int = 0) -> None:
+def full(lab: LogHarness, spare: int = 0) -> None:
     usage = lab.sim_disk.usage("/data")
     lab.sim_disk.limit(usage.total_bytes - usage.free_bytes + spare)
 
 
-def fill_up(lab: LogLab) -> KafkaError:
+def fill_up(lab: LogHarness) -> KafkaError:
     """Append until that fails."""
     for _ in range(50):
         try:
@@ -33,7 +33,7 @@ def fill_up(lab: LogLab) -> KafkaError:
 
 def test_a_full_disk_fails_the_append_and_nothing_else() -> None:
     for seed in range(10):
-        lab = LogLab(LogConfig(), seed=seed)
+        lab = LogHarness(LogConfig(), seed=seed)
         lab.fill(20)
         content = [data for _, data in all_batches(lab.log)]
         full(lab)
@@ -46,7 +46,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else() -> None:
         check_log(lab.log)
         assert lab.log.read(0, 10_000).records
         # The same disk after a crash right now.
-        copy = LogLab.__new__(LogLab)
+        copy = LogHarness.__new__(LogHarness)
         copy.__dict__.update(lab.__dict__)
         copy.disk = lab.sim_disk.after_crash(seed)
         copy.reload()
@@ -58,7 +58,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else() -> None:
 
 
 def test_a_full_disk_at_a_roll_fails_the_append_until_there_is_room() -> None:
-    lab = LogLab(LogConfig(segment_bytes=530))
+    lab = LogHarness(LogConfig(segment_bytes=530))
     lab.fill(3)
     fault = lab.sim_disk.fail(errno.ENOSPC, ops=["create"], prefix="/data/orders-3", times=None)
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_full_disk_at_a_roll_fails_the_append_until_there_is_room() -> None:
 
 
 def test_an_index_that_finds_no_room_waits_in_memory() -> None:
-    lab = LogLab(LogConfig(index_interval_bytes=0))
+    lab = LogHarness(LogConfig(index_interval_bytes=0))
     lab.fill(5)
     fault = lab.sim_disk.fail(
         errno.ENOSPC, ops=["write"], prefix=lab.log.active_segment.path(".index"), times=None
@@ -89,7 +89,7 @@ def test_an_index_that_finds_no_room_waits_in_memory() -> None:
 
 @pytest.mark.parametrize("operation", ["write", "truncate", "sync"])
 def test_a_failed_write_whose_traces_stay_takes_the_directory_offline(operation: str) -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(3)
     path = lab.log.active_segment.path(".log")
     lab.sim_disk.fail(errno.ENOSPC if operation != "write" else errno.EIO, ops=["write"], prefix=path)
@@ -108,7 +108,7 @@ def test_a_failed_write_whose_traces_stay_takes_the_directory_offline(operation:
 
 
 def test_an_aborted_transaction_that_cannot_be_indexed_is_not_ended() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     data = build_batch(
         [(lab.now_ms, None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0, transactional=True
     )
@@ -139,7 +139,7 @@ def test_an_aborted_transaction_that_cannot_be_indexed_is_not_ended() -> None:
 
 
 def test_a_truncation_that_fails_half_way_takes_the_directory_offline() -> None:
-    lab = LogLab(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500))
     lab.fill(12)
     lab.sim_disk.fail(errno.EIO, ops=["rename"], skip=1)
     with pytest.raises(KafkaError):
@@ -150,7 +150,7 @@ def test_a_truncation_that_fails_half_way_takes_the_directory_offline() -> None:
 
 
 def test_a_truncation_that_cannot_begin_changes_nothing() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(12)
     lab.log.flush()
     lab.checkpoint()
@@ -164,7 +164,7 @@ def test_a_truncation_that_cannot_begin_changes_nothing() -> None:
 
 
 def test_a_read_that_fails_takes_the_directory_offline() -> None:
-    lab = LogLab()
+    lab = LogHarness()
     lab.fill(3)
     lab.sim_disk.fail(errno.EIO, ops=["read"])
     with pytest.raises(KafkaError) as refused:
@@ -176,13 +176,13 @@ def test_a_read_that_fails_takes_the_directory_offline() -> None:
 # Too many open files
 
 
-def closed_files(lab: LogLab) -> None:
+def closed_files(lab: LogHarness) -> None:
     for segment in lab.log.segments:
         segment.release()
 
 
 def test_files_that_are_open_make_room_for_one_that_is_needed() -> None:
-    lab = LogLab(LogConfig(segment_bytes=600))
+    lab = LogHarness(LogConfig(segment_bytes=600))
     lab.fill(20)
     lab.log.flush()
     assert len(lab.directory.handles) > 2
@@ -195,7 +195,7 @@ def test_files_that_are_open_make_room_for_one_that_is_needed() -> None:
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_without_a_handle_nothing_is_done_and_the_directory_stays_online(code: int) -> None:
-    lab = LogLab(LogConfig(segment_bytes=600))
+    lab = LogHarness(LogConfig(segment_bytes=600))
     lab.fill(20)
     end = lab.log.log_end_offset
     actions: dict[str, Callable[[], object]] = {
@@ -222,7 +222,7 @@ def test_without_a_handle_nothing_is_done_and_the_directory_stays_online(code: i
 # No room at any one write
 
 
-def eventful_life(lab: LogLab) -> list[Callable[[], object]]:
+def eventful_life(lab: LogHarness) -> list[Callable[[], object]]:
     """Transactions, new epochs, rolls, flushes, retention, step by step."""
 
     def produce(epoch: int, sequence: int) -> object:
@@ -260,13 +260,13 @@ def eventful_life(lab: LogLab) -> list[Callable[[], object]]:
 @pytest.mark.parametrize("op", ["write", "create"])
 def test_a_lack_of_room_at_any_moment_costs_no_more_than_a_second_attempt(op: str) -> None:
     config = LogConfig(segment_bytes=400, index_interval_bytes=0, retention_bytes=1200)
-    untroubled = LogLab(config)
+    untroubled = LogHarness(config)
     for step in eventful_life(untroubled):
         step()
     expected = [data for _, data in all_batches(untroubled.log)]
     refusals: list[str] = []
     for skip in range(10_000):
-        lab = LogLab(config)
+        lab = LogHarness(config)
         fault = lab.sim_disk.fail(errno.ENOSPC, ops=[op], skip=skip)
         for step in eventful_life(lab):
             try:
@@ -295,7 +295,7 @@ def test_an_io_error_at_any_moment_ends_the_directory_but_not_what_was_synced(op
     config = LogConfig(segment_bytes=400, index_interval_bytes=0, retention_bytes=1200)
     struck = 0
     for skip in range(10_000):
-        lab = LogLab(config, seed=skip)
+        lab = LogHarness(config, seed=skip)
         fault = lab.sim_disk.fail(errno.EIO, ops=[op], skip=skip)
         synced: dict[int, bytes] = {}
         for step in eventful_life(lab):

@@ -6,7 +6,6 @@ import asyncio
 import errno
 
 import pytest
-from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
@@ -15,6 +14,7 @@ from ottla.node.node import Node
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.sim_nodes import SimNodes
 
 A, B = "/data/a", "/data/b"
 TWO = {"log.dirs": f"{A},{B}", "metadata.log.dir": B}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from tests.support.sim_nodes import SimNodes
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -14,6 +13,7 @@ from ottla.protocol.schema import Request, Response
 from ottla.raft.driver.channel import Channel
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker,controller", 2: "broker", 3: "broker"}
 TOPICS = ["__consumer_offsets", "__transaction_state", "__share_group_state"]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.log.log_manager import LogManager
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.sim_nodes import SimNodes
 
 MANY = 100
 AT_ONCE = 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
 from ottla.metadata.storage import format_directory
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -14,6 +13,7 @@ from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import remove_tree
 from ottla.runtime.random import SeededRandom
+from ottla.sim.cluster.sim_nodes import CLUSTER_ID, SimNodes
 from ottla.sim.disk_faults import Op
 
 ORDERS = TopicPartition("orders", 0)

@@ -17,7 +17,7 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
 from ottla.runtime.network import Listener
 from ottla.runtime.runtime import Runtime
-from ottla.sim.quorum_member import QuorumService
+from ottla.sim.quorum.member import QuorumService
 
 CONFIG = QuorumConfig(election_timeout_ms=500, fetch_timeout_ms=3000, request_timeout_ms=3000)
 DEADLINE_S = 60

@@ -13,9 +13,9 @@ from collections import Counter
 
 import pytest
 
-from ottla.sim.cluster.life import ClusterLife, ClusterOutcome
-from ottla.sim.cluster.plan import ClusterPlan
-from ottla.sim.cluster.planted import CLUSTER_BUGS, focus_of, planted_in_cluster
+from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, cluster_bug_scenario, plant_cluster_bug
+from ottla.sim.cluster.run import ClusterOutcome, ClusterRun
+from ottla.sim.cluster.scenario import ClusterScenario
 
 ASKED = "OTTLA_SIM_SEEDS" in os.environ
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "6"))
@@ -40,7 +40,7 @@ def test_fresh_lives_keep_every_promise() -> None:
     coverage: Counter[str] = Counter()
     began, lives = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = ClusterLife(seed, seconds=SECONDS).run()
+        outcome = ClusterRun(seed, seconds=SECONDS).run()
         lives += 1
         coverage.update(outcome.coverage)
         assert not outcome.violations, explain(outcome)
@@ -51,10 +51,11 @@ def test_fresh_lives_keep_every_promise() -> None:
 
 
 def test_one_seed_is_one_life_in_any_interpreter() -> None:
-    here = ClusterLife(5, seconds=2, plan=ClusterPlan(nodes=3)).run()
+    here = ClusterRun(5, seconds=2, scenario=ClusterScenario(nodes=3)).run()
     code = (
-        "from ottla.sim.cluster.life import ClusterLife; from ottla.sim.cluster.plan import ClusterPlan; "
-        "print(ClusterLife(5, seconds=2, plan=ClusterPlan(nodes=3)).run().fingerprint)"
+        "from ottla.sim.cluster.run import ClusterRun\n"
+        "from ottla.sim.cluster.scenario import ClusterScenario\n"
+        "print(ClusterRun(5, seconds=2, scenario=ClusterScenario(nodes=3)).run().fingerprint)"
     )
     there = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -76,8 +77,8 @@ def test_a_failing_life_says_how_to_live_it_again() -> None:
 def find(bug: str) -> ClusterOutcome:
     first = FIRST_SEEDS.get(bug, 0)
     for seed in (first, *(seed for seed in range(PLANTED_LIVES) if seed != first)):
-        with planted_in_cluster(bug):
-            outcome = ClusterLife(seed, seconds=8, plan=focus_of(bug)).run()
+        with plant_cluster_bug(bug):
+            outcome = ClusterRun(seed, seconds=8, scenario=cluster_bug_scenario(bug)).run()
         if outcome.violations:
             return outcome
     pytest.fail(f"{PLANTED_LIVES} lives with the bug {bug!r}, and nobody noticed")
@@ -92,7 +93,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 @pytest.mark.slow
 def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
-    plans = {id(focus_of(bug)): focus_of(bug) for bug in CLUSTER_BUGS}
-    for plan in plans.values():
-        outcome = ClusterLife(1, seconds=1.5, plan=plan).run()
+    scenarios = {id(cluster_bug_scenario(bug)): cluster_bug_scenario(bug) for bug in CLUSTER_BUGS}
+    for scenario in scenarios.values():
+        outcome = ClusterRun(1, seconds=1.5, scenario=scenario).run()
         assert not outcome.violations, explain(outcome)

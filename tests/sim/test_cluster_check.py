@@ -10,14 +10,14 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.sim.clock import LoopClock
 from ottla.sim.cluster.checker import ClusterChecker
-from ottla.sim.cluster.history import Line, Mismatch
+from ottla.sim.cluster.history import Mismatch, PartitionHistory
 from ottla.sim.cluster.journal import (
-    Commit,
-    Fate,
-    GroupStory,
+    ClientTransaction,
+    GroupHistory,
     Journal,
-    Sent,
-    Transaction,
+    OffsetCommit,
+    OperationState,
+    SentRecord,
     copy_of,
     original_of,
 )
@@ -27,9 +27,9 @@ from ottla.sim.world import World
 TOPIC = "orders"
 
 
-def see(line: Line, data: bytes) -> None:
+def see(history: PartitionHistory, data: bytes) -> None:
     for position, header in iter_batches(data):
-        line.see(data, position, header, "node 1")
+        history.see(data, position, header, "node 1")
 
 
 def plain(*values: bytes, at: int, epoch: int = 0) -> bytes:
@@ -61,35 +61,35 @@ def marker(kind: ControlType, at: int, producer: int = 7) -> bytes:
 
 class TestHistory:
     def test_two_replicas_may_not_differ(self) -> None:
-        line = Line("orders-0")
-        see(line, plain(b"a", at=0))
-        see(line, plain(b"a", at=0))
+        history = PartitionHistory("orders-0")
+        see(history, plain(b"a", at=0))
+        see(history, plain(b"a", at=0))
         with pytest.raises(Mismatch, match=r"where .* was committed"):
-            see(line, plain(b"b", at=0))
+            see(history, plain(b"b", at=0))
 
     def test_nor_in_the_epoch_of_a_batch(self) -> None:
-        line = Line("orders-0")
-        see(line, plain(b"a", at=0, epoch=1))
+        history = PartitionHistory("orders-0")
+        see(history, plain(b"a", at=0, epoch=1))
         with pytest.raises(Mismatch):
-            see(line, plain(b"a", at=0, epoch=2))
+            see(history, plain(b"a", at=0, epoch=2))
 
     def test_nor_may_a_batch_begin_inside_of_another(self) -> None:
-        line = Line("orders-0")
-        see(line, plain(b"a", b"b", at=0))
+        history = PartitionHistory("orders-0")
+        see(history, plain(b"a", b"b", at=0))
         with pytest.raises(Mismatch, match="begins where none did"):
-            see(line, plain(b"b", at=1))
+            see(history, plain(b"b", at=1))
 
     def test_a_transaction_is_visible_once_it_is_committed(self) -> None:
-        line = Line("orders-0")
-        see(line, transactional(b"a", at=0) + plain(b"b", at=1))
-        assert (line.last_stable_offset, line.visible()) == (0, [])
-        see(line, marker(ControlType.COMMIT, at=2))
-        assert (line.last_stable_offset, [entry.value for entry in line.visible()]) == (3, [b"a", b"b"])
+        history = PartitionHistory("orders-0")
+        see(history, transactional(b"a", at=0) + plain(b"b", at=1))
+        assert (history.last_stable_offset, history.visible()) == (0, [])
+        see(history, marker(ControlType.COMMIT, at=2))
+        assert (history.last_stable_offset, [entry.value for entry in history.visible()]) == (3, [b"a", b"b"])
 
     def test_and_never_if_it_is_aborted(self) -> None:
-        line = Line("orders-0")
-        see(line, transactional(b"a", at=0) + marker(ControlType.ABORT, at=1) + plain(b"b", at=2))
-        assert [entry.value for entry in line.visible()] == [b"b"]
+        history = PartitionHistory("orders-0")
+        see(history, transactional(b"a", at=0) + marker(ControlType.ABORT, at=1) + plain(b"b", at=2))
+        assert [entry.value for entry in history.visible()] == [b"b"]
 
 
 class Court:
@@ -99,10 +99,12 @@ class Court:
         self.world = World(1)
         self.checker = ClusterChecker(self.world)
         self.journal = Journal()
-        self.line = self.checker._by_name[TopicPartition(TOPIC, 0)] = Line("orders-0")
+        self.history = self.checker._by_name[TopicPartition(TOPIC, 0)] = PartitionHistory("orders-0")
 
-    def sent(self, value: bytes, number: int = 0, *, acks: int = -1, fate: Fate = Fate.DONE) -> Sent:
-        record = Sent(TOPIC, 0, value, acks, True, "session", number, fate)
+    def sent(
+        self, value: bytes, number: int = 0, *, acks: int = -1, state: OperationState = OperationState.DONE
+    ) -> SentRecord:
+        record = SentRecord(TOPIC, 0, value, acks, True, "session", number, state)
         self.journal.sent.append(record)
         return record
 
@@ -121,7 +123,7 @@ class TestVerdict:
         assert "are lost" in (court.says() or "")
 
     def test_one_that_failed_is_not(self, court: Court) -> None:
-        court.sent(b"a", fate=Fate.FAILED)
+        court.sent(b"a", state=OperationState.FAILED)
         assert court.says() is None
 
     def test_with_acks_1_a_new_leader_explains_the_loss(self, court: Court) -> None:
@@ -132,45 +134,49 @@ class TestVerdict:
 
     def test_a_record_is_there_twice(self, court: Court) -> None:
         court.sent(b"a")
-        see(court.line, plain(b"a", at=0) + plain(b"a", at=1))
+        see(court.history, plain(b"a", at=0) + plain(b"a", at=1))
         assert "twice" in (court.says() or "")
 
     def test_records_of_a_session_are_out_of_order(self, court: Court) -> None:
         court.sent(b"a", 0)
         court.sent(b"b", 1)
-        see(court.line, plain(b"b", b"a", at=0))
+        see(court.history, plain(b"b", b"a", at=0))
         assert "comes after" in (court.says() or "")
 
     @pytest.mark.parametrize(
-        ("fate", "told"),
-        [(Fate.DONE, "are missing"), (Fate.FAILED, "it was aborted"), (Fate.UNKNOWN, "is torn")],
+        ("state", "told"),
+        [
+            (OperationState.DONE, "are missing"),
+            (OperationState.FAILED, "it was aborted"),
+            (OperationState.UNKNOWN, "is torn"),
+        ],
     )
-    def test_half_a_transaction_is_visible(self, court: Court, fate: Fate, told: str) -> None:
-        records = [court.sent(b"a", 0), court.sent(b"b", 1, fate=Fate.OPEN)]
-        court.journal.transactions.append(Transaction("t", records, fate))
-        see(court.line, transactional(b"a", at=0) + marker(ControlType.COMMIT, at=1))
+    def test_half_a_transaction_is_visible(self, court: Court, state: OperationState, told: str) -> None:
+        records = [court.sent(b"a", 0), court.sent(b"b", 1, state=OperationState.OPEN)]
+        court.journal.transactions.append(ClientTransaction("t", records, state))
+        see(court.history, transactional(b"a", at=0) + marker(ControlType.COMMIT, at=1))
         assert told in (court.says() or "")
 
     def test_a_group_has_forgotten_what_was_confirmed(self, court: Court) -> None:
-        group = court.journal.groups["group"] = GroupStory("group", (TOPIC,))
-        group.commits[TOPIC, 0].append(Commit(5, Fate.DONE))
+        group = court.journal.groups["group"] = GroupHistory("group", (TOPIC,))
+        group.commits[TOPIC, 0].append(OffsetCommit(5, OperationState.DONE))
         assert "5 was confirmed" in (court.says({(TOPIC, 0): 3}) or "")
         assert "lost its confirmed offset" in (court.says() or "")
-        group.commits[TOPIC, 0].append(Commit(3, Fate.UNKNOWN))
+        group.commits[TOPIC, 0].append(OffsetCommit(3, OperationState.UNKNOWN))
         assert court.says({(TOPIC, 0): 3}) is None, "a commit of which nobody heard may come late"
 
     def test_a_group_went_past_a_record(self, court: Court) -> None:
-        group = court.journal.groups["group"] = GroupStory("group", (TOPIC,))
-        see(court.line, plain(b"a", b"b", at=0))
+        group = court.journal.groups["group"] = GroupHistory("group", (TOPIC,))
+        see(court.history, plain(b"a", b"b", at=0))
         group.read[TOPIC, 0] = {0}
         assert "without being given" in (court.says({(TOPIC, 0): 2}) or "")
         assert court.says({(TOPIC, 0): 1}) is None
 
     def test_a_copy_is_made_twice(self, court: Court) -> None:
-        group = court.journal.groups["group"] = GroupStory("group", (TOPIC,), True, copies_to="copies")
-        see(court.line, plain(b"a", at=0))
+        group = court.journal.groups["group"] = GroupHistory("group", (TOPIC,), True, copies_to="copies")
+        see(court.history, plain(b"a", at=0))
         group.read[TOPIC, 0] = {0}
-        copies = court.checker._by_name[TopicPartition("copies", 0)] = Line("copies-0")
+        copies = court.checker._by_name[TopicPartition("copies", 0)] = PartitionHistory("copies-0")
         see(copies, plain(copy_of(group, b"a", "t1"), at=0))
         assert court.says({(TOPIC, 0): 1}) is None
         see(copies, plain(copy_of(group, b"a", "t2"), at=1))
@@ -178,9 +184,9 @@ class TestVerdict:
 
 
 def test_a_copy_knows_its_original() -> None:
-    group = GroupStory("copy-classic", (TOPIC,))
+    group = GroupHistory("copy-classic", (TOPIC,))
     assert original_of(group, copy_of(group, b"a in b", "t")) == b"a in b"
-    assert original_of(GroupStory("other", (TOPIC,)), copy_of(group, b"a", "t")) is None
+    assert original_of(GroupHistory("other", (TOPIC,)), copy_of(group, b"a", "t")) is None
 
 
 def test_a_clock_that_begins_to_drift_does_not_jump() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.metadata_records import PartitionRecord, RegisterBrokerRecord, TopicRecord
-from ottla.sim.cluster.life import ClusterLife
-from ottla.sim.cluster.member import ClusterMember
-from ottla.sim.cluster.plan import ClusterPlan
-from ottla.sim.world import Machine
+from ottla.sim.cluster.members import ClusterMember
+from ottla.sim.cluster.run import ClusterRun
+from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.world import SimMachine
 
 TOPIC_ID = b"the id of orders"
 
@@ -21,9 +21,9 @@ class Scene:
     """Three brokers that do not sync, all in sync with each other, and nobody runs."""
 
     def __init__(self) -> None:
-        life = ClusterLife(1, plan=ClusterPlan(nodes=3, separate=False, synced=False))
+        life = ClusterRun(1, scenario=ClusterScenario(nodes=3, separate=False, synced=False))
         self.members = {member.id: member for member in life.members}
-        self._harm = life._harm
+        self._faults = life._faults
         self._checker = life.checker
         self._epochs = {1: 1, 2: 1, 3: 1}
         self.in_sync(1, 2, 3)
@@ -48,19 +48,19 @@ class Scene:
 
     def loses_power(self, id: int) -> bool:
         """Whether it may."""
-        return self._harm._may_end(self._machine(id), power_loss=True)
+        return self._faults._may_end(self._machine(id), power_loss=True)
 
     def is_killed(self, id: int) -> bool:
-        return self._harm._may_end(self._machine(id), power_loss=False)
+        return self._faults._may_end(self._machine(id), power_loss=False)
 
     def comes_back(self, id: int) -> None:
         """It registers anew; the metadata tell with the next change."""
         self._epochs[id] += 1
 
     def is_asked_to_stop(self, id: int) -> bool:
-        return self._harm._stop(self.members[id])
+        return self._faults._stop(self.members[id])
 
-    def _machine(self, id: int) -> Machine:
+    def _machine(self, id: int) -> SimMachine:
         return self.members[id].machine
 
 

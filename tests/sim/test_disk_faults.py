@@ -12,7 +12,7 @@ import pytest
 
 from ottla.runtime.disk import Disk, File, read_file, write_file
 from ottla.sim.clock import SimClock
-from ottla.sim.disk import Op, Operation, SimCrash, SimDisk
+from ottla.sim.disk import DiskOperation, Op, SimCrash, SimDisk
 
 BLOCK = 4096
 
@@ -349,7 +349,7 @@ class TestSlowAndTraced:
         disk = SimDisk()
         file = durable_file(disk)
 
-        def hook(operation: Operation) -> None:
+        def hook(operation: DiskOperation) -> None:
             if operation.op is Op.WRITE and operation.offset >= 100:
                 raise OSError(errno.EDQUOT, "over quota", operation.path)
 

@@ -12,7 +12,7 @@ from ottla.runtime.network import HostNotFound
 from ottla.runtime.runtime import Runtime
 from ottla.sim.loop import SimDeadlock
 from ottla.sim.network import SimNetwork
-from ottla.sim.world import Machine, World
+from ottla.sim.world import SimMachine, World
 
 Body = Callable[[], Coroutine[Any, Any, None]]
 
@@ -64,7 +64,7 @@ class TestTime:
 
 
 class TestProcesses:
-    def machine(self, world: World, seen: list[str], *, name: str = "m") -> Machine:
+    def machine(self, world: World, seen: list[str], *, name: str = "m") -> SimMachine:
         async def main(runtime: Runtime) -> None:
             try:
                 for number in range(1000):
@@ -121,7 +121,7 @@ class TestProcesses:
 
             machine = world.machine("m", write)
 
-            async def body(machine: Machine = machine) -> None:
+            async def body(machine: SimMachine = machine) -> None:
                 machine.boot()
                 await asyncio.sleep(1)
                 machine.kill(power_loss=False)
@@ -171,7 +171,7 @@ class Collect(asyncio.Protocol):
 
 
 class TestNetwork:
-    def echo(self, world: World) -> Machine:
+    def echo(self, world: World) -> SimMachine:
         async def main(runtime: Runtime) -> None:
             await runtime.network.listen(Echo, "", 7)
             await forever(runtime)
@@ -182,7 +182,7 @@ class TestNetwork:
         return SimNetwork(world.fabric, "client", world.loop.world)
 
     def talk(
-        self, seed: int, body: Callable[[World, Machine, SimNetwork], Coroutine[Any, Any, None]]
+        self, seed: int, body: Callable[[World, SimMachine, SimNetwork], Coroutine[Any, Any, None]]
     ) -> None:
         world = World(seed)
         machine = self.echo(world)
@@ -191,7 +191,7 @@ class TestNetwork:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_bytes_arrive_in_order(self, seed: int) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             transport, protocol = await network.connect(Collect, "echo", 7)
             sent = bytes(range(256)) * 40
@@ -203,7 +203,7 @@ class TestNetwork:
         self.talk(seed, body)
 
     def test_who_is_not_there_refuses_and_who_does_not_exist_is_not_found(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             with pytest.raises(ConnectionRefusedError):
                 await network.connect(Collect, "echo", 8)
@@ -216,7 +216,7 @@ class TestNetwork:
         self.talk(1, body)
 
     def test_a_cut_link_holds_bytes_back_and_lets_them_through_when_it_is_whole(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             transport, protocol = await network.connect(Collect, "echo", 7)
             world.fabric.cut("client", "echo")
@@ -232,7 +232,7 @@ class TestNetwork:
         self.talk(1, body)
 
     def test_one_direction_can_be_cut(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             transport, protocol = await network.connect(Collect, "echo", 7)
             world.fabric.cut("echo", "client")
@@ -246,7 +246,7 @@ class TestNetwork:
         self.talk(1, body)
 
     def test_a_killed_process_resets_its_connections(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             _, protocol = await network.connect(Collect, "echo", 7)
             machine.kill(power_loss=False)
@@ -256,7 +256,7 @@ class TestNetwork:
         self.talk(1, body)
 
     def test_a_machine_without_power_says_nothing_until_it_is_back(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             transport, protocol = await network.connect(Collect, "echo", 7)
             machine.kill(power_loss=True)
@@ -271,7 +271,7 @@ class TestNetwork:
         self.talk(1, body)
 
     def test_a_severed_connection_ends_on_both_sides(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             await asyncio.sleep(0.1)
             _, protocol = await network.connect(Collect, "echo", 7)
             [connection] = world.fabric.connections()
@@ -283,7 +283,7 @@ class TestNetwork:
         self.talk(1, body)
 
     def test_a_port_belongs_to_one(self) -> None:
-        async def body(world: World, machine: Machine, network: SimNetwork) -> None:
+        async def body(world: World, machine: SimMachine, network: SimNetwork) -> None:
             listener = await network.listen(Echo, "", 0)
             with pytest.raises(OSError, match="in use"):
                 await network.listen(Echo, "", listener.port)

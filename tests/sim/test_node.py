@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ottla.sim.node_life import NodeLife, NodeOutcome
+from ottla.sim.node_run import NodeOutcome, NodeRun
 
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "10"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
@@ -22,7 +22,7 @@ def explain(outcome: NodeOutcome) -> str:
 def test_lives_lose_nothing_that_was_acknowledged() -> None:
     acknowledged = 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = NodeLife(seed, seconds=SECONDS).run()
+        outcome = NodeRun(seed, seconds=SECONDS).run()
         assert not outcome.violations, explain(outcome)
         acknowledged += outcome.acknowledged
     assert acknowledged
@@ -30,15 +30,15 @@ def test_lives_lose_nothing_that_was_acknowledged() -> None:
 
 def test_names_of_a_killed_process_are_synced_before_they_are_relied_on() -> None:
     """It made the directories of a topic and was killed; the next one wrote to them, and lost its power."""
-    outcome = NodeLife(258025642, seconds=6).run()
+    outcome = NodeRun(258025642, seconds=6).run()
     assert not outcome.violations, explain(outcome)
 
 
 def test_the_check_sees_records_that_a_power_cut_took() -> None:
-    outcomes = (NodeLife(seed, seconds=6, synced=False).run() for seed in range(100))
+    outcomes = (NodeRun(seed, seconds=6, synced=False).run() for seed in range(100))
     found = next(outcome for outcome in outcomes if outcome.violations)
     assert "lost" in found.violations[0]
 
 
 def test_one_seed_is_one_life() -> None:
-    assert NodeLife(3, seconds=3).run().fingerprint == NodeLife(3, seconds=3).run().fingerprint
+    assert NodeRun(3, seconds=3).run().fingerprint == NodeRun(3, seconds=3).run().fingerprint

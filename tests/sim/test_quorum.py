@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from ottla.sim.planted import BUGS, focus, planted
-from ottla.sim.quorum import QuorumLife, QuorumOutcome
+from ottla.sim.quorum.planted_bugs import QUORUM_BUGS, plant_quorum_bug, quorum_bug_scenario
+from ottla.sim.quorum.run import QuorumOutcome, QuorumRun
 
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "4"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
@@ -29,7 +29,7 @@ def explain(outcome: QuorumOutcome) -> str:
 def test_fresh_lives_keep_every_promise() -> None:
     coverage: Counter[str] = Counter()
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = QuorumLife(seed, seconds=SECONDS).run()
+        outcome = QuorumRun(seed, seconds=SECONDS).run()
         coverage.update(outcome.coverage)
         assert not outcome.violations, explain(outcome)
     assert coverage, "nothing ever went wrong: that is no life"
@@ -37,8 +37,8 @@ def test_fresh_lives_keep_every_promise() -> None:
 
 
 def test_one_seed_is_one_life_in_any_interpreter() -> None:
-    here = QuorumLife(5, seconds=2).run()
-    code = "from ottla.sim.quorum import QuorumLife; print(QuorumLife(5, seconds=2).run().fingerprint)"
+    here = QuorumRun(5, seconds=2).run()
+    code = "from ottla.sim.quorum.run import QuorumRun; print(QuorumRun(5, seconds=2).run().fingerprint)"
     there = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "7"},
@@ -52,11 +52,11 @@ def test_one_seed_is_one_life_in_any_interpreter() -> None:
 
 @pytest.mark.slow
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", sorted(BUGS))
+@pytest.mark.parametrize("bug", sorted(QUORUM_BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(PLANTED_LIVES):
-        with planted(bug):
-            outcome = QuorumLife(seed, seconds=6, plan=focus(bug)).run()
+        with plant_quorum_bug(bug):
+            outcome = QuorumRun(seed, seconds=6, scenario=quorum_bug_scenario(bug)).run()
         if outcome.violations:
             return
     pytest.fail(f"{PLANTED_LIVES} lives with the bug {bug!r}, and nobody noticed")
@@ -64,6 +64,6 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 @pytest.mark.slow
 def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
-    for plan in {id(focus(bug)): focus(bug) for bug in BUGS}.values():
-        outcome = QuorumLife(1, seconds=1.5, plan=plan).run()
+    for scenario in {id(quorum_bug_scenario(bug)): quorum_bug_scenario(bug) for bug in QUORUM_BUGS}.values():
+        outcome = QuorumRun(1, seconds=1.5, scenario=scenario).run()
         assert not outcome.violations, explain(outcome)

@@ -17,8 +17,8 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from ottla.sim.transaction_checker import ObservedRecord, ObservedTransaction, TransactionOutcome
 from tests.support import java, kafka_libs
-from tests.support.txn_checker import Fate, Seen, Transaction
 
 TRANSFORMER: Final = Path(java.__file__).parent / "java" / "Transformer.java"
 READ_S: Final = 60.0
@@ -84,10 +84,10 @@ class Worker:
             [f"--- {self.name}: its last steps, and its log", *steps, self._log.read_text()[-2_000:]]
         )
 
-    def transactions(self) -> list[Transaction]:
+    def transactions(self) -> list[ObservedTransaction]:
         """What its journal tells; its lives are writers of their own, in the order of their times."""
-        found: list[Transaction] = []
-        current: dict[int, Transaction] = {}
+        found: list[ObservedTransaction] = []
+        current: dict[int, ObservedTransaction] = {}
         life = ""
         for line in self.journal.read_text().splitlines():
             entry = json.loads(line)
@@ -95,19 +95,19 @@ class Worker:
                 life, current = entry["life"], {}
             elif "begin" in entry:
                 appends = [(f"{self._target}-{partition}", value) for partition, value in entry["appends"]]
-                transaction = Transaction(life, entry["begin"], appends)
+                transaction = ObservedTransaction(life, entry["begin"], appends)
                 current[entry["begin"]] = transaction
                 found.append(transaction)
             elif "commit_asked" in entry:
                 current[entry["commit_asked"]].commit_asked_at = entry["at"]
             elif "committed" in entry:
-                current[entry["committed"]].fate = Fate.COMMITTED
+                current[entry["committed"]].outcome = TransactionOutcome.COMMITTED
             elif "aborted" in entry:
-                current[entry["aborted"]].fate = Fate.ABORTED
+                current[entry["aborted"]].outcome = TransactionOutcome.ABORTED
         return found
 
 
-def read(copying: Copying, isolation: str) -> list[Seen]:
+def read(copying: Copying, isolation: str) -> list[ObservedRecord]:
     """All of the output that a reader of this isolation level is shown, to the end as it is now."""
     consumer = Consumer(
         {
@@ -119,7 +119,7 @@ def read(copying: Copying, isolation: str) -> list[Seen]:
             "auto.offset.reset": "earliest",
         }
     )
-    seen: list[Seen] = []
+    seen: list[ObservedRecord] = []
     left = set(range(copying.partitions))
     consumer.assign([TopicPartition(copying.target, partition, 0) for partition in left])
     deadline = time.monotonic() + READ_S
@@ -133,6 +133,8 @@ def read(copying: Copying, isolation: str) -> list[Seen]:
                 continue
             assert offset is not None
             assert isinstance(value, bytes)
-            seen.append(Seen(f"{copying.target}-{message.partition()}", offset, value.decode(), time.time()))
+            seen.append(
+                ObservedRecord(f"{copying.target}-{message.partition()}", offset, value.decode(), time.time())
+            )
     consumer.close()
     return seen

@@ -15,7 +15,7 @@ from ottla.cli.options import Json
 from ottla.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from ottla.sim.cluster.life import ClusterOutcome
+    from ottla.sim.cluster.run import ClusterOutcome
 
 HELP: Final = "Let a simulated cluster live through faults."
 
@@ -44,14 +44,14 @@ def app(
     Brokers, controllers and clients of every kind in one process and in virtual time; processes die, disks
     forget, links break. Ends with status 1 and the command that replays it if a promise is broken.
     """
-    from ottla.sim.cluster.planted import CLUSTER_BUGS, planted_in_cluster
+    from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, plant_cluster_bug
 
     if plant is not None and plant not in CLUSTER_BUGS:
         hint = did_you_mean(plant, CLUSTER_BUGS) or f": there are {', '.join(sorted(CLUSTER_BUGS))}"
         raise WrongUsage(f"--plant {plant}: no such bug{hint}")
     coverage: Counter[str] = Counter()
     lives = []
-    with planted_in_cluster(plant):
+    with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
             outcome = _live(number, nodes, minutes, trace=trace and not as_json)
             lives.append(outcome)
@@ -75,10 +75,10 @@ def app(
 
 
 def _live(seed: int, nodes: int, minutes: float, *, trace: bool) -> ClusterOutcome:
-    from ottla.sim.cluster.life import ClusterLife
-    from ottla.sim.cluster.plan import ClusterPlan
+    from ottla.sim.cluster.run import ClusterRun
+    from ottla.sim.cluster.scenario import ClusterScenario
 
-    life = ClusterLife(seed, seconds=minutes * 60, plan=ClusterPlan(nodes=nodes))
+    life = ClusterRun(seed, seconds=minutes * 60, scenario=ClusterScenario(nodes=nodes))
     if trace:
         life.world.trace.echo = print
     return life.run()
@@ -90,7 +90,7 @@ def _facts(outcome: ClusterOutcome) -> dict[str, object]:
         "violations": outcome.violations,
         "virtual_s": outcome.virtual_s,
         "recovery_s": outcome.recovery_s,
-        "node_lives": outcome.lives,
+        "node_lives": outcome.boots,
         "elections": outcome.elections,
         "acknowledged": outcome.acknowledged,
         "committed": outcome.committed,

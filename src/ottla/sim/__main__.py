@@ -9,11 +9,11 @@ from functools import partial
 
 import click
 
-from ottla.sim.cluster.life import ClusterLife
-from ottla.sim.cluster.plan import ClusterPlan
-from ottla.sim.node_life import NodeLife
-from ottla.sim.planted import BUGS, planted
-from ottla.sim.quorum import QuorumLife
+from ottla.sim.cluster.run import ClusterRun
+from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.node_run import NodeRun
+from ottla.sim.quorum.planted_bugs import QUORUM_BUGS, plant_quorum_bug
+from ottla.sim.quorum.run import QuorumRun
 
 
 @click.group()
@@ -26,11 +26,13 @@ def main() -> None:
 @click.option("--seeds", type=int, default=1, show_default=True, help="How many seeds, one after the other.")
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
-@click.option("--plant", type=click.Choice(sorted(BUGS)), help="Put a bug in, to see whether it is found.")
+@click.option(
+    "--plant", type=click.Choice(sorted(QUORUM_BUGS)), help="Put a bug in, to see whether it is found."
+)
 def quorum(seed: int, seeds: int, seconds: float, trace: bool, plant: str | None) -> None:
     """A quorum of controllers: crashes, partitions, changes of voters."""
-    with planted(plant):
-        _live(QuorumLife, seed, seeds, seconds, trace, f" --plant {plant}" if plant else "")
+    with plant_quorum_bug(plant):
+        _live(QuorumRun, seed, seeds, seconds, trace, f" --plant {plant}" if plant else "")
 
 
 @main.command()
@@ -40,7 +42,7 @@ def quorum(seed: int, seeds: int, seconds: float, trace: bool, plant: str | None
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
     """A node alone with producers and a consumer: crashes, power cuts, slow disks."""
-    _live(NodeLife, seed, seeds, seconds, trace, "")
+    _live(NodeRun, seed, seeds, seconds, trace, "")
 
 
 @main.command()
@@ -51,13 +53,13 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def cluster(seed: int, seeds: int, seconds: float, nodes: int | None, trace: bool) -> None:
     """A whole cluster with clients of every kind."""
-    plan = ClusterPlan(nodes=nodes)
+    scenario = ClusterScenario(nodes=nodes)
     more = "" if nodes is None else f" --nodes {nodes}"
-    _live(partial(ClusterLife, plan=plan), seed, seeds, seconds, trace, more)
+    _live(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 
 def _live(
-    kind: Callable[..., QuorumLife | NodeLife | ClusterLife],
+    kind: Callable[..., QuorumRun | NodeRun | ClusterRun],
     seed: int,
     seeds: int,
     seconds: float,

@@ -29,11 +29,10 @@ from collections.abc import Callable, Iterable, Iterator
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Buffer, DiskUsage, File, Lock
 from ottla.sim.clock import SimClock
-from ottla.sim.disk_faults import READ_ONLY, Fault, Op, Operation, SimCrash, Trace
-from ottla.sim.disk_tree import Directory, Node, SimInode, Tree, os_error, split
-from ottla.sim.disk_volumes import Volumes
+from ottla.sim.disk_faults import READ_ONLY, DiskOperation, DiskTrace, Fault, Op, SimCrash
+from ottla.sim.disk_tree import Directory, Node, SimInode, Tree, normal, os_error, split
 
-__all__ = ["Fault", "Op", "Operation", "SimCrash", "SimDisk"]
+__all__ = ["Fault", "Op", "DiskOperation", "SimCrash", "SimDisk"]
 
 _DEFAULT_CAPACITY_BYTES = 1 << 50
 
@@ -55,8 +54,8 @@ class SimDisk:
     ) -> None:
         self.seed = seed
         self.clock: Clock = clock if clock is not None else SimClock()
-        self.hook: Callable[[Operation], None] | None = None
-        self.trace = Trace(trace_limit)
+        self.hook: Callable[[DiskOperation], None] | None = None
+        self.trace = DiskTrace(trace_limit)
         # Changes asked for so far, failed ones included, over all lives.
         self.operations = 0
         # How often a fault or a lack of room struck, by the number of the error.
@@ -68,7 +67,7 @@ class SimDisk:
         self._sector_bytes = sector_bytes
         self._trace_limit = trace_limit
         self._tree = Tree(self.clock.wall_ms())
-        self._volumes = Volumes(capacity_bytes)
+        self._volumes = _Volumes(capacity_bytes)
         self._faults: list[Fault] = []
         self._locked: list[SimInode] = []
         self._crash_at: int | None = None
@@ -361,7 +360,7 @@ class SimDisk:
         self._check_power()
         if op not in READ_ONLY:
             self.operations += 1
-        operation = Operation(self.operations, op, path, offset, size, target)
+        operation = DiskOperation(self.operations, op, path, offset, size, target)
         if self.hook is not None:
             self.hook(operation)
         failure: OSError | SimCrash | None = None
@@ -403,6 +402,62 @@ class SimDisk:
                 raise os_error(errno.ENOTEMPTY, src, dst)
         elif isinstance(node, Directory):
             raise os_error(errno.ENOTDIR, src, dst)
+
+
+class _Volume:
+    __slots__ = ("capacity_bytes", "used_bytes")
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+
+
+class _Volumes:
+    """A file counts on the volume that it was made on, by its allocated blocks, until its last name and its
+    last handle are gone.
+    """
+
+    __slots__ = ("_by_prefix",)
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._by_prefix = {"": _Volume(capacity_bytes)}
+
+    def empty_copy(self) -> _Volumes:
+        other = _Volumes(0)
+        other._by_prefix = {
+            prefix: _Volume(volume.capacity_bytes) for prefix, volume in self._by_prefix.items()
+        }
+        return other
+
+    def limit(self, capacity_bytes: int, prefix: str) -> None:
+        self._by_prefix[normal(prefix).rstrip("/")] = _Volume(capacity_bytes)
+
+    def of(self, path: str) -> str:
+        """The volume of a path: the longest prefix that is set."""
+        if len(self._by_prefix) == 1:
+            return ""
+        inside = f"{normal(path)}/"
+        return max((prefix for prefix in self._by_prefix if inside.startswith(f"{prefix}/")), key=len)
+
+    def capacity_bytes(self, volume: str) -> int:
+        return self._by_prefix[volume].capacity_bytes
+
+    def free_bytes(self, volume: str) -> int:
+        found = self._by_prefix[volume]
+        return max(found.capacity_bytes - found.used_bytes, 0)
+
+    def charge(self, inode: SimInode, size_bytes: int) -> None:
+        volume = self._by_prefix[inode.volume]
+        # A file that had lost its name when the limit was set is not counted, but still given back.
+        volume.used_bytes = max(volume.used_bytes + size_bytes, 0)
+
+    def recount(self, tree: Tree) -> None:
+        """Begin anew: after a crash, or when a limit has changed."""
+        for volume in self._by_prefix.values():
+            volume.used_bytes = 0
+        for path, inode in tree.files():
+            inode.volume = self.of(path)
+            self.charge(inode, inode.live.allocated_bytes)
 
 
 class _SimFile:

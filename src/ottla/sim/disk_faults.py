@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Fault", "Op", "Operation", "SimCrash", "Trace"]
+__all__ = ["Fault", "Op", "DiskOperation", "SimCrash", "DiskTrace"]
 
 
 class SimCrash(BaseException):
@@ -38,7 +38,7 @@ class Op(StrEnum):
 READ_ONLY = frozenset((Op.OPEN, Op.READ, Op.LIST_DIR, Op.STAT))
 
 
-class Operation(NamedTuple):
+class DiskOperation(NamedTuple):
     """One call; `number` counts the changes so far, this one included if it is one."""
 
     number: int
@@ -76,7 +76,7 @@ class Fault:
     skip: int = 0
     times: int | None = 1
 
-    def strikes(self, operation: Operation) -> bool:
+    def strikes(self, operation: DiskOperation) -> bool:
         if self.times == 0 or (self.ops is not None and operation.op not in self.ops):
             return False
         if not any(path and path.startswith(self.prefix) for path in (operation.path, operation.target)):
@@ -92,18 +92,18 @@ class Fault:
         return OSError(self.error, os.strerror(self.error), path)
 
 
-class Trace:
+class DiskTrace:
     """The last operations, oldest first. Two runs from one seed have equal traces."""
 
     __slots__ = ("_entries",)
 
     def __init__(self, limit: int) -> None:
-        self._entries: deque[Operation] = deque(maxlen=limit)
+        self._entries: deque[DiskOperation] = deque(maxlen=limit)
 
-    def add(self, operation: Operation) -> None:
+    def add(self, operation: DiskOperation) -> None:
         self._entries.append(operation)
 
-    def entries(self) -> list[Operation]:
+    def entries(self) -> list[DiskOperation]:
         return list(self._entries)
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ottla.sim.world import Machine, World
+from ottla.sim.world import SimMachine, World
 
 __all__ = ["FAULTS", "Nemesis", "NemesisConfig"]
 
@@ -51,10 +51,10 @@ class Nemesis:
         self,
         world: World,
         config: NemesisConfig,
-        targets: Callable[[], Sequence[Machine]],
+        targets: Callable[[], Sequence[SimMachine]],
         *,
-        may_end: Callable[[Machine, bool], bool] = lambda _machine, _power_loss: True,
-        more: Mapping[str, Callable[[Machine], None]] | None = None,
+        may_end: Callable[[SimMachine, bool], bool] = lambda _machine, _power_loss: True,
+        more: Mapping[str, Callable[[SimMachine], None]] | None = None,
     ) -> None:
         self._world = world
         self._config = config
@@ -62,7 +62,7 @@ class Nemesis:
         self._may_end = may_end
         self._random = world.random
         self._stopped = False
-        self._deeds: Mapping[str, Callable[[Machine], None]] = {
+        self._deeds: Mapping[str, Callable[[SimMachine], None]] = {
             "kill a process": lambda machine: self._kill(machine, power_loss=False),
             "kill it after some steps": self._kill_later,
             "power loss": lambda machine: self._kill(machine, power_loss=True),
@@ -81,7 +81,7 @@ class Nemesis:
             **(more or {}),
         }
 
-    def _ambush(self, what: str, machine: Machine) -> None:
+    def _ambush(self, what: str, machine: SimMachine) -> None:
         """Strike a machine just after it did something, and have it back soon."""
         process = machine.process
         if process is None or self._random.random() >= self._config.ambush.get(what, 0.0):
@@ -160,7 +160,7 @@ class Nemesis:
         down = sum(not machine.is_up for machine in self._world.machines.values())
         return limit is None or down < limit
 
-    def _end(self, machine: Machine, what: str, *, power_loss: bool) -> bool:
+    def _end(self, machine: SimMachine, what: str, *, power_loss: bool) -> bool:
         """End it in this way, or in one that does less harm; whether that may be."""
         if power_loss and not self._may_end(machine, True):
             power_loss = False
@@ -170,15 +170,15 @@ class Nemesis:
         machine.kill(power_loss=power_loss)
         return True
 
-    def _reboot_later(self, machine: Machine) -> None:
+    def _reboot_later(self, machine: SimMachine) -> None:
         self._later(lambda: None if machine.is_up else machine.boot())
 
-    def _kill(self, machine: Machine, *, power_loss: bool) -> None:
+    def _kill(self, machine: SimMachine, *, power_loss: bool) -> None:
         what = "power loss" if power_loss else "kill a process"
         if machine.is_up and self._may_go_down() and self._end(machine, what, power_loss=power_loss):
             self._reboot_later(machine)
 
-    def _kill_later(self, machine: Machine) -> None:
+    def _kill_later(self, machine: SimMachine) -> None:
         """At whatever it will be doing then."""
         process = machine.process
         if process is None or not self._may_go_down():
@@ -197,7 +197,7 @@ class Nemesis:
 
         process.after_step = after_step
 
-    def _crash_disk(self, machine: Machine) -> None:
+    def _crash_disk(self, machine: SimMachine) -> None:
         if machine.is_up and self._may_go_down() and self._may_end(machine, True):
             machine.disk.crash_after(self._random.randrange(0, 12))
             machine.on_power_loss = lambda: self._reboot_later(machine)
@@ -212,17 +212,17 @@ class Nemesis:
             if machine.is_up and self._end(machine, "killed with all", power_loss=power_loss):
                 self._reboot_later(machine)
 
-    def _pause(self, machine: Machine) -> None:
+    def _pause(self, machine: SimMachine) -> None:
         if machine.process is not None and not machine.process.paused:
             self._did("pause a process", machine.name)
             machine.pause()
             self._later(machine.resume)
 
-    def _other(self, machine: Machine) -> Machine:
+    def _other(self, machine: SimMachine) -> SimMachine:
         others = [each for each in self._targets() if each is not machine]
         return self._random.choice(others) if others else machine
 
-    def _cut(self, one: Machine, other: Machine, *, both: bool) -> None:
+    def _cut(self, one: SimMachine, other: SimMachine, *, both: bool) -> None:
         if one is other:
             return
         self._did("cut one link" if both else "cut one direction", f"{one.name} {other.name}")
@@ -239,7 +239,7 @@ class Nemesis:
 
         self._later(undo)
 
-    def _isolate(self, machine: Machine) -> None:
+    def _isolate(self, machine: SimMachine) -> None:
         others = [each.name for each in self._world.machines.values() if each is not machine]
         self._did("isolate a machine", machine.name)
         self._cut_pairs([pair for name in others for pair in ((name, machine.name), (machine.name, name))])
@@ -253,7 +253,7 @@ class Nemesis:
             self._did("split the network", f"{' '.join(left)} | {' '.join(right)}")
             self._cut_pairs([pair for a in left for b in right for pair in ((a, b), (b, a))])
 
-    def _slow_link(self, machine: Machine) -> None:
+    def _slow_link(self, machine: SimMachine) -> None:
         other = self._other(machine)
         if other is machine:
             return
@@ -263,7 +263,7 @@ class Nemesis:
         fabric.slow(*pair, delay_ms)
         self._later(lambda: fabric.mend(*pair))
 
-    def _slow_disk(self, machine: Machine) -> None:
+    def _slow_disk(self, machine: SimMachine) -> None:
         pool = machine.pool
         if pool is None:
             return
@@ -283,12 +283,12 @@ class Nemesis:
             for connection in chosen:
                 self._world.fabric.sever(connection)
 
-    def _clock_jump(self, machine: Machine) -> None:
+    def _clock_jump(self, machine: SimMachine) -> None:
         jump_ms = self._random.choice((-3_600_000, -5_000, 5_000, 86_400_000))
         self._did("clock jump", f"{machine.name} {jump_ms} ms")
         machine.clock.jump_ms(jump_ms)
 
-    def _clock_drift(self, machine: Machine) -> None:
+    def _clock_drift(self, machine: SimMachine) -> None:
         before = machine.clock.rate
         machine.clock.rate = self._random.choice((0.7, 0.9, 1.1, 1.4))
         self._did("clock drift", f"{machine.name} x{machine.clock.rate}")

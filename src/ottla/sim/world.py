@@ -24,16 +24,34 @@ from ottla.sim.clock import LoopClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.loop import Process, SimLoop
 from ottla.sim.network import Fabric, SimNetwork
-from ottla.sim.pool import SimPool
 from ottla.sim.trace import Trace, TraceHandler
 
-__all__ = ["Machine", "Main", "World"]
+__all__ = ["SimPool", "SimMachine", "Main", "World"]
 
 T = TypeVar("T")
 Main = Callable[[Runtime], Coroutine[Any, Any, None]]
 
 
-class Machine:
+class SimPool:
+    """A call happens at one moment between its beginning and its end; ``slowness_ms`` is how long that takes
+    at most. A process that is killed before that moment has not called.
+    """
+
+    def __init__(self, seed: str, *, slowness_ms: float = 3.0) -> None:
+        self._random = random.Random(f"{seed}/pool")
+        self.slowness_ms = slowness_ms
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        await asyncio.sleep(self._random.random() * self.slowness_ms / 1000)
+        result = fn(*args)
+        await asyncio.sleep(self._random.random() * self.slowness_ms / 1000)
+        return result
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class SimMachine:
     def __init__(self, world: World, name: str, main: Main) -> None:
         self._world = world
         self.name = name
@@ -44,7 +62,7 @@ class Machine:
         self.disk = SimDisk(f"{world.seed}/{name}", clock=self.clock, trace_limit=1)
         self.process: Process | None = None
         self.pool: SimPool | None = None
-        self.lives = 0
+        self.boots = 0
         # Called when the power went off in the middle of a write.
         self.on_power_loss: Callable[[], None] | None = None
         # Called before its process ends, for a last look at it.
@@ -56,8 +74,8 @@ class Machine:
 
     def boot(self) -> None:
         assert not self.is_up, f"{self.name} runs already"
-        self.lives += 1
-        world, seed = self._world, f"{self._world.seed}/{self.name}/{self.lives}"
+        self.boots += 1
+        world, seed = self._world, f"{self._world.seed}/{self.name}/{self.boots}"
         process = self.process = Process(self.name)
         process.after_step = self._after_step
         world.loop.add(process)
@@ -70,7 +88,7 @@ class Machine:
             self.pool,
             SimNetwork(world.fabric, self.name, process),
         )
-        world.trace.add(self.name, f"boots, life {self.lives}")
+        world.trace.add(self.name, f"boots, life {self.boots}")
         world.loop.spawn(process, self._live(runtime), f"main of {self.name}")
 
     async def _live(self, runtime: Runtime) -> None:
@@ -125,22 +143,22 @@ class World:
         self.fabric = Fabric(self.loop, seed)
         self.random = random.Random(f"{seed}/world")
         self.trace = Trace(self.loop.time)
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, SimMachine] = {}
         # How often each kind of fault was done.
         self.coverage: Counter[str] = Counter()
         self.log_handler = TraceHandler(self.trace)
         # Told of what a machine has just done, for faults that strike at such moments.
-        self.on_event: Callable[[str, Machine], None] | None = None
+        self.on_event: Callable[[str, SimMachine], None] | None = None
         # What went wrong: the first one is the cause.
         self.violations: list[str] = []
 
-    def machine(self, name: str, main: Main) -> Machine:
+    def machine(self, name: str, main: Main) -> SimMachine:
         """A new machine; it is not booted yet."""
-        machine = self.machines[name] = Machine(self, name, main)
+        machine = self.machines[name] = SimMachine(self, name, main)
         self.fabric.host(name)
         return machine
 
-    def event(self, what: str, machine: Machine) -> None:
+    def event(self, what: str, machine: SimMachine) -> None:
         if self.on_event is not None:
             self.on_event(what, machine)
 

@@ -14,10 +14,10 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.random import Random
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.environment import EVENTS, Stage, attempt
+from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = ["Mover", "Settler", "TopicChurn", "admin_settings"]
+__all__ = ["ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
 
 T = TypeVar("T")
 
@@ -38,20 +38,20 @@ def admin_settings() -> dict[str, int]:
 class _Administrator:
     """Does one thing after the other, with an admin client that is made anew now and then."""
 
-    def __init__(self, stage: Stage, name: str) -> None:
-        self.stage = stage
+    def __init__(self, environment: ClusterEnvironment, name: str) -> None:
+        self.environment = environment
         self.name = name
 
     async def main(self, runtime: Runtime) -> None:
-        while not self.stage.stopping:
-            await attempt(self.stage, self.name, lambda: self._session(runtime))
+        while not self.environment.stopping:
+            await attempt(self.environment, self.name, lambda: self._session(runtime))
             await asyncio.sleep(runtime.random.random())
-        self.stage.ended.add(self.name)
+        self.environment.ended.add(self.name)
 
     async def _session(self, runtime: Runtime) -> None:
-        async with Admin(self.stage.servers, runtime=runtime, **admin_settings()) as admin:
+        async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
             for _ in range(runtime.random.randrange(3, 20)):
-                if self.stage.stopping:
+                if self.environment.stopping:
                     return
                 await asyncio.sleep(runtime.random.random() * 3)
                 await self.act(admin, runtime)
@@ -60,7 +60,7 @@ class _Administrator:
         raise AssertionError(f"{self.name} has nothing to do")
 
     def did(self, what: str) -> None:
-        self.stage.world.coverage[f"admin: {what}"] += 1
+        self.environment.world.coverage[f"admin: {what}"] += 1
 
 
 class TopicChurn(_Administrator):
@@ -71,7 +71,7 @@ class TopicChurn(_Administrator):
         name = f"churn{random.randrange(0, 3)}"
         try:
             if random.random() < 0.5:
-                factor = random.randrange(1, len(self.stage.brokers) + 1)
+                factor = random.randrange(1, len(self.environment.brokers) + 1)
                 partitions = random.randrange(1, 4)
                 await admin.topics.create(name, partitions=partitions, replication_factor=factor)
                 self.did("create a topic")
@@ -85,20 +85,20 @@ class TopicChurn(_Administrator):
 
     async def _write(self, name: str, runtime: Runtime) -> None:
         async with Producer(
-            self.stage.servers, runtime=runtime, enable_idempotence=False, **producer_settings(runtime)
+            self.environment.servers, runtime=runtime, enable_idempotence=False, **producer_settings(runtime)
         ) as producer:
             for number in range(runtime.random.randrange(0, 10)):
                 await producer.send(name, b"%d" % number)
 
 
-class Settler(_Administrator):
+class SettingsChanger(_Administrator):
     """Changes settings of topics, and adds partitions."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random = runtime.random
-        topic = _choose(random, self.stage.topics)
+        topic = _choose(random, self.environment.topics)
         if random.random() < 0.15:
-            count = self.stage.partitions(EVENTS)
+            count = self.environment.partitions(EVENTS)
             if count < _MAX_PARTITIONS:
                 await admin.topics.add_partitions(EVENTS, count + 1)
                 self.did("add a partition")
@@ -114,13 +114,13 @@ class Settler(_Administrator):
         self.did("change a setting")
 
 
-class Mover(_Administrator):
+class ReplicaMover(_Administrator):
     """Moves replicas, takes some moves back, and gives leadership to preferred leaders."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
-        random, stage = runtime.random, self.stage
-        topic = _choose(random, stage.topics)
-        partition = TopicPartition(topic, random.randrange(0, max(stage.partitions(topic), 1)))
+        random, environment = runtime.random, self.environment
+        topic = _choose(random, environment.topics)
+        partition = TopicPartition(topic, random.randrange(0, max(environment.partitions(topic), 1)))
         deeds: tuple[Callable[[], Awaitable[None]], ...] = (
             lambda: self._move(admin, partition, random),
             lambda: self._move(admin, partition, random),
@@ -130,7 +130,7 @@ class Mover(_Administrator):
         await _choose(random, deeds)()
 
     async def _move(self, admin: Admin, partition: TopicPartition, random: Random) -> None:
-        brokers = list(self.stage.brokers)
+        brokers = list(self.environment.brokers)
         # As many as before or more, so that a promise of min.insync.replicas can be kept.
         factor = random.randrange(min(len(brokers), 2), len(brokers) + 1)
         target = [brokers.pop(random.randrange(0, len(brokers))) for _ in range(factor)]

@@ -1,14 +1,14 @@
-"""The promises of a cluster, checked while it lives.
+"""The guarantees of a cluster, checked while it runs.
 
-- At most one leader an epoch of a partition.
-- What is committed once is never lost or changed, on any replica.
-- What was acknowledged with acks=all is committed at that moment, at the offset that was told.
-- Nobody reads above the high watermark, a reader of committed records nothing of an open or aborted
-  transaction, and everybody reads what was committed.
-- Two nodes that have followed the metadata to the same offset have the same image.
+- A partition has at most one leader in an epoch.
+- A record that is committed once is never lost or changed, on any replica.
+- A record that is acknowledged with acks=all is committed at that moment, at the acknowledged offset.
+- No client reads above the high watermark, a `read_committed` consumer reads nothing of an open or aborted
+  transaction, and a record that is read is the one that was committed.
+- Two nodes that have replayed the metadata log to the same offset have the same image.
 
-The eyes of the checker are a listener on the replicas of each node (:class:`Watch`) and the clients, which
-tell it of everything that they hear.
+The checker observes the replicas of each node through a `NodeWatcher`; clients report what they are
+acknowledged and what they read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
-from ottla.sim.cluster.history import Line, Mismatch
-from ottla.sim.cluster.journal import Sent
+from ottla.sim.cluster.history import Mismatch, PartitionHistory
+from ottla.sim.cluster.journal import SentRecord
 from ottla.sim.disk import SimDisk
-from ottla.sim.world import Machine, World
+from ottla.sim.world import SimMachine, World
 
-__all__ = ["ClusterChecker", "Watch"]
+__all__ = ["ClusterChecker", "NodeWatcher"]
 
 _READ_BYTES = 1 << 20
 _KNOWN_IMAGES = 2_000
@@ -35,8 +35,8 @@ _KNOWN_IMAGES = 2_000
 class ClusterChecker:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.lines: dict[tuple[bytes, int], Line] = {}
-        self._by_name: dict[TopicPartition, Line] = {}
+        self.histories: dict[tuple[bytes, int], PartitionHistory] = {}
+        self._by_name: dict[TopicPartition, PartitionHistory] = {}
         self._leaders: dict[tuple[bytes, int, int], int] = {}
         self._images: OrderedDict[int, MetadataImage] = OrderedDict()
         self.newest = MetadataImage.EMPTY
@@ -47,8 +47,8 @@ class ClusterChecker:
         self._ended: dict[int, int] = {}
         self._forgetful: dict[int, int] = {}
 
-        self.watches: dict[int, Watch] = {}  # of the nodes that are up
-        self.machines: dict[int, Machine] = {}
+        self.watches: dict[int, NodeWatcher] = {}  # of the nodes that are up
+        self.machines: dict[int, SimMachine] = {}
 
     @property
     def elections(self) -> int:
@@ -56,13 +56,13 @@ class ClusterChecker:
 
     @property
     def committed(self) -> int:
-        return sum(len(line.entries) for line in self.lines.values())
+        return sum(len(history.entries) for history in self.histories.values())
 
-    def line(self, topic: str, partition: int) -> Line | None:
+    def history(self, topic: str, partition: int) -> PartitionHistory | None:
         return self._by_name.get(TopicPartition(topic, partition))
 
-    def lines_of(self, topic: str) -> list[Line]:
-        return [line for tp, line in self._by_name.items() if tp.topic == topic]
+    def histories_of(self, topic: str) -> list[PartitionHistory]:
+        return [history for tp, history in self._by_name.items() if tp.topic == topic]
 
     # Replicas
 
@@ -78,14 +78,14 @@ class ClusterChecker:
                 f"which had the leader {known}"
             )
 
-    def line_of(self, partition: Partition) -> Line:
+    def history_of(self, partition: Partition) -> PartitionHistory:
         tp = partition.topic_partition
         key = (partition.topic_id, tp.partition)
-        line = self.lines.get(key)
-        if line is None:
-            line = self.lines[key] = Line(str(tp))
-            self._by_name[tp] = line
-        return line
+        history = self.histories.get(key)
+        if history is None:
+            history = self.histories[key] = PartitionHistory(str(tp))
+            self._by_name[tp] = history
+        return history
 
     def leader_epoch(self, topic: str, partition: int) -> int:
         """The newest leader epoch of a partition that anybody has acted in."""
@@ -109,17 +109,17 @@ class ClusterChecker:
 
     # Clients
 
-    def acknowledged(self, sent: Sent) -> None:
+    def acknowledged(self, sent: SentRecord) -> None:
         """A producer was told that a record is written, at the offset that it now carries."""
         if sent.acks == 1:
             epochs = [watch.leads_with(sent) for watch in self.watches.values()]
             sent.leader_epoch = max(epochs, default=-1)
         if sent.acks != -1 or sent.offset < 0 or sent.topic in self.unclean:
             return
-        line = self.line(sent.topic, sent.partition)
-        entry = None if line is None else line.entries.get(sent.offset)
+        history = self.history(sent.topic, sent.partition)
+        entry = None if history is None else history.entries.get(sent.offset)
         if entry is None:
-            end = None if line is None else line.end
+            end = None if history is None else history.end
             self._world.violated(
                 f"{sent.value!r} is acknowledged at {sent.topic}-{sent.partition} {sent.offset}, and "
                 f"committed is only what is below {end}"
@@ -136,19 +136,19 @@ class ClusterChecker:
         """A consumer was given a record."""
         if topic in self.unclean:
             return
-        line = self.line(topic, partition)
-        entry = None if line is None else line.entries.get(offset)
+        history = self.history(topic, partition)
+        entry = None if history is None else history.entries.get(offset)
         where = f"{topic}-{partition} {offset}"
-        if line is None or entry is None:
-            end = None if line is None else line.end
+        if history is None or entry is None:
+            end = None if history is None else history.end
             self._world.violated(f"{value!r} was read at {where}, and committed is only what is below {end}")
         elif entry.value != value:
             self._world.violated(f"{value!r} was read at {where}, where {entry.value!r} is committed")
-        elif read_committed and (not entry.decided or offset >= line.last_stable_offset):
+        elif read_committed and (not entry.decided or offset >= history.last_stable_offset):
             state = "still open" if entry.decided is None else "aborted" if not entry.decided else "decided"
             self._world.violated(
                 f"{value!r} was read as committed at {where}; its transaction is {state}, and the last "
-                f"stable offset {line.last_stable_offset}"
+                f"stable offset {history.last_stable_offset}"
             )
 
     # Which ends the promises survive
@@ -188,7 +188,7 @@ class ClusterChecker:
         return broker in ends and (registration is None or registration.epoch <= ends[broker])
 
 
-class Watch:
+class NodeWatcher:
     """One life of a node, as the checker sees it: called whenever a partition of it moves."""
 
     def __init__(self, world: World, checker: ClusterChecker, id: int, node: Node, disk: SimDisk) -> None:
@@ -201,7 +201,7 @@ class Watch:
         node.replicas.add_progress_listener(self.progressed)
         checker.watches[id] = self
 
-    def leads_with(self, sent: Sent) -> int:
+    def leads_with(self, sent: SentRecord) -> int:
         """The epoch in which this node leads with that record in its log; -1 if it does not."""
         try:
             partition = self._node.replicas.partition(TopicPartition(sent.topic, sent.partition))
@@ -253,7 +253,7 @@ class Watch:
             )
 
     def _compare(self, partition: Partition, start: int) -> None:
-        log, line = partition.log, self._checker.line_of(partition)
+        log, history = partition.log, self._checker.history_of(partition)
         end = log.high_watermark
         while start < end:
             data = log.read(start, _READ_BYTES, upper_offset=end).records
@@ -261,7 +261,7 @@ class Watch:
             for position, header in iter_batches(data):
                 if header.next_offset > end:
                     return
-                line.see(data, position, header, f"node {self.id}")
+                history.see(data, position, header, f"node {self.id}")
                 start = header.next_offset
             if start == before:
                 return

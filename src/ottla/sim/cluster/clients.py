@@ -1,12 +1,12 @@
-"""The clients of a simulated cluster, as its plan asks for them."""
+"""The clients of a simulated cluster, as its scenario asks for them."""
 
 from __future__ import annotations
 
-from ottla.sim.cluster.admins import Mover, Settler, TopicChurn
-from ottla.sim.cluster.environment import COPIES, EVENTS, ORDERS, Client, Stage
-from ottla.sim.cluster.journal import GroupStory
-from ottla.sim.cluster.plan import ClusterPlan
-from ottla.sim.cluster.readers import Copier, Follower, GroupReader
+from ottla.sim.cluster.admins import ReplicaMover, SettingsChanger, TopicChurn
+from ottla.sim.cluster.environment import COPIES, EVENTS, ORDERS, ClusterEnvironment, SimClient
+from ottla.sim.cluster.journal import GroupHistory
+from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
+from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.writers import TransactionalWriter, Writer
 
 __all__ = ["make_clients"]
@@ -14,37 +14,39 @@ __all__ = ["make_clients"]
 _STRATEGIES = (("range",), ("cooperative-sticky",), ("range", "cooperative-sticky"))
 
 
-def make_clients(stage: Stage, plan: ClusterPlan) -> dict[str, Client]:
-    """By name. Groups that nobody is a member of have no story."""
-    random = stage.world.random
-    stories = {}
+def make_clients(environment: ClusterEnvironment, scenario: ClusterScenario) -> dict[str, SimClient]:
+    """By name. Groups that nobody is a member of have no group."""
+    random = environment.world.random
+    groups = {}
     for protocol in ("classic", "consumer"):
         committed, strategy = random.random() < 0.5, random.choice(_STRATEGIES)
-        stories[protocol] = GroupStory(protocol, (EVENTS, ORDERS), committed, strategy)
-        stories[f"copy-{protocol}"] = GroupStory(f"copy-{protocol}", (ORDERS,), True, strategy, COPIES)
-    made: dict[str, list[Client]] = {
-        "acks-0": [Writer(stage, "acks-0", acks=0, idempotent=False)],
-        "acks-1": [Writer(stage, "acks-1", acks=1, idempotent=False)],
-        "acks-all": [Writer(stage, "acks-all", acks=-1, idempotent=False)],
-        "idempotent": [Writer(stage, f"idem-{n}", acks=-1, idempotent=True) for n in range(2)],
-        "transactional": [TransactionalWriter(stage, "txn", transactional_id="alone")],
-        "rivals": [TransactionalWriter(stage, f"rival-{n}", transactional_id="shared") for n in range(2)],
-        "follower": [Follower(stage, "follower", read_committed=False)],
-        "committed-follower": [Follower(stage, "committed", read_committed=True)],
-        "topics": [TopicChurn(stage, "topics")],
-        "settings": [Settler(stage, "settings")],
-        "moves": [Mover(stage, "moves")] if len(stage.brokers) > 1 else [],
+        groups[protocol] = GroupHistory(protocol, (EVENTS, ORDERS), committed, strategy)
+        groups[f"copy-{protocol}"] = GroupHistory(f"copy-{protocol}", (ORDERS,), True, strategy, COPIES)
+    made: dict[str, list[SimClient]] = {
+        "acks-0": [Writer(environment, "acks-0", acks=0, idempotent=False)],
+        "acks-1": [Writer(environment, "acks-1", acks=1, idempotent=False)],
+        "acks-all": [Writer(environment, "acks-all", acks=-1, idempotent=False)],
+        "idempotent": [Writer(environment, f"idem-{n}", acks=-1, idempotent=True) for n in range(2)],
+        "transactional": [TransactionalWriter(environment, "txn", transactional_id="alone")],
+        "rivals": [
+            TransactionalWriter(environment, f"rival-{n}", transactional_id="shared") for n in range(2)
+        ],
+        "follower": [StandaloneReader(environment, "follower", read_committed=False)],
+        "committed-follower": [StandaloneReader(environment, "committed", read_committed=True)],
+        "topics": [TopicChurn(environment, "topics")],
+        "settings": [SettingsChanger(environment, "settings")],
+        "moves": [ReplicaMover(environment, "moves")] if len(environment.brokers) > 1 else [],
     }
     for protocol in ("classic", "consumer"):
         made[f"{protocol}-group"] = [
-            GroupReader(stage, f"{protocol}-{n}", stories[protocol], protocol=protocol) for n in range(2)
+            GroupReader(environment, f"{protocol}-{n}", groups[protocol], protocol=protocol) for n in range(2)
         ]
         made[f"copy-{protocol}"] = [
-            Copier(stage, f"copy-{protocol}-{n}", stories[f"copy-{protocol}"], protocol=protocol)
+            Copier(environment, f"copy-{protocol}-{n}", groups[f"copy-{protocol}"], protocol=protocol)
             for n in range(2)
         ]
-    wanted = [client for kind in plan.clients or () for client in made[kind]]
+    wanted = [client for kind in scenario.clients or () for client in made[kind]]
     for client in wanted:
         if isinstance(client, GroupReader):
-            stage.journal.groups[client.story.name] = client.story
+            environment.journal.groups[client.group.name] = client.group
     return {client.name: client for client in wanted}

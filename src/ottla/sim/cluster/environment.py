@@ -9,17 +9,17 @@ from typing import Protocol
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.checker import ClusterChecker
-from ottla.sim.cluster.journal import Fate, Journal, Sent
+from ottla.sim.cluster.journal import Journal, OperationState, SentRecord
 from ottla.sim.world import World
 
-__all__ = ["COPIES", "EVENTS", "ORDERS", "Client", "Stage", "attempt"]
+__all__ = ["COPIES", "EVENTS", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
 
 # Written by anybody, with any acks; only by those who double nothing; only by those who copy the orders.
 EVENTS, ORDERS, COPIES = "events", "orders", "copies"
 
 
 @dataclass(slots=True)
-class Stage:
+class ClusterEnvironment:
     world: World
     checker: ClusterChecker
     servers: str
@@ -34,8 +34,8 @@ class Stage:
     def tell(self, who: str, text: str) -> None:
         self.world.trace.add(who, text)
 
-    def delivered(self, sent: Sent, offset: int) -> None:
-        sent.fate, sent.offset = Fate.DONE, offset
+    def delivered(self, sent: SentRecord, offset: int) -> None:
+        sent.state, sent.offset = OperationState.DONE, offset
         self.checker.acknowledged(sent)
 
     def partitions(self, topic: str) -> int:
@@ -44,7 +44,7 @@ class Stage:
         return 0 if image is None else len(image.partitions)
 
 
-class Client(Protocol):
+class SimClient(Protocol):
     """A program on a machine of its own; ``main`` runs in each of its lives."""
 
     name: str
@@ -52,11 +52,11 @@ class Client(Protocol):
     async def main(self, runtime: Runtime) -> None: ...
 
 
-async def attempt(stage: Stage, who: str, what: Callable[[], Awaitable[None]]) -> bool:
+async def attempt(environment: ClusterEnvironment, who: str, what: Callable[[], Awaitable[None]]) -> bool:
     """Do what may fail as any request to a cluster in trouble does; whether it worked."""
     try:
         await what()
     except (KafkaError, OSError) as error:
-        stage.tell(who, f"gives up: {error}")
+        environment.tell(who, f"gives up: {error}")
         return False
     return True

@@ -5,19 +5,28 @@ or fall asleep.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ottla.sim.cluster.checker import ClusterChecker
-from ottla.sim.cluster.disks import BadDisks
-from ottla.sim.cluster.member import ClusterMember
+from ottla.sim.cluster.members import ClusterMember
+from ottla.sim.disk import Op
 from ottla.sim.nemesis import Nemesis, NemesisConfig
-from ottla.sim.world import Machine, World
+from ottla.sim.world import SimMachine, World
 
-__all__ = ["Harm"]
+__all__ = ["ClusterFaultInjector", "DiskFaultInjector"]
+
+_WHOLE_DISK_BYTES = 1 << 50
+# How much room is left on a disk that is about to be full.
+_ROOM_BYTES = (0, 4_096, 40_000)
+_FAILING_ONCE = (Op.READ, Op.WRITE, Op.SYNC, Op.CREATE, Op.RENAME, Op.SYNC_DIR)
+_OPERATOR_LOOKS_EVERY_S = 0.5
+# How long after the last harm the operator still looks: what failed at the last moment is told a bit later.
+_OPERATOR_STAYS_S = 5.0
 
 
-class Harm:
+class ClusterFaultInjector:
     def __init__(
         self,
         world: World,
@@ -32,10 +41,10 @@ class Harm:
         self._members = {member.machine.name: member for member in members}
         self._checker = checker
         self._synced = synced
-        self._disks = BadDisks(world, self._members, directories, self._stop)
+        self._disks = DiskFaultInjector(world, self._members, directories, self._stop)
         self._rolling = False
-        self.clients: list[Machine] = []
-        deeds: Mapping[str, Callable[[Machine], None]] = {
+        self.clients: list[SimMachine] = []
+        deeds: Mapping[str, Callable[[SimMachine], None]] = {
             "stop and start": self._restart,
             "rolling restart": lambda _: self._roll(),
             "kill a client": lambda _: self._kill_client(),
@@ -65,7 +74,7 @@ class Harm:
         loop = self._world.loop
         loop.create_task(what, name=name, context=loop.world.context.copy())
 
-    def _may_end(self, machine: Machine, power_loss: bool) -> bool:
+    def _may_end(self, machine: SimMachine, power_loss: bool) -> bool:
         member = self._members[machine.name]
         if self._synced:
             return True
@@ -85,7 +94,7 @@ class Harm:
             member.restart()
         return may
 
-    def _restart(self, machine: Machine) -> None:
+    def _restart(self, machine: SimMachine) -> None:
         member = self._members[machine.name]
         if member.is_ready and self._stop(member):
             self.nemesis.did("stop and start", machine.name)
@@ -99,14 +108,14 @@ class Harm:
     async def _roll_all(self) -> None:
         """One after the other, each once the one before is back, or has not come back for long."""
         for member in self._members.values():
-            lives = member.machine.lives
+            lives = member.machine.boots
             for _ in range(40):
                 if self._stop(member):
                     break
                 await asyncio.sleep(0.25)
             for _ in range(40):
                 await asyncio.sleep(0.25)
-                if member.machine.lives > lives and member.is_ready:
+                if member.machine.boots > lives and member.is_ready:
                     break
         self._rolling = False
 
@@ -125,3 +134,70 @@ class Harm:
             self.nemesis.did("pause a client", machine.name)
             machine.pause()
             self.nemesis.later(machine.resume)
+
+
+class DiskFaultInjector:
+    """``restart`` stops a node and starts it again, if that may be."""
+
+    def __init__(
+        self,
+        world: World,
+        members: Mapping[str, ClusterMember],
+        directories: Sequence[str],
+        restart: Callable[[ClusterMember], bool],
+    ) -> None:
+        self._world = world
+        self._members = members
+        self._directories = directories
+        self._restart = restart
+        self._healed_at: float | None = None
+        self.nemesis: Nemesis  # set by who makes both
+
+    @property
+    def deeds(self) -> Mapping[str, Callable[[SimMachine], None]]:
+        return {"full disk": self._fill, "failing directory": self._break, "disk error": self._fail_once}
+
+    def heal(self) -> None:
+        """All disks are well and have room from now on."""
+        for member in self._members.values():
+            member.machine.disk.heal()
+            member.machine.disk.limit(_WHOLE_DISK_BYTES)
+            member.troubles.clear()
+        self._healed_at = self._world.loop.time()
+
+    async def operate(self) -> None:
+        """The operator at work."""
+        while self._healed_at is None or self._world.loop.time() < self._healed_at + _OPERATOR_STAYS_S:
+            await asyncio.sleep(_OPERATOR_LOOKS_EVERY_S)
+            for member in self._members.values():
+                if member.needs_operator and self._restart(member):
+                    self._world.coverage["started again after a disk failed"] += 1
+
+    def _fill(self, machine: SimMachine) -> None:
+        disk, random = machine.disk, self._world.random
+        usage = disk.usage("/")
+        room = random.randrange(0, random.choice(_ROOM_BYTES) + 1)
+        disk.limit(usage.total_bytes - usage.free_bytes + room)
+        self._trouble(machine, "full disk", f"{room} bytes are left", lambda: disk.limit(_WHOLE_DISK_BYTES))
+
+    def _break(self, machine: SimMachine) -> None:
+        path = self._world.random.choice(self._directories)
+        fault = machine.disk.fail(errno.EIO, prefix=path, times=None)
+        self._trouble(machine, "failing directory", path, lambda: machine.disk.heal(fault))
+
+    def _fail_once(self, machine: SimMachine) -> None:
+        random = self._world.random
+        path, op = random.choice(self._directories), random.choice(_FAILING_ONCE)
+        fault = machine.disk.fail(errno.EIO, prefix=path, ops=[op], skip=random.randrange(0, 20))
+        self._trouble(machine, "disk error", f"soon, {op} in {path}", lambda: machine.disk.heal(fault))
+
+    def _trouble(self, machine: SimMachine, what: str, detail: str, undo: Callable[[], None]) -> None:
+        end = self._members[machine.name].trouble()
+        self.nemesis.did(what, f"{machine.name} {detail}")
+
+        def undone() -> None:
+            undo()
+            self._world.trace.add("nemesis", f"{what} no more: {machine.name}")
+            end()
+
+        self.nemesis.later(undone)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ottla.records.batch import BatchHeader, read_records
 from ottla.records.control import ControlType
 
-__all__ = ["Entry", "Line", "Mismatch"]
+__all__ = ["CommittedRecord", "PartitionHistory", "Mismatch"]
 
 
 class Mismatch(AssertionError):
@@ -25,7 +25,7 @@ class _Batch(NamedTuple):
     crc: int
 
 
-class Entry:
+class CommittedRecord:
     """A committed record. ``decided``: None while its transaction is open, then whether it was committed."""
 
     __slots__ = ("decided", "offset", "value")
@@ -39,15 +39,15 @@ class Entry:
         return f"<{self.value!r} at {self.offset}>"
 
 
-class Line:
+class PartitionHistory:
     """The history of one partition."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._batches: dict[int, _Batch] = {}
         self.end = 0
-        self.entries: dict[int, Entry] = {}
-        self._open: dict[int, list[Entry]] = {}  # producer id -> records of its open transaction
+        self.entries: dict[int, CommittedRecord] = {}
+        self._open: dict[int, list[CommittedRecord]] = {}  # producer id -> records of its open transaction
 
     @property
     def last_stable_offset(self) -> int:
@@ -82,12 +82,12 @@ class Line:
             return
         for record in records:
             value = None if record.value is None else bytes(record.value)
-            entry = Entry(record.offset, value, None if header.is_transactional else True)
+            entry = CommittedRecord(record.offset, value, None if header.is_transactional else True)
             self.entries[record.offset] = entry
             if header.is_transactional:
                 self._open.setdefault(header.producer_id, []).append(entry)
 
-    def visible(self) -> list[Entry]:
+    def visible(self) -> list[CommittedRecord]:
         """What a reader of committed records sees now, in order."""
         stable = self.last_stable_offset
         return [entry for entry in self.entries.values() if entry.decided and entry.offset < stable]

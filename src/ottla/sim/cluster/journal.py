@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 __all__ = [
-    "Commit",
-    "Fate",
-    "GroupStory",
+    "OffsetCommit",
+    "OperationState",
+    "GroupHistory",
     "Journal",
-    "Partition",
-    "Sent",
-    "Transaction",
+    "PartitionKey",
+    "SentRecord",
+    "ClientTransaction",
     "copy_of",
     "original_of",
 ]
 
-Partition = tuple[str, int]
+PartitionKey = tuple[str, int]
 
 
-class Fate(Enum):
+class OperationState(Enum):
     OPEN = "open"
     UNKNOWN = "unknown"
     DONE = "done"
@@ -33,7 +33,7 @@ class Fate(Enum):
 
 
 @dataclass(slots=True)
-class Sent:
+class SentRecord:
     """A record on its way. ``session`` is one producer from its start to its end; ``number`` its place."""
 
     topic: str
@@ -43,29 +43,29 @@ class Sent:
     idempotent: bool
     session: str
     number: int
-    fate: Fate = Fate.OPEN
+    state: OperationState = OperationState.OPEN
     offset: int = -1
     # The leader epoch of the partition when the producer heard of it; with acks=1 no more is promised.
     leader_epoch: int = -1
 
 
 @dataclass(slots=True)
-class Transaction:
+class ClientTransaction:
     """DONE is committed and FAILED aborted, as the producer was told; UNKNOWN can be either, but whole."""
 
     name: str
-    records: list[Sent] = field(default_factory=list)
-    fate: Fate = Fate.OPEN
+    records: list[SentRecord] = field(default_factory=list)
+    state: OperationState = OperationState.OPEN
 
 
 @dataclass(slots=True)
-class Commit:
+class OffsetCommit:
     offset: int
-    fate: Fate = Fate.OPEN
+    state: OperationState = OperationState.OPEN
 
 
 @dataclass(slots=True)
-class GroupStory:
+class GroupHistory:
     """What the members of a group read and committed."""
 
     name: str
@@ -74,40 +74,40 @@ class GroupStory:
     strategy: tuple[str, ...] = ("range", "cooperative-sticky")
     # The topic to which its members write what they read, in the transactions that commit its offsets.
     copies_to: str | None = None
-    read: dict[Partition, set[int]] = field(default_factory=lambda: defaultdict(set))
-    commits: dict[Partition, list[Commit]] = field(default_factory=lambda: defaultdict(list))
+    read: dict[PartitionKey, set[int]] = field(default_factory=lambda: defaultdict(set))
+    commits: dict[PartitionKey, list[OffsetCommit]] = field(default_factory=lambda: defaultdict(list))
 
-    def acknowledged(self, partition: Partition) -> int:
+    def acknowledged(self, partition: PartitionKey) -> int:
         """The highest offset whose commit was confirmed."""
-        return max((c.offset for c in self.commits[partition] if c.fate is Fate.DONE), default=0)
+        return max((c.offset for c in self.commits[partition] if c.state is OperationState.DONE), default=0)
 
-    def may_be(self, partition: Partition, offset: int) -> bool:
+    def may_be(self, partition: PartitionKey, offset: int) -> bool:
         """Whether ``offset`` can be what the group has committed: not behind what was confirmed, unless it
         is a commit of which nobody heard, which may arrive late.
         """
         known = self.commits[partition]
-        late = any(c.offset == offset and c.fate is not Fate.DONE for c in known)
+        late = any(c.offset == offset and c.state is not OperationState.DONE for c in known)
         return late or offset >= self.acknowledged(partition)
 
 
 @dataclass(slots=True)
 class Journal:
-    sent: list[Sent] = field(default_factory=list)
-    transactions: list[Transaction] = field(default_factory=list)
-    groups: dict[str, GroupStory] = field(default_factory=dict)
+    sent: list[SentRecord] = field(default_factory=list)
+    transactions: list[ClientTransaction] = field(default_factory=list)
+    groups: dict[str, GroupHistory] = field(default_factory=dict)
     reads: int = 0
 
     @property
     def acknowledged(self) -> int:
-        return sum(record.fate is Fate.DONE for record in self.sent)
+        return sum(record.state is OperationState.DONE for record in self.sent)
 
 
-def copy_of(group: GroupStory, value: bytes, transaction: str) -> bytes:
+def copy_of(group: GroupHistory, value: bytes, transaction: str) -> bytes:
     """What a member of the group writes for a record that it was given."""
     return b"%s of %s in %s" % (group.name.encode(), value, transaction.encode())
 
 
-def original_of(group: GroupStory, copy: bytes) -> bytes | None:
+def original_of(group: GroupHistory, copy: bytes) -> bytes | None:
     """The record that a member of this group has copied; None if another group's member did."""
     prefix = group.name.encode() + b" of "
     return copy.removeprefix(prefix).rpartition(b" in ")[0] if copy.startswith(prefix) else None

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.sim.cluster.checker import ClusterChecker
-from ottla.sim.cluster.member import ClusterMember
+from ottla.sim.cluster.members import ClusterMember
 
-__all__ = ["unrest"]
+__all__ = ["reason_not_quiescent"]
 
 
-def unrest(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
+def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
     """What is still amiss, in one line; None if nothing is."""
     for member in members:
         if not member.is_ready:
@@ -30,8 +30,8 @@ def unrest(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | N
             return f"{tp} has replicas {registration.replicas} and only {registration.isr} are in sync"
         if registration.adding_replicas or registration.removing_replicas:
             return f"{tp} is still being moved: {registration}"
-        line = checker.lines.get((topic.id, index))
-        end = 0 if line is None else line.end
+        history = checker.histories.get((topic.id, index))
+        end = 0 if history is None else history.end
         for id in registration.replicas:
             text = _replica(by_id[id], tp, end, clean=topic.name not in checker.unclean)
             if text is not None:

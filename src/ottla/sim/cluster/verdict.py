@@ -15,11 +15,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from ottla.sim.cluster.checker import ClusterChecker
-from ottla.sim.cluster.journal import Fate, GroupStory, Journal, Partition, Sent, original_of
+from ottla.sim.cluster.journal import (
+    GroupHistory,
+    Journal,
+    OperationState,
+    PartitionKey,
+    SentRecord,
+    original_of,
+)
 
 __all__ = ["verdict"]
 
-Offsets = Mapping[str, Mapping[Partition, int]]
+Offsets = Mapping[str, Mapping[PartitionKey, int]]
 """By group: what it has committed in the end."""
 
 
@@ -38,13 +45,13 @@ def verdict(checker: ClusterChecker, journal: Journal, committed: Offsets) -> It
 
 
 def _values(checker: ClusterChecker, topic: str, partition: int) -> Counter[bytes]:
-    line = checker.line(topic, partition)
-    entries = () if line is None else line.entries.values()
+    history = checker.history(topic, partition)
+    entries = () if history is None else history.entries.values()
     return Counter(entry.value for entry in entries if entry.value is not None)
 
 
-def _by_partition(checker: ClusterChecker, sent: list[Sent]) -> dict[Partition, list[Sent]]:
-    found: dict[Partition, list[Sent]] = defaultdict(list)
+def _by_partition(checker: ClusterChecker, sent: list[SentRecord]) -> dict[PartitionKey, list[SentRecord]]:
+    found: dict[PartitionKey, list[SentRecord]] = defaultdict(list)
     for record in sent:
         if record.topic not in checker.unclean:
             found[record.topic, record.partition].append(record)
@@ -57,7 +64,9 @@ def _lost(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
         lost = [
             record
             for record in records
-            if record.fate is Fate.DONE and record.value not in values and _is_promised(checker, record)
+            if record.state is OperationState.DONE
+            and record.value not in values
+            and _is_promised(checker, record)
         ]
         if lost:
             first = lost[0]
@@ -67,7 +76,7 @@ def _lost(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
             )
 
 
-def _is_promised(checker: ClusterChecker, record: Sent) -> bool:
+def _is_promised(checker: ClusterChecker, record: SentRecord) -> bool:
     if record.acks == -1:
         return True
     return record.acks == 1 and checker.leader_epoch(record.topic, record.partition) == record.leader_epoch
@@ -85,48 +94,50 @@ def _doubled(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
 def _disordered(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
     careful = [record for record in journal.sent if record.idempotent]
     for (topic, partition), records in _by_partition(checker, careful).items():
-        line = checker.line(topic, partition)
-        if line is None:
+        history = checker.history(topic, partition)
+        if history is None:
             continue
         places = {record.value: (record.session, record.number) for record in records}
         last: dict[str, int] = {}
-        for entry in line.entries.values():
+        for entry in history.entries.values():
             place = places.get(entry.value or b"")
             if place is None:
                 continue
             session, number = place
             if number < last.get(session, -1):
-                yield f"{entry.value!r} of {line.name} comes after number {last[session]} of its session"
+                yield f"{entry.value!r} of {history.name} comes after number {last[session]} of its session"
                 return
             last[session] = number
 
 
 def _torn(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
-    visible: dict[Partition, set[bytes | None]] = {}
+    visible: dict[PartitionKey, set[bytes | None]] = {}
     for transaction in journal.transactions:
         shown = hidden = 0
         for record in transaction.records:
             key = (record.topic, record.partition)
             if key not in visible:
-                line = checker.line(*key)
-                visible[key] = set() if line is None else {entry.value for entry in line.visible()}
+                history = checker.history(*key)
+                visible[key] = set() if history is None else {entry.value for entry in history.visible()}
             if record.value in visible[key]:
                 shown += 1
             else:
                 hidden += 1
-        if transaction.fate is Fate.DONE and hidden:
+        if transaction.state is OperationState.DONE and hidden:
             yield f"{hidden} of {shown + hidden} records of {transaction.name} are missing; it was committed"
-        elif transaction.fate in (Fate.FAILED, Fate.OPEN) and shown:
-            yield f"{shown} records of {transaction.name} are visible; it was {_told(transaction.fate)}"
+        elif transaction.state in (OperationState.FAILED, OperationState.OPEN) and shown:
+            yield f"{shown} records of {transaction.name} are visible; it was {_told(transaction.state)}"
         elif shown and hidden:
             yield f"{transaction.name} is torn: {shown} of its records are visible, {hidden} are not"
 
 
-def _told(fate: Fate) -> str:
-    return "aborted" if fate is Fate.FAILED else "never committed"
+def _told(state: OperationState) -> str:
+    return "aborted" if state is OperationState.FAILED else "never committed"
 
 
-def _group(checker: ClusterChecker, group: GroupStory, offsets: Mapping[Partition, int]) -> Iterator[str]:
+def _group(
+    checker: ClusterChecker, group: GroupHistory, offsets: Mapping[PartitionKey, int]
+) -> Iterator[str]:
     for partition, offset in sorted(offsets.items()):
         if not group.may_be(partition, offset):
             yield (
@@ -134,14 +145,14 @@ def _group(checker: ClusterChecker, group: GroupStory, offsets: Mapping[Partitio
                 f"{group.acknowledged(partition)} was confirmed before"
             )
     for partition, commits in sorted(group.commits.items()):
-        if partition not in offsets and any(commit.fate is Fate.DONE for commit in commits):
+        if partition not in offsets and any(commit.state is OperationState.DONE for commit in commits):
             yield f"group {group.name} has lost its confirmed offset of {partition[0]}-{partition[1]}"
     for topic, index in sorted(offsets):
-        line = checker.line(topic, index)
-        if line is None or topic in checker.unclean:
+        history = checker.history(topic, index)
+        if history is None or topic in checker.unclean:
             continue
         below = offsets[topic, index]
-        entries = line.visible() if group.read_committed else list(line.entries.values())
+        entries = history.visible() if group.read_committed else list(history.entries.values())
         missed = [
             entry
             for entry in entries
@@ -149,27 +160,29 @@ def _group(checker: ClusterChecker, group: GroupStory, offsets: Mapping[Partitio
         ]
         if missed:
             yield (
-                f"group {group.name} went past {len(missed)} records of {line.name} without being given "
+                f"group {group.name} went past {len(missed)} records of {history.name} without being given "
                 f"them, among them {missed[0]!r}"
             )
 
 
-def _copied(checker: ClusterChecker, group: GroupStory, offsets: Mapping[Partition, int]) -> Iterator[str]:
+def _copied(
+    checker: ClusterChecker, group: GroupHistory, offsets: Mapping[PartitionKey, int]
+) -> Iterator[str]:
     """Each record below the committed offset was written on exactly once, and none above it."""
     assert group.copies_to is not None
     copies: Counter[bytes | None] = Counter()
-    for written in checker.lines_of(group.copies_to):
+    for written in checker.histories_of(group.copies_to):
         copies.update(original_of(group, entry.value or b"") for entry in written.visible())
     for (topic, index), offset in sorted(offsets.items()):
-        line = checker.line(topic, index)
-        if line is None:
+        history = checker.history(topic, index)
+        if history is None:
             continue
-        for entry in line.visible():
+        for entry in history.visible():
             count = copies[entry.value]
             wanted = 1 if entry.offset < offset else 0
             if count != wanted:
                 yield (
-                    f"{entry!r} of {line.name} was written on {count} times; group {group.name} has "
+                    f"{entry!r} of {history.name} was written on {count} times; group {group.name} has "
                     f"committed {offset}, so it should be {wanted}"
                 )
                 return

@@ -9,8 +9,8 @@ from ottla.client.errors import TransactionAborted
 from ottla.client.producer import Producer
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.environment import EVENTS, ORDERS, Stage, attempt
-from ottla.sim.cluster.journal import Fate, Sent, Transaction
+from ottla.sim.cluster.environment import EVENTS, ORDERS, ClusterEnvironment, attempt
+from ottla.sim.cluster.journal import ClientTransaction, OperationState, SentRecord
 
 __all__ = ["TransactionalWriter", "Writer", "producer_settings"]
 
@@ -29,8 +29,8 @@ def producer_settings(runtime: Runtime) -> dict[str, Any]:
 class Writer:
     """Sends waves of records to one topic; a producer that gives up is followed by another one."""
 
-    def __init__(self, stage: Stage, name: str, *, acks: int, idempotent: bool) -> None:
-        self._stage = stage
+    def __init__(self, environment: ClusterEnvironment, name: str, *, acks: int, idempotent: bool) -> None:
+        self._environment = environment
         self.name = name
         self._acks = acks
         self._idempotent = idempotent
@@ -38,17 +38,17 @@ class Writer:
         self._sessions = 0
 
     async def main(self, runtime: Runtime) -> None:
-        stage = self._stage
-        while not stage.stopping:
+        environment = self._environment
+        while not environment.stopping:
             self._sessions += 1
-            await attempt(stage, self.name, lambda: self._session(runtime))
+            await attempt(environment, self.name, lambda: self._session(runtime))
             await asyncio.sleep(runtime.random.random())
-        stage.ended.add(self.name)
+        environment.ended.add(self.name)
 
     async def _session(self, runtime: Runtime) -> None:
         session = f"{self.name}.{self._sessions}"
         async with Producer(
-            self._stage.servers,
+            self._environment.servers,
             runtime=runtime,
             acks=self._acks,
             enable_idempotence=self._idempotent,
@@ -56,7 +56,7 @@ class Writer:
         ) as producer:
             number = 0
             waves = runtime.random.randrange(10, 200)
-            while not self._stage.stopping and waves:
+            while not self._environment.stopping and waves:
                 waves -= 1
                 size = runtime.random.randrange(1, 5)
                 await self._wave(producer, session, range(number, number + size), runtime)
@@ -71,17 +71,17 @@ class Writer:
         for number in numbers:
             value = f"{session}.{number}".encode()
             partition = runtime.random.randrange(0, count)
-            sent = Sent(topic, partition, value, self._acks, self._idempotent, session, number)
-            self._stage.journal.sent.append(sent)
+            sent = SentRecord(topic, partition, value, self._acks, self._idempotent, session, number)
+            self._environment.journal.sent.append(sent)
             wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
         for sent, delivery in wave:
             try:
                 metadata = await delivery
             except KafkaError as error:
-                sent.fate = Fate.FAILED
-                self._stage.tell(self.name, f"{sent.value.decode()} failed: {error}")
+                sent.state = OperationState.FAILED
+                self._environment.tell(self.name, f"{sent.value.decode()} failed: {error}")
                 continue
-            self._stage.delivered(sent, metadata.offset)
+            self._environment.delivered(sent, metadata.offset)
 
 
 class TransactionalWriter:
@@ -89,54 +89,54 @@ class TransactionalWriter:
     take it from each other.
     """
 
-    def __init__(self, stage: Stage, name: str, *, transactional_id: str) -> None:
-        self._stage = stage
+    def __init__(self, environment: ClusterEnvironment, name: str, *, transactional_id: str) -> None:
+        self._environment = environment
         self.name = name
         self._id = transactional_id
         self._sessions = 0
 
     async def main(self, runtime: Runtime) -> None:
-        stage = self._stage
-        while not stage.stopping:
+        environment = self._environment
+        while not environment.stopping:
             self._sessions += 1
-            await attempt(stage, self.name, lambda: self._session(runtime))
+            await attempt(environment, self.name, lambda: self._session(runtime))
             await asyncio.sleep(runtime.random.random() * 3)
-        stage.ended.add(self.name)
+        environment.ended.add(self.name)
 
     async def _session(self, runtime: Runtime) -> None:
         session = f"{self.name}.{self._sessions}"
         async with Producer(
-            self._stage.servers,
+            self._environment.servers,
             runtime=runtime,
             transactional_id=self._id,
             transaction_timeout_ms=runtime.random.randrange(2_000, 10_000),
             **producer_settings(runtime),
         ) as producer:
             number = 0
-            while not self._stage.stopping and number < 100:
+            while not self._environment.stopping and number < 100:
                 number += 1
                 await self._transaction(producer, f"{session}.{number}", runtime)
                 await asyncio.sleep(runtime.random.random() * 0.5)
 
     async def _transaction(self, producer: Producer, name: str, runtime: Runtime) -> None:
-        transaction = Transaction(name)
-        self._stage.journal.transactions.append(transaction)
+        transaction = ClientTransaction(name)
+        self._environment.journal.transactions.append(transaction)
         producer.transactions.begin()
         try:
             await self._fill(producer, transaction, runtime)
             if runtime.random.random() < 0.25:
                 await producer.transactions.abort()
-                transaction.fate = Fate.FAILED
+                transaction.state = OperationState.FAILED
                 return
-            transaction.fate = Fate.UNKNOWN
+            transaction.state = OperationState.UNKNOWN
             await producer.transactions.commit()
-            transaction.fate = Fate.DONE
+            transaction.state = OperationState.DONE
         except TransactionAborted:
-            transaction.fate = Fate.OPEN
+            transaction.state = OperationState.OPEN
             await producer.transactions.abort()
-            transaction.fate = Fate.FAILED
+            transaction.state = OperationState.FAILED
 
-    async def _fill(self, producer: Producer, transaction: Transaction, runtime: Runtime) -> None:
+    async def _fill(self, producer: Producer, transaction: ClientTransaction, runtime: Runtime) -> None:
         random = runtime.random
         wave = []
         for number in range(random.randrange(1, 6)):
@@ -144,12 +144,12 @@ class TransactionalWriter:
             await producer.ready(topic)
             partition = random.randrange(0, len(await producer.partitions_for(topic)))
             value = f"{transaction.name}.{number}".encode()
-            sent = Sent(topic, partition, value, -1, True, transaction.name, number)
+            sent = SentRecord(topic, partition, value, -1, True, transaction.name, number)
             transaction.records.append(sent)
-            self._stage.journal.sent.append(sent)
+            self._environment.journal.sent.append(sent)
             wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
             if random.random() < 0.3:
                 await asyncio.sleep(random.random() * 0.3)
         for sent, delivery in wave:
             if random.random() < 0.5:
-                self._stage.delivered(sent, (await delivery).offset)
+                self._environment.delivered(sent, (await delivery).offset)

@@ -22,7 +22,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.nemesis import Nemesis, NemesisConfig
 from ottla.sim.world import World
 
-__all__ = ["NodeLife", "NodeOutcome"]
+__all__ = ["NodeRun", "NodeOutcome"]
 
 NODE = "node1"
 ADDRESS = f"{NODE}:9092"
@@ -47,7 +47,7 @@ class NodeOutcome:
     violations: list[str]
     coverage: Counter[str]
     fingerprint: str
-    lives: int
+    boots: int
     acknowledged: int
     read: int
     virtual_s: float
@@ -62,12 +62,12 @@ class NodeOutcome:
     def __str__(self) -> str:
         state = "VIOLATION" if self.violations else "ok"
         return (
-            f"seed {self.seed}: {state}; {self.virtual_s:.0f} s, {self.lives} lives of the node, "
+            f"seed {self.seed}: {state}; {self.virtual_s:.0f} s, {self.boots} lives of the node, "
             f"{self.acknowledged} records acknowledged, {self.read} read, {self.steps} steps"
         )
 
 
-class NodeLife:
+class NodeRun:
     """With ``synced=False`` the node acknowledges what only its page cache has, as Kafka does: then a power
     cut may take it, and the check must see that.
     """
@@ -161,7 +161,7 @@ class NodeLife:
             world.violations,
             world.coverage,
             world.trace.fingerprint,
-            self._node.lives,
+            self._node.boots,
             len(self._acknowledged),
             sum(map(len, self._read)),
             world.loop.time(),

@@ -1,7 +1,7 @@
-"""A compacted partition on a simulated disk, with everything that was ever appended to it remembered.
+"""A compacted partition on a simulated disk, and a list of everything that was ever appended to it.
 
-`Lab` appends through the log's own door, cleans with the cleaner itself, and compares what the log then
-holds with the plain rules of compaction, worked out from the list of everything that was appended.
+`CompactionHarness` appends with `append_as_leader`, cleans with the `LogCleaner`, and compares what the log
+then holds with the rules of compaction, applied to the list of everything that was appended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PRODUCERS = ProducerStateManagerConfig(producer_id_expiration_ms=30 * DAY_MS, tr
 
 
 @dataclass
-class Appended:
+class AppendedRecord:
     """A record as it was appended, and what became of its transaction."""
 
     offset: int
@@ -63,13 +63,13 @@ class Appended:
 
 
 @dataclass
-class Producer:
+class CompactionProducer:
     epoch: int = 0
     sequence: int = 0
-    open: list[Appended] = field(default_factory=list)
+    open: list[AppendedRecord] = field(default_factory=list)
 
 
-class Lab:
+class CompactionHarness:
     def __init__(
         self,
         seed: int | str = 0,
@@ -85,8 +85,8 @@ class Lab:
         self.log = create_log(self.directory, str(PARTITION), PARTITION, config, producer_config=PRODUCERS)
         self.disk.sync_all()
         self.cleaner = self._new_cleaner()
-        self.appended: list[Appended] = []
-        self.producers: dict[int, Producer] = {}
+        self.appended: list[AppendedRecord] = []
+        self.producers: dict[int, CompactionProducer] = {}
 
     def _open_directory(self) -> LogDirectory:
         directory = LogDirectory(PATH, FileHandles(self.disk), self.clock, SeededRandom(1))
@@ -111,7 +111,7 @@ class Lab:
     ) -> int:
         """Append one batch; its base offset."""
         timestamp = self.now_ms
-        producer = self.producers.setdefault(producer_id, Producer())
+        producer = self.producers.setdefault(producer_id, CompactionProducer())
         is_known = producer_id != NO_PRODUCER_ID
         batch = build_batch(
             [(timestamp, key, value) for key, value in records],
@@ -123,7 +123,7 @@ class Lab:
         )
         info = self.log.append_as_leader(bytearray(batch), 0, now_ms=timestamp)
         new = [
-            Appended(
+            AppendedRecord(
                 info.first_offset + i,
                 timestamp,
                 key,
@@ -227,7 +227,7 @@ class Lab:
         self.log.high_watermark = self.log.log_end_offset
         self.cleaner = self._new_cleaner()
 
-    def on(self, disk: SimDisk) -> Lab:
+    def on(self, disk: SimDisk) -> CompactionHarness:
         """The same partition as another disk has it, opened after a crash."""
         other = copy.copy(self)
         other.disk = disk
@@ -300,7 +300,7 @@ class Lab:
 
     # What it should hold
 
-    def decided(self) -> list[Appended]:
+    def decided(self) -> list[AppendedRecord]:
         """What was appended and is not aborted, below the end of the log."""
         return [
             record
@@ -339,7 +339,7 @@ class Lab:
             else:
                 assert BatchHeader.parse(fetched.records).base_offset == expected.base_offset
 
-    def latest(self, end: int) -> dict[int, Appended]:
+    def latest(self, end: int) -> dict[int, AppendedRecord]:
         """The newest record of each key below `end`, by its offset."""
         newest = {record.key: record for record in self.decided() if record.key and record.offset < end}
         return {record.offset: record for record in newest.values()}

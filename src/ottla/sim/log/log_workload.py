@@ -1,8 +1,8 @@
-"""A random life of a log on a simulated disk, with a model of what may be left of it after a crash.
+"""Random operations on a log on a simulated disk, with a model of what a crash may leave of it.
 
-`Life` does one random thing after another to a log and notes, before each, what the log may hold if the power
-fails in the middle of it, and after each, what it must hold. `crash` ends the life wherever it is and checks
-the survivor. A log after a crash is right if
+`LogWorkload` executes one random operation after another on a log. Before each it notes what the log may hold
+if the power fails during the operation, and after each, what the log must hold. `crash` loses the power,
+reloads the log and checks what survived. A log after a crash is correct if
 
 - its batches are those of the model, from some start to some end, with none missing between them;
 - it ends at or above everything that was synced, and starts where the log start was durable, or later;
@@ -25,15 +25,15 @@ from ottla.records.control import ControlType, EndTransactionMarker, build_end_t
 from ottla.records.types import Codec
 from ottla.records.validation import AppendOrigin
 from ottla.sim.disk import SimCrash, SimDisk
-from tests.support.log_lab import PARTITION, Batch, LogLab, all_batches, check_log, segment_batches
+from ottla.sim.log.log_harness import PARTITION, Batch, LogHarness, all_batches, check_log, segment_batches
 
 
-class Offline(Exception):
+class DirectoryOffline(Exception):
     """The directory is offline, as it should be; the life is over."""
 
 
 @dataclass
-class Producer:
+class ProducerModel:
     producer_id: int
     epoch: int = 0
     sequence: int = 0
@@ -41,7 +41,7 @@ class Producer:
 
 
 @dataclass
-class Model:
+class LogModel:
     """What the log holds, and what it may hold if the power fails now."""
 
     content: list[Batch] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Model:
         return self.content[-1][0].next_offset if self.content else self.highest_start
 
 
-class Life:
+class LogWorkload:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         rng = self.random
@@ -77,13 +77,13 @@ class Life:
             file_delete_delay_ms=rng.choice([0, 1000]),
             cleanup_policy=frozenset({"compact", "delete"}),
         )
-        self.lab = LogLab(
+        self.lab = LogHarness(
             config, seed=seed, open_files=rng.choice([1, 3, 64]), unsynced_files=1 if seed % 3 == 0 else 64
         )
         self.disk: SimDisk = self.lab.sim_disk
-        self.model = Model()
+        self.model = LogModel()
         self.epoch = 0
-        self.producers = [Producer(number) for number in range(1, 4)]
+        self.producers = [ProducerModel(number) for number in range(1, 4)]
         self.compacted = False
         # The greatest log start so far: after a crash it may be lower again, but not what it has made
         # forgotten.
@@ -189,7 +189,7 @@ class Life:
         self._produce(producer, transactional=True)
         producer.in_transaction = True
 
-    def _produce(self, producer: Producer, *, transactional: bool) -> None:
+    def _produce(self, producer: ProducerModel, *, transactional: bool) -> None:
         records = self._records()
         batch = build_batch(
             records,
@@ -368,7 +368,7 @@ class Life:
                 self.flush()
             except KafkaError as refused:
                 if not self.lab.directory.is_online:
-                    raise Offline from refused
+                    raise DirectoryOffline from refused
                 raise
 
     def _suffer(self, error: int, ops: list[str]) -> None:
@@ -397,11 +397,11 @@ class Life:
                 if refused.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
                 if not self.lab.directory.is_online:
-                    raise Offline from refused
+                    raise DirectoryOffline from refused
                 self._adopt()
                 self._forget_lost_producers()
             if not self.lab.directory.is_online:
-                raise Offline
+                raise DirectoryOffline
         self.disk.heal(fault)
 
     # The end
@@ -465,23 +465,24 @@ class Life:
         )
 
 
-def live(seed: int, *, lives: int = 3, steps: int = 40) -> None:
-    """Several lives of one log, each ended by a crash at some change of the disk."""
-    life = Life(seed)
+def run_log_workload(seed: int, *, crashes: int = 3, steps: int = 40) -> None:
+    """Several crashes of one log, each ended by a crash at some change of the disk."""
+    workload = LogWorkload(seed)
     try:
-        for _ in range(lives):
-            life.disk.crash_after(life.random.randrange(steps * 6))
+        for _ in range(crashes):
+            workload.disk.crash_after(workload.random.randrange(steps * 6))
             try:
-                life.run(steps)
-            except (SimCrash, Offline):
-                life.disk.heal()
+                workload.run(steps)
+            except (SimCrash, DirectoryOffline):
+                workload.disk.heal()
             except KafkaError as error:
-                raise AssertionError(f"the log refused in {life.doing}: {error}") from error
-            life.crash()
+                raise AssertionError(f"the log refused in {workload.doing}: {error}") from error
+            workload.crash()
     except Exception as error:
-        steps_taken = "\n  ".join(life.history[-60:])
+        steps_taken = "\n  ".join(workload.history[-60:])
         raise AssertionError(
-            f"seed {seed}: {error}\nin: {life.doing}\nafter:\n  {steps_taken}\ndisk:\n{tail(life.disk)}"
+            f"seed {seed}: {error}\nin: {workload.doing}\nafter:\n  {steps_taken}\n"
+            f"disk:\n{tail(workload.disk)}"
         ) from error
 
 

@@ -8,16 +8,22 @@ from ottla.metadata.storage import format_directory
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
-from ottla.raft.voters import VoterSet
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.checker import ClusterChecker, Watch
+from ottla.sim.cluster.checker import ClusterChecker, NodeWatcher
+from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.loop import Process
 from ottla.sim.world import World
 
-__all__ = ["CLUSTER_ID", "ClusterMember"]
+__all__ = ["BROKER_PORT", "CLUSTER_ID", "CONTROLLER_PORT", "DIRECTORIES", "ClusterMember", "make_members"]
 
 CLUSTER_ID = "simulated-cluster-id00"
+BROKER_PORT, CONTROLLER_PORT = 9092, 9093
+LISTENER = "CONTROLLER"
+DIRECTORIES = ("/data/a", "/data/b")
+_FIRST_CONTROLLER = 101
 # How long after its end a process is started again by whoever looks after it.
 _RESTART_S = 0.5
 
@@ -47,7 +53,7 @@ class ClusterMember:
         self.machine.on_end = self._ends
         checker.machines[id] = self.machine
         self._node: Node | None = None
-        self.watch: Watch | None = None
+        self.watch: NodeWatcher | None = None
         self._life = 0
         # What is wrong with its disk right now; and whether something was in this life of it.
         self.troubles: list[object] = []
@@ -72,7 +78,7 @@ class ClusterMember:
     @property
     def node(self) -> Node | None:
         """The node of the life that the machine lives now; None while it is down."""
-        return self._node if self.machine.is_up and self._life == self.machine.lives else None
+        return self._node if self.machine.is_up and self._life == self.machine.boots else None
 
     @property
     def is_ready(self) -> bool:
@@ -115,7 +121,7 @@ class ClusterMember:
     async def main(self, runtime: Runtime) -> None:
         process = self._process
         self.watch = None
-        self._life = self.machine.lives
+        self._life = self.machine.boots
         self._touched = bool(self.troubles)
         node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
         try:
@@ -130,7 +136,7 @@ class ClusterMember:
         self._end(process)
 
     def _watch(self, node: Node) -> None:
-        self.watch = Watch(self._world, self._checker, self.id, node, self.machine.disk)
+        self.watch = NodeWatcher(self._world, self._checker, self.id, node, self.machine.disk)
 
     def _ends(self) -> None:
         self.look_at_metadata()
@@ -174,3 +180,84 @@ class ClusterMember:
                 self.machine.boot()
 
         loop.call_soon(exits, context=loop.world.context)
+
+
+def make_members(
+    world: World, checker: ClusterChecker, scenario: ClusterScenario, brokers: tuple[int, ...]
+) -> list[ClusterMember]:
+    """The nodes with formatted directories, none of them booted."""
+    if scenario.separate:
+        controllers = tuple(range(_FIRST_CONTROLLER, _FIRST_CONTROLLER + scenario.controllers))
+    else:
+        controllers = brokers[: scenario.controllers]
+    voters = VoterSet.of(*(_voter(id, dynamic=bool(scenario.dynamic)) for id in controllers))
+    members = []
+    for id in sorted({*brokers, *controllers}):
+        member = ClusterMember(world, checker, id, _settings(scenario, id, brokers, controllers))
+        in_set = scenario.dynamic and id in controllers
+        directories = {path: _directory(id, number) for number, path in enumerate(DIRECTORIES)}
+        member.format(directories, voters if in_set else None)
+        members.append(member)
+    return members
+
+
+def _voter(id: int, *, dynamic: bool) -> Voter:
+    directory = _directory(id, 0) if dynamic else bytes(16)
+    return Voter(ReplicaKey(id, directory), {LISTENER: Address(f"node{id}", CONTROLLER_PORT)})
+
+
+def _directory(id: int, number: int) -> bytes:
+    return f"directory{number}-{id:05}".encode()
+
+
+def _settings(
+    scenario: ClusterScenario, id: int, brokers: tuple[int, ...], controllers: tuple[int, ...]
+) -> Mapping[str, str]:
+    timeout_scale = scenario.timeout_scale or 1.0
+    factor = str(min(len(brokers), 3))
+    roles = [role for role, ids in (("broker", brokers), ("controller", controllers)) if id in ids]
+    listeners = {
+        "broker": f"PLAINTEXT://node{id}:{BROKER_PORT}",
+        "controller": f"{LISTENER}://node{id}:{CONTROLLER_PORT}",
+    }
+    if scenario.dynamic:
+        quorum = {
+            "controller.quorum.bootstrap.servers": ",".join(f"node{c}:{CONTROLLER_PORT}" for c in controllers)
+        }
+    else:
+        quorum = {"controller.quorum.voters": ",".join(f"{c}@node{c}:{CONTROLLER_PORT}" for c in controllers)}
+    return {
+        "process.roles": ",".join(roles),
+        "node.id": str(id),
+        "listeners": ",".join(listeners[role] for role in roles),
+        "controller.listener.names": LISTENER,
+        "listener.security.protocol.map": f"{LISTENER}:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        **quorum,
+        "log.dirs": ",".join(DIRECTORIES),
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": factor,
+        "min.insync.replicas": str(scenario.min_insync),
+        "offsets.topic.num.partitions": "2",
+        "offsets.topic.replication.factor": factor,
+        "transaction.state.log.num.partitions": "2",
+        "transaction.state.log.replication.factor": factor,
+        "transaction.state.log.min.isr": str(scenario.min_insync),
+        "transaction.max.timeout.ms": "60000",
+        "group.initial.rebalance.delay.ms": "300",
+        "group.min.session.timeout.ms": "1000",
+        "group.consumer.session.timeout.ms": "3000",
+        "group.consumer.heartbeat.interval.ms": "500",
+        "group.consumer.min.session.timeout.ms": "1000",
+        "group.consumer.min.heartbeat.interval.ms": "100",
+        "replica.lag.time.max.ms": str(int(10_000 * timeout_scale)),
+        "replica.fetch.wait.max.ms": str(int(500 * min(timeout_scale * 2, 1))),
+        "broker.session.timeout.ms": str(int(9_000 * timeout_scale)),
+        "broker.heartbeat.interval.ms": str(int(2_000 * timeout_scale)),
+        # A clock that jumps by days must not make anything expire.
+        "log.retention.ms": "-1",
+        "log.message.timestamp.after.max.ms": "9223372036854775807",
+        "offsets.retention.minutes": "2147483647",
+        "producer.id.expiration.ms": "2147483647",
+        "transactional.id.expiration.ms": "2147483647",
+        **({"log.flush.interval.messages": "1"} if scenario.synced else {}),
+    }

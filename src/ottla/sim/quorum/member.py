@@ -36,15 +36,15 @@ from ottla.records.builder import build_batch
 from ottla.runtime.address import Address
 from ottla.runtime.disk import write_file
 from ottla.runtime.runtime import Runtime
-from ottla.sim.quorum_check import QuorumChecker
-from ottla.sim.world import Machine, World
+from ottla.sim.quorum.checker import QuorumChecker
+from ottla.sim.world import SimMachine, World
 
 __all__ = [
     "CLUSTER_ID",
     "DIR",
     "PORT",
-    "Member",
-    "MemberConfig",
+    "SimQuorumMember",
+    "SimQuorumMemberConfig",
     "QuorumService",
     "address_of",
     "directory_of",
@@ -66,7 +66,7 @@ def directory_of(id: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberConfig:
+class SimQuorumMemberConfig:
     quorum: QuorumConfig
     static_voters: VoterSet | None
     bootstrap: tuple[Address, ...]
@@ -74,7 +74,7 @@ class MemberConfig:
     log: DiskLogConfig
 
 
-def format_member(machine: Machine, voters: VoterSet | None) -> None:
+def format_member(machine: SimMachine, voters: VoterSet | None) -> None:
     """Prepare the directory of a member; with dynamic voters the first snapshot says who they are."""
     disk = machine.disk
     partition = posixpath.join(DIR, METADATA_PARTITION_DIR)
@@ -88,10 +88,10 @@ def format_member(machine: Machine, voters: VoterSet | None) -> None:
     disk.sync_all()
 
 
-class Member:
+class SimQuorumMember:
     """Its ``main`` is what its machine runs in each life."""
 
-    def __init__(self, world: World, checker: QuorumChecker, id: int, config: MemberConfig) -> None:
+    def __init__(self, world: World, checker: QuorumChecker, id: int, config: SimQuorumMemberConfig) -> None:
         self._world = world
         self._checker = checker
         self.id = id
@@ -114,7 +114,7 @@ class Member:
     @property
     def is_up(self) -> bool:
         """Whether it serves, in the life that its machine has now."""
-        return self.machine.is_up and self.client is not None and self._life == self.machine.lives
+        return self.machine.is_up and self.client is not None and self._life == self.machine.boots
 
     async def main(self, runtime: Runtime) -> None:
         self.client = None
@@ -152,7 +152,7 @@ class Member:
             PORT,
         )
         self.client = client
-        self._life = self.machine.lives
+        self._life = self.machine.boots
         client.start()
 
     # What the quorum tells

@@ -16,17 +16,17 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.clients import make_clients
-from ottla.sim.cluster.environment import Stage
-from ottla.sim.cluster.faults import Harm
-from ottla.sim.cluster.journal import Partition
-from ottla.sim.cluster.plan import ClusterPlan
-from ottla.sim.cluster.quiescence import unrest
-from ottla.sim.cluster.readers import Follower, GroupReader
-from ottla.sim.cluster.shape import BROKER_PORT, DIRECTORIES, make_members
+from ottla.sim.cluster.environment import ClusterEnvironment
+from ottla.sim.cluster.faults import ClusterFaultInjector
+from ottla.sim.cluster.journal import PartitionKey
+from ottla.sim.cluster.members import BROKER_PORT, DIRECTORIES, make_members
+from ottla.sim.cluster.quiescence import reason_not_quiescent
+from ottla.sim.cluster.readers import GroupReader, StandaloneReader
+from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.verdict import verdict
 from ottla.sim.world import World
 
-__all__ = ["ClusterLife", "ClusterOutcome"]
+__all__ = ["ClusterRun", "ClusterOutcome"]
 
 # How long a new cluster may take to serve, and how long everything may take to be well again in the end.
 _START_S = 60.0
@@ -41,8 +41,8 @@ class ClusterOutcome:
     violations: list[str]
     coverage: Counter[str]
     fingerprint: str
-    plan: ClusterPlan
-    lives: int
+    scenario: ClusterScenario
+    boots: int
     elections: int
     acknowledged: int
     committed: int
@@ -60,40 +60,42 @@ class ClusterOutcome:
     def __str__(self) -> str:
         state = "VIOLATION" if self.violations else "ok"
         return (
-            f"seed {self.seed}: {state}; {self.plan.nodes} nodes, {self.virtual_s:.0f} s "
-            f"({self.recovery_s:.1f} s to recover), {self.lives} lives, {self.elections} leaders, "
+            f"seed {self.seed}: {state}; {self.scenario.nodes} nodes, {self.virtual_s:.0f} s "
+            f"({self.recovery_s:.1f} s to recover), {self.boots} lives, {self.elections} leaders, "
             f"{self.acknowledged} acknowledged, {self.committed} committed, {self.read} read, "
             f"{self.steps} steps"
         )
 
 
-class ClusterLife:
-    def __init__(self, seed: int | str, *, seconds: float = 20.0, plan: ClusterPlan | None = None) -> None:
+class ClusterRun:
+    def __init__(
+        self, seed: int | str, *, seconds: float = 20.0, scenario: ClusterScenario | None = None
+    ) -> None:
         self.world = World(seed)
         self._seconds = seconds
-        self.plan = plan = (plan or ClusterPlan()).drawn(self.world.random)
-        assert plan.nodes is not None
-        assert plan.nemesis is not None
+        self.scenario = scenario = (scenario or ClusterScenario()).draw(self.world.random)
+        assert scenario.nodes is not None
+        assert scenario.nemesis is not None
         self.checker = ClusterChecker(self.world)
-        brokers = tuple(range(1, plan.nodes + 1))
+        brokers = tuple(range(1, scenario.nodes + 1))
         servers = ",".join(f"node{id}:{BROKER_PORT}" for id in brokers)
-        self.stage = Stage(self.world, self.checker, servers, brokers)
-        self.members = make_members(self.world, self.checker, plan, brokers)
-        self._harm = Harm(
+        self.environment = ClusterEnvironment(self.world, self.checker, servers, brokers)
+        self.members = make_members(self.world, self.checker, scenario, brokers)
+        self._faults = ClusterFaultInjector(
             self.world,
-            plan.nemesis,
+            scenario.nemesis,
             self.members,
             self.checker,
-            synced=bool(plan.synced),
+            synced=bool(scenario.synced),
             directories=DIRECTORIES,
         )
-        self._clients = make_clients(self.stage, plan)
+        self._clients = make_clients(self.environment, scenario)
         self._created = False
-        self._committed: dict[str, dict[Partition, int]] = {}
+        self._committed: dict[str, dict[PartitionKey, int]] = {}
         self._asked = False
         self._recovery_s = 0.0
         self.world.log_handler.is_excused = self._is_excused
-        self.world.trace.add("world", str(plan))
+        self.world.trace.add("world", str(scenario))
 
     # The life
 
@@ -109,12 +111,12 @@ class ClusterLife:
             world.violations,
             world.coverage,
             world.trace.fingerprint,
-            self.plan,
-            sum(member.machine.lives for member in self.members),
+            self.scenario,
+            sum(member.machine.boots for member in self.members),
             self.checker.elections,
-            self.stage.journal.acknowledged,
+            self.environment.journal.acknowledged,
             self.checker.committed,
-            self.stage.journal.reads,
+            self.environment.journal.reads,
             world.loop.time(),
             self._recovery_s,
             world.loop.steps,
@@ -122,7 +124,7 @@ class ClusterLife:
         )
 
     async def _live(self) -> None:
-        world, stage = self.world, self.stage
+        world, environment = self.world, self.environment
         for member in self.members:
             member.machine.boot()
         looking = asyncio.ensure_future(self._look())
@@ -131,21 +133,23 @@ class ClusterLife:
             return
         for name, client in self._clients.items():
             machine = world.machine(name, client.main)
-            self._harm.clients.append(machine)
+            self._faults.clients.append(machine)
             machine.boot()
-        await self._harm.run(self._seconds)
+        await self._faults.run(self._seconds)
         began = world.loop.time()
-        self._harm.stop()
-        stage.stopping = True
+        self._faults.stop()
+        environment.stopping = True
         readers = {
-            name for name, client in self._clients.items() if isinstance(client, Follower | GroupReader)
+            name
+            for name, client in self._clients.items()
+            if isinstance(client, StandaloneReader | GroupReader)
         }
         if not await self._until(lambda: self._busy(set(self._clients) - readers), _RECOVERY_S):
             return
-        stage.draining = True
+        environment.draining = True
         if not await self._until(lambda: self._busy(set(self._clients)), _RECOVERY_S):
             return
-        if not await self._until(lambda: unrest(self.members, self.checker), _RECOVERY_S):
+        if not await self._until(lambda: reason_not_quiescent(self.members, self.checker), _RECOVERY_S):
             return
         self._recovery_s = world.loop.time() - began
         world.machine("auditor", self._ask_for_offsets).boot()
@@ -154,13 +158,13 @@ class ClusterLife:
         ):
             return
         looking.cancel()
-        broken = next(verdict(self.checker, stage.journal, self._committed), None)
+        broken = next(verdict(self.checker, environment.journal, self._committed), None)
         if broken is not None:
             world.violated(broken)
         self._look_for_surprises()
 
     def _busy(self, names: set[str]) -> str | None:
-        busy = sorted(names - self.stage.ended)
+        busy = sorted(names - self.environment.ended)
         return f"these clients have not come to an end: {', '.join(busy)}" if busy else None
 
     async def _until(self, missing: Callable[[], str | None], limit_s: float) -> bool:
@@ -202,11 +206,11 @@ class ClusterLife:
     # Before and after
 
     async def _create_topics(self, runtime: Runtime) -> None:
-        factor = min(len(self.stage.brokers), 3)
+        factor = min(len(self.environment.brokers), 3)
         while not self._created:
             try:
-                async with Admin(self.stage.servers, runtime=runtime, **admin_settings()) as admin:
-                    for topic in self.stage.topics:
+                async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
+                    for topic in self.environment.topics:
                         try:
                             await admin.topics.create(
                                 topic, partitions=_PARTITIONS, replication_factor=factor
@@ -222,8 +226,8 @@ class ClusterLife:
     async def _ask_for_offsets(self, runtime: Runtime) -> None:
         while not self._asked:
             try:
-                async with Admin(self.stage.servers, runtime=runtime, **admin_settings()) as admin:
-                    for group in self.stage.journal.groups:
+                async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
+                    for group in self.environment.journal.groups:
                         found = await admin.groups.offsets(group)
                         self._committed[group] = {
                             (partition.topic, partition.partition): committed.offset

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 
-class Fate(enum.Enum):
+class TransactionOutcome(enum.Enum):
     """What the writer was told of its transaction in the end."""
 
     COMMITTED = "committed"
@@ -37,7 +37,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(slots=True)
-class Transaction:
+class ObservedTransaction:
     """One transaction as its writer lived it. `appends` are (partition, value), in the order they were sent.
 
     `writer` and `number` say whose it was and where in that writer's life.
@@ -46,7 +46,7 @@ class Transaction:
     writer: str
     number: int
     appends: list[tuple[str, str]] = field(default_factory=list)
-    fate: Fate = Fate.UNKNOWN
+    outcome: TransactionOutcome = TransactionOutcome.UNKNOWN
     commit_asked_at: float | None = None
 
     @property
@@ -55,7 +55,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedRecord:
     """One record that a reader of committed records was shown."""
 
     partition: str
@@ -74,7 +74,9 @@ class Anomaly:
 
 
 def check(
-    transactions: Iterable[Transaction], log: Iterable[Seen], readers: Iterable[Sequence[Seen]] = ()
+    transactions: Iterable[ObservedTransaction],
+    log: Iterable[ObservedRecord],
+    readers: Iterable[Sequence[ObservedRecord]] = (),
 ) -> list[Anomaly]:
     """All anomalies of a history.
 
@@ -86,7 +88,12 @@ def check(
 
 
 class _History:
-    def __init__(self, transactions: list[Transaction], log: list[Seen], readers: list[list[Seen]]) -> None:
+    def __init__(
+        self,
+        transactions: list[ObservedTransaction],
+        log: list[ObservedRecord],
+        readers: list[list[ObservedRecord]],
+    ) -> None:
         self._transactions = transactions
         self._log = sorted(log, key=lambda seen: (seen.partition, seen.offset))
         self._readers = readers
@@ -104,14 +111,14 @@ class _History:
         for (partition, value), offsets in self._places.items():
             if len(offsets) > 1:
                 yield Anomaly("duplicate", f"{value!r} is in {partition} at offsets {offsets}")
-            yield from self._judge_value(Seen(partition, offsets[0], value), "the final log")
+            yield from self._judge_value(ObservedRecord(partition, offsets[0], value), "the final log")
 
-    def _judge_value(self, seen: Seen, who: str) -> Iterator[Anomaly]:
+    def _judge_value(self, seen: ObservedRecord, who: str) -> Iterator[Anomaly]:
         transaction = self._writer_of.get((seen.partition, seen.value))
         where = f"{seen.value!r} at {seen.partition}@{seen.offset}, seen by {who}"
         if transaction is None:
             yield Anomaly("unknown", f"{where}, was written by nobody")
-        elif transaction.fate is Fate.ABORTED:
+        elif transaction.outcome is TransactionOutcome.ABORTED:
             yield Anomaly("aborted read", f"{where}, is of {transaction.name}, which was aborted")
         elif transaction.commit_asked_at is None or seen.at < transaction.commit_asked_at:
             yield Anomaly("precommitted read", f"{where}, is of {transaction.name}, not committed by then")
@@ -122,7 +129,7 @@ class _History:
             missing = [append for append in transaction.appends if append not in self._places]
             if not missing:
                 continue
-            if transaction.fate is Fate.COMMITTED:
+            if transaction.outcome is TransactionOutcome.COMMITTED:
                 yield Anomaly("lost write", f"{transaction.name} was committed without {missing}")
             if len(missing) < len(transaction.appends):
                 yield Anomaly("torn transaction", f"{transaction.name} is there but for {missing}")

@@ -23,7 +23,7 @@ from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimCrash, SimDisk
-from tests.support.log_lab import all_batches, check_log
+from ottla.sim.log.log_harness import all_batches, check_log
 
 DIRS = ("/disks/a", "/disks/b")
 CONFIG = LogConfig(
@@ -32,7 +32,7 @@ CONFIG = LogConfig(
 
 
 @dataclass
-class Partition:
+class PartitionModel:
     """What one partition holds; `topic_id` tells it from others of the same name."""
 
     topic_id: bytes
@@ -41,15 +41,15 @@ class Partition:
     lowest_start: int = 0
 
 
-class ManagerLife:
+class LogManagerWorkload:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.clock = SimClock()
         self.disk = SimDisk(seed, clock=self.clock)
         self.pool = InlinePool()
-        self.partitions: dict[TopicPartition, Partition] = {}
+        self.partitions: dict[TopicPartition, PartitionModel] = {}
         # Deleted or created when the power failed: may be there or not.
-        self.uncertain: dict[TopicPartition, Partition] = {}
+        self.uncertain: dict[TopicPartition, PartitionModel] = {}
         self.count = 0
         self.doing = "starting"
         self.history: list[str] = []
@@ -97,7 +97,7 @@ class ManagerLife:
         if partition in self.partitions:
             return
         self.count += 1
-        new = self.uncertain[partition] = Partition(self.count.to_bytes(16, "big"))
+        new = self.uncertain[partition] = PartitionModel(self.count.to_bytes(16, "big"))
         self.manager.get_or_create_log(partition, CONFIG, topic_id=new.topic_id)
         self.partitions[partition] = self.uncertain.pop(partition)
 
@@ -178,7 +178,7 @@ class ManagerLife:
         self.uncertain.clear()
         self.doing = "recovered"
 
-    def _check(self, log: UnifiedLog, known: Partition) -> None:
+    def _check(self, log: UnifiedLog, known: PartitionModel) -> None:
         assert log.topic_id in (known.topic_id, None)
         start, end = log.log_start_offset, log.log_end_offset
         assert known.lowest_start <= start
@@ -199,18 +199,18 @@ class ManagerLife:
         known.lowest_start = min(known.lowest_start, start)
 
 
-def live(seed: int, *, lives: int = 3, steps: int = 40) -> None:
-    """Several lives of one node, each ended by a crash at some change of the disk."""
-    life = ManagerLife(seed)
+def run_log_manager_workload(seed: int, *, crashes: int = 3, steps: int = 40) -> None:
+    """Several crashes of one node, each ended by a crash at some change of the disk."""
+    workload = LogManagerWorkload(seed)
     try:
-        asyncio.run(life.start())
-        for _ in range(lives):
-            life.disk.crash_after(life.random.randrange(steps * 6))
+        asyncio.run(workload.start())
+        for _ in range(crashes):
+            workload.disk.crash_after(workload.random.randrange(steps * 6))
             with suppress(SimCrash):
-                asyncio.run(life.run(steps))
-            asyncio.run(life.crash())
+                asyncio.run(workload.run(steps))
+            asyncio.run(workload.crash())
     except Exception as error:
-        trace = "\n".join(map(str, life.disk.trace.entries()[-60:]))
+        trace = "\n".join(map(str, workload.disk.trace.entries()[-60:]))
         raise AssertionError(
-            f"seed {seed}: {error}\nin: {life.doing}\nafter: {life.history[-40:]}\ndisk:\n{trace}"
+            f"seed {seed}: {error}\nin: {workload.doing}\nafter: {workload.history[-40:]}\ndisk:\n{trace}"
         ) from error

@@ -27,9 +27,9 @@ from ottla.raft.request_manager import RequestManager
 from ottla.raft.states import CandidateState, LeaderState, ProspectiveState, ResignedState, Tally
 from ottla.runtime.disk import write_file
 from ottla.sim.nemesis import NemesisConfig
-from ottla.sim.quorum import QuorumPlan
+from ottla.sim.quorum.run import QuorumScenario
 
-__all__ = ["BUGS", "focus", "planted"]
+__all__ = ["QUORUM_BUGS", "plant_quorum_bug", "quorum_bug_scenario"]
 
 Patch = tuple[Any, str, Any]
 
@@ -53,9 +53,9 @@ def _vote_told_before_it_is_written() -> list[Patch]:
 
 
 def _vote_forgotten_at_restart() -> list[Patch]:
-    from ottla.sim import quorum_member
+    from ottla.sim.quorum import member
 
-    return [(quorum_member, "read_election", lambda disk, dir: None)]
+    return [(member, "read_election", lambda disk, dir: None)]
 
 
 def _two_votes_an_epoch() -> list[Patch]:
@@ -157,7 +157,7 @@ def _majority_of_half() -> list[Patch]:
     return [(VoterSet, "majority", property(lambda self: max(len(self.voters) // 2, 1)))]
 
 
-BUGS: Mapping[str, Callable[[], list[Patch]]] = {
+QUORUM_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "vote-not-synced": _vote_not_synced,
     "vote-told-before-it-is-written": _vote_told_before_it_is_written,
     "vote-forgotten-at-restart": _vote_forgotten_at_restart,
@@ -176,11 +176,11 @@ BUGS: Mapping[str, Callable[[], list[Patch]]] = {
 
 
 # What kind of life brings a bug to light soon; any other one does so in time.
-_ELECTIONS = QuorumPlan(
+_ELECTIONS = QuorumScenario(
     voters=3,
     observers=0,
     dynamic=False,
-    haste=0.05,
+    timeout_scale=0.05,
     append_every_s=0.5,
     nemesis=NemesisConfig(
         interval_s=0.3,
@@ -190,19 +190,19 @@ _ELECTIONS = QuorumPlan(
     ),
 )
 # One leader after the other goes right after its election, and all want to follow it at once.
-_CROWD = QuorumPlan(
+_CROWD = QuorumScenario(
     voters=5,
     observers=0,
     dynamic=False,
-    haste=0.05,
+    timeout_scale=0.05,
     append_every_s=0.5,
     nemesis=NemesisConfig(interval_s=0.5, longest_s=0.5, ambush={"elected": 0.9}, weights={"slow link": 1}),
 )
-_LOGS = QuorumPlan(
+_LOGS = QuorumScenario(
     voters=3,
     observers=0,
     dynamic=False,
-    haste=0.1,
+    timeout_scale=0.1,
     append_every_s=0.05,
     fetch_max_bytes=1,
     nemesis=NemesisConfig(
@@ -213,34 +213,34 @@ _LOGS = QuorumPlan(
     ),
 )
 # Leaders that go right after their election, each with records that only it has.
-_FIGURE_8 = QuorumPlan(
+_FIGURE_8 = QuorumScenario(
     voters=3,
     observers=0,
     dynamic=False,
-    haste=0.1,
+    timeout_scale=0.1,
     append_every_s=0.04,
     fetch_max_bytes=1,
     nemesis=NemesisConfig(
         interval_s=0.4, longest_s=0.5, ambush={"elected": 0.8}, weights={"isolate a machine": 1}
     ),
 )
-_SLOW_DISKS = QuorumPlan(
+_SLOW_DISKS = QuorumScenario(
     voters=2,
     observers=0,
     dynamic=False,
-    haste=0.1,
+    timeout_scale=0.1,
     append_every_s=0.15,
     nemesis=NemesisConfig(interval_s=0.2, longest_s=0.6, weights={"power loss": 2, "slow disk": 3}),
 )
-_PARTITIONS = QuorumPlan(
+_PARTITIONS = QuorumScenario(
     voters=3,
     observers=0,
     dynamic=False,
-    haste=0.1,
+    timeout_scale=0.1,
     append_every_s=0.5,
     nemesis=NemesisConfig(interval_s=1.0, longest_s=4.0, weights={"isolate a machine": 1}),
 )
-FOCUS: Mapping[str, QuorumPlan] = {
+SCENARIOS: Mapping[str, QuorumScenario] = {
     "vote-not-synced": _ELECTIONS,
     "vote-told-before-it-is-written": _ELECTIONS,
     "vote-forgotten-at-restart": _ELECTIONS,
@@ -252,15 +252,15 @@ FOCUS: Mapping[str, QuorumPlan] = {
 }
 
 
-def focus(name: str) -> QuorumPlan:
-    """The plan of lives in which this bug is looked for."""
-    return FOCUS.get(name, _LOGS)
+def quorum_bug_scenario(name: str) -> QuorumScenario:
+    """The scenario in which this bug is looked for."""
+    return SCENARIOS.get(name, _LOGS)
 
 
 @contextlib.contextmanager
-def planted(name: str | None) -> Iterator[None]:
+def plant_quorum_bug(name: str | None) -> Iterator[None]:
     """Plant a bug for as long as the context lasts; None plants none."""
     with contextlib.ExitStack() as stack:
-        for target, attribute, replacement in BUGS[name]() if name is not None else ():
+        for target, attribute, replacement in QUORUM_BUGS[name]() if name is not None else ():
             stack.enter_context(mock.patch.object(target, attribute, replacement))
         yield

@@ -1,7 +1,7 @@
-"""Bugs of a cluster on purpose, to see whether the lives of a cluster would find them.
+"""Deliberate bugs of a cluster, to test whether the simulator finds them.
 
-As in :mod:`ottla.sim.planted`, a bug replaces one function for the time of a run. Each has a plan of lives in
-which it comes to light soon; any other life does so in time.
+As in `ottla.sim.quorum.planted_bugs`, a bug replaces one function for the duration of a run. Each has a
+scenario in which it shows within a few seeds; other scenarios find it with more seeds.
 """
 
 # ruff: noqa: ARG001, ARG005 - a replacement has the arguments of what it replaces
@@ -29,11 +29,11 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.replication.partition import FetchIsolation, Partition
-from ottla.sim.cluster.plan import ClusterPlan
+from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.loop import current_process
 from ottla.sim.nemesis import NemesisConfig
 
-__all__ = ["CLUSTER_BUGS", "focus_of", "planted_in_cluster"]
+__all__ = ["CLUSTER_BUGS", "cluster_bug_scenario", "plant_cluster_bug"]
 
 Patch = tuple[Any, str, Any]
 
@@ -212,18 +212,18 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
 _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
 
 
-def _plan(
+def _scenario(
     *clients: str, synced: bool = False, longest_s: float = 2.0, ambush: float = 0.0, **weights: int
-) -> ClusterPlan:
+) -> ClusterScenario:
     """``ambush`` is how likely a node is to be struck right after it has committed something."""
     chosen = {name.replace("_", " "): weight for name, weight in weights.items()}
-    return ClusterPlan(
+    return ClusterScenario(
         nodes=3,
         separate=False,
         dynamic=False,
         synced=synced,
         min_insync=2,
-        haste=0.1,
+        timeout_scale=0.1,
         clients=clients,
         nemesis=NemesisConfig(
             interval_s=0.3, longest_s=longest_s, ambush={"commits": ambush}, weights=chosen or _KILLS
@@ -231,43 +231,45 @@ def _plan(
     )
 
 
-_WRITERS = _plan("acks-all", "idempotent", "follower")
-_TRANSACTIONS = _plan("transactional", "rivals", "committed-follower")
-_COPIES = _plan(
+_WRITERS = _scenario("acks-all", "idempotent", "follower")
+_TRANSACTIONS = _scenario("transactional", "rivals", "committed-follower")
+_COPIES = _scenario(
     "idempotent", "copy-classic", "copy-consumer", pause_a_client=4, kill_a_client=2, kill_a_process=1
 )
-FOCUS: Mapping[str, ClusterPlan] = {
-    "sync-skipped": _plan("idempotent", synced=True, power_loss=3, kill_all=2),
-    "divergence-not-noticed": _plan("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
-    "duplicates-written-again": _plan("idempotent", sever_connections=3, slow_link=2),
+SCENARIOS: Mapping[str, ClusterScenario] = {
+    "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
+    "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
+    "duplicates-written-again": _scenario("idempotent", sever_connections=3, slow_link=2),
     "followers-forget-producers": _TRANSACTIONS,
     "open-transactions-shown": _TRANSACTIONS,
     "aborted-records-shown": _TRANSACTIONS,
     # Markers are long under way, and their connections break.
-    "marker-dropped": _plan("transactional", "rivals", longest_s=4.0, slow_link=3, sever_connections=5),
+    "marker-dropped": _scenario("transactional", "rivals", longest_s=4.0, slow_link=3, sever_connections=5),
     "unclean-stop-taken-for-clean": replace(
-        _plan("idempotent", "acks-all", longest_s=1.0, power_loss=4, kill_a_process=4), nodes=2, separate=True
+        _scenario("idempotent", "acks-all", longest_s=1.0, power_loss=4, kill_a_process=4),
+        nodes=2,
+        separate=True,
     ),
     # Whoever has just committed that a transaction is to end dies before everybody knows.
-    "markers-not-driven-again": _plan(
+    "markers-not-driven-again": _scenario(
         "transactional", "rivals", ambush=0.03, kill_a_process=1, isolate_a_machine=1
     ),
-    "coordinator-answers-too-soon": _plan(
+    "coordinator-answers-too-soon": _scenario(
         "idempotent", "classic-group", "consumer-group", longest_s=4.0, split_the_network=3
     ),
-    "generations-not-checked": _plan("idempotent", "copy-classic", longest_s=6.0, pause_a_client=1),
+    "generations-not-checked": _scenario("idempotent", "copy-classic", longest_s=6.0, pause_a_client=1),
     "aborted-offsets-kept": _COPIES,
-    "metadata-record-skipped": _plan("idempotent", "settings"),
+    "metadata-record-skipped": _scenario("idempotent", "settings"),
 }
 
 
-def focus_of(name: str) -> ClusterPlan:
-    """The plan of lives in which this bug is looked for."""
-    return FOCUS.get(name, _WRITERS)
+def cluster_bug_scenario(name: str) -> ClusterScenario:
+    """The scenario in which to look for this bug."""
+    return SCENARIOS.get(name, _WRITERS)
 
 
 @contextlib.contextmanager
-def planted_in_cluster(name: str | None) -> Iterator[None]:
+def plant_cluster_bug(name: str | None) -> Iterator[None]:
     """Plant a bug for as long as the context lasts; None plants none."""
     with contextlib.ExitStack() as stack:
         for target, attribute, replacement in CLUSTER_BUGS[name]() if name is not None else ():

@@ -20,19 +20,19 @@ from ottla.raft.messages import AddVoter, RemoveVoter, VoterChangeReply
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.runtime import Runtime
 from ottla.sim.nemesis import Nemesis, NemesisConfig
-from ottla.sim.quorum_check import QuorumChecker
-from ottla.sim.quorum_member import (
+from ottla.sim.quorum.checker import QuorumChecker
+from ottla.sim.quorum.member import (
     CLUSTER_ID,
     LISTENER,
-    Member,
-    MemberConfig,
+    SimQuorumMember,
+    SimQuorumMemberConfig,
     address_of,
     directory_of,
     format_member,
 )
-from ottla.sim.world import Machine, World
+from ottla.sim.world import SimMachine, World
 
-__all__ = ["QuorumLife", "QuorumOutcome", "QuorumPlan"]
+__all__ = ["QuorumRun", "QuorumOutcome", "QuorumScenario"]
 
 T = TypeVar("T")
 
@@ -73,28 +73,28 @@ class QuorumOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumPlan:
+class QuorumScenario:
     """What kind of life it will be; what is None is drawn from the seed."""
 
     voters: int | None = None
     observers: int | None = None
     dynamic: bool | None = None
     # All timeouts, as a part of Kafka's. With short ones several stand for election at once.
-    haste: float | None = None
+    timeout_scale: float | None = None
     append_every_s: float | None = None
     change_every_s: float | None = None
     fetch_max_bytes: int | None = None
     nemesis: NemesisConfig | None = None
 
-    def drawn(self, random: Random) -> QuorumPlan:
-        """The same with nothing left open. Draws as much for any plan, so plans can be compared."""
+    def draw(self, random: Random) -> QuorumScenario:
+        """The same with nothing left open. Draws as much for any scenario, so scenarios can be compared."""
         dynamic = _or(self.dynamic, random.random() < 0.5)
         observers = random.choice((0, 1, 2)) if dynamic else random.choice((0, 0, 1))
-        return QuorumPlan(
+        return QuorumScenario(
             voters=_or(self.voters, random.choice((1, 2, 3, 3, 3, 3, 4, 5))),
             observers=_or(self.observers, observers),
             dynamic=dynamic,
-            haste=_or(self.haste, random.choice((0.05, 0.1, 0.1, 0.2, 0.3, 1.0))),
+            timeout_scale=_or(self.timeout_scale, random.choice((0.05, 0.1, 0.1, 0.2, 0.3, 1.0))),
             append_every_s=_or(self.append_every_s, random.choice((0.05, 0.2, 0.5))),
             change_every_s=_or(self.change_every_s, random.choice((0.5, 3.0))),
             fetch_max_bytes=_or(self.fetch_max_bytes, random.choice((1, 500, 1 << 20))),
@@ -113,47 +113,50 @@ def _or(given: T | None, drawn: T) -> T:
     return drawn if given is None else given
 
 
-class QuorumLife:
-    def __init__(self, seed: int | str, *, seconds: float = 20.0, plan: QuorumPlan | None = None) -> None:
+class QuorumRun:
+    def __init__(
+        self, seed: int | str, *, seconds: float = 20.0, scenario: QuorumScenario | None = None
+    ) -> None:
         self.world = World(seed)
         self._seconds = seconds
         random = self.world.random
         self._checker = QuorumChecker(self.world)
-        plan = self.plan = (plan or QuorumPlan()).drawn(random)
-        assert plan.voters is not None
-        assert plan.observers is not None
-        assert plan.nemesis is not None
-        self._dynamic = bool(plan.dynamic)
-        ids = range(1, plan.voters + 1)
+        scenario = self.scenario = (scenario or QuorumScenario()).draw(random)
+        assert scenario.voters is not None
+        assert scenario.observers is not None
+        assert scenario.nemesis is not None
+        self._dynamic = bool(scenario.dynamic)
+        ids = range(1, scenario.voters + 1)
         self._voters = VoterSet.of(*(self._voter(id) for id in ids))
-        config = MemberConfig(
-            quorum=_timeouts(plan.haste or 1.0, plan.fetch_max_bytes or 1),
+        config = SimQuorumMemberConfig(
+            quorum=_timeouts(scenario.timeout_scale or 1.0, scenario.fetch_max_bytes or 1),
             static_voters=None if self._dynamic else self._voters,
             bootstrap=tuple(address_of(id) for id in ids),
             snapshot_every=random.choice((5, 20, 1_000_000)),
             log=DiskLogConfig(segment_bytes=random.choice((2_000, 1 << 20)), max_retention_bytes=0),
         )
         self.members = [
-            Member(self.world, self._checker, id, config) for id in range(1, plan.voters + plan.observers + 1)
+            SimQuorumMember(self.world, self._checker, id, config)
+            for id in range(1, scenario.voters + scenario.observers + 1)
         ]
         for member in self.members:
-            in_set = self._dynamic and member.id <= plan.voters
+            in_set = self._dynamic and member.id <= scenario.voters
             format_member(member.machine, self._voters if in_set else None)
         self.world.machine("admin", self._admin)
         self._admin_channel: Channel | None = None
-        self._nemesis = Nemesis(self.world, plan.nemesis, self._machines)
+        self._nemesis = Nemesis(self.world, scenario.nemesis, self._machines)
         self.world.trace.add(
             "world",
-            f"{plan.voters} voters, {'dynamic' if self._dynamic else 'static'}, {plan.observers} observers, "
-            f"timeouts x{plan.haste}, fetches of {plan.fetch_max_bytes} bytes, snapshot every "
-            f"{config.snapshot_every}",
+            f"{scenario.voters} voters, {'dynamic' if self._dynamic else 'static'}, "
+            f"{scenario.observers} observers, timeouts x{scenario.timeout_scale}, "
+            f"fetches of {scenario.fetch_max_bytes} bytes, snapshot every {config.snapshot_every}",
         )
 
     def _voter(self, id: int) -> Voter:
         directory = directory_of(id) if self._dynamic else bytes(16)
         return Voter(ReplicaKey(id, directory), {LISTENER: address_of(id)})
 
-    def _machines(self) -> list[Machine]:
+    def _machines(self) -> list[SimMachine]:
         return [member.machine for member in self.members]
 
     async def _admin(self, runtime: Runtime) -> None:
@@ -197,14 +200,14 @@ class QuorumLife:
         """Give values to whoever believes to lead, be it right or not."""
         random, number = self.world.random, 0
         while True:
-            await asyncio.sleep(random.expovariate(1.0 / (self.plan.append_every_s or 0.1)))
+            await asyncio.sleep(random.expovariate(1.0 / (self.scenario.append_every_s or 0.1)))
             for member in self.members:
                 if member.is_leader and random.random() < 0.9:
                     values = [f"v{number + n}".encode() for n in range(random.randrange(1, 4))]
                     number += len(values)
                     self._submit(member, values)
 
-    def _submit(self, member: Member, values: list[bytes]) -> None:
+    def _submit(self, member: SimQuorumMember, values: list[bytes]) -> None:
         process = member.machine.process
         if process is not None:
             self.world.loop.spawn(process, member.submit(values), "submit")
@@ -213,7 +216,7 @@ class QuorumLife:
         """Add and remove voters, one after the other, without asking whether it is a good moment."""
         random = self.world.random
         while True:
-            await asyncio.sleep(random.expovariate(1.0 / (self.plan.change_every_s or 1.0)))
+            await asyncio.sleep(random.expovariate(1.0 / (self.scenario.change_every_s or 1.0)))
             leaders = [member for member in self.members if member.is_leader]
             if not leaders:
                 continue
@@ -278,7 +281,7 @@ class QuorumLife:
                 if loop.time() - alone_since.setdefault(member.id, loop.time()) > patience_s:
                     self.world.violated(f"node {member.id} leads on although it reaches no majority")
 
-    def _reaches_majority(self, member: Member) -> bool:
+    def _reaches_majority(self, member: SimQuorumMember) -> bool:
         client, process = member.client, member.machine.process
         if client is None or process is None or process.paused:
             return True  # nothing can be asked of it
@@ -340,13 +343,13 @@ class QuorumLife:
         return "; ".join(states)
 
 
-def _timeouts(haste: float, fetch_max_bytes: int) -> QuorumConfig:
+def _timeouts(timeout_scale: float, fetch_max_bytes: int) -> QuorumConfig:
     return QuorumConfig(
-        election_timeout_ms=int(1000 * haste),
-        election_backoff_max_ms=int(1000 * haste),
-        fetch_timeout_ms=int(2000 * haste),
-        request_timeout_ms=int(2000 * haste),
-        fetch_max_wait_ms=int(500 * min(haste * 2, 1)),
+        election_timeout_ms=int(1000 * timeout_scale),
+        election_backoff_max_ms=int(1000 * timeout_scale),
+        fetch_timeout_ms=int(2000 * timeout_scale),
+        request_timeout_ms=int(2000 * timeout_scale),
+        fetch_max_wait_ms=int(500 * min(timeout_scale * 2, 1)),
         fetch_max_bytes=fetch_max_bytes,
         fetch_snapshot_max_bytes=max(fetch_max_bytes, 100),
     )

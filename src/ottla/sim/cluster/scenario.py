@@ -8,9 +8,9 @@ from random import Random
 
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
-__all__ = ["CLIENTS", "CLUSTER_FAULTS", "ClusterPlan"]
+__all__ = ["CLIENTS", "CLUSTER_FAULTS", "ClusterScenario"]
 
-# Every kind of client, by the name under which a plan asks for it.
+# Every kind of client, by the name under which a scenario asks for it.
 CLIENTS = (
     "acks-0",
     "acks-1",
@@ -53,7 +53,7 @@ _AMBUSHES: tuple[Mapping[str, float], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPlan:
+class ClusterScenario:
     """What is None is drawn from the seed."""
 
     nodes: int | None = None
@@ -64,12 +64,12 @@ class ClusterPlan:
     synced: bool | None = None
     min_insync: int | None = None
     # Timeouts, as a part of Kafka's.
-    haste: float | None = None
+    timeout_scale: float | None = None
     clients: tuple[str, ...] | None = None
     nemesis: NemesisConfig | None = None
 
-    def drawn(self, random: Random) -> ClusterPlan:
-        """The same with nothing left open. Draws as much for any plan, so plans can be compared."""
+    def draw(self, random: Random) -> ClusterScenario:
+        """The same with nothing left open. Draws as much for any scenario, so scenarios can be compared."""
         drawn = _draw(random, self.nodes)
         given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
         return replace(drawn, **given)
@@ -80,7 +80,7 @@ class ClusterPlan:
         return min(self.nodes, 3)
 
 
-def _draw(random: Random, asked: int | None) -> ClusterPlan:
+def _draw(random: Random, asked: int | None) -> ClusterScenario:
     nodes = random.choice((1, 3, 3, 3, 3, 4))
     count = nodes if asked is None else asked
     synced = random.random() < 0.4
@@ -93,13 +93,13 @@ def _draw(random: Random, asked: int | None) -> ClusterPlan:
     chosen = random.sample(CLIENTS, random.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, len(CLIENTS))))
     if not {"idempotent", "transactional", "acks-all"} & set(chosen):
         chosen.append("idempotent")
-    return ClusterPlan(
+    return ClusterScenario(
         nodes=nodes,
         separate=random.random() < 0.2 and count > 1,
         dynamic=random.random() < 0.5,
         synced=synced,
         min_insync=random.choice((1, 2, 2)) if count > 1 else 1,
-        haste=random.choice((0.1, 0.3, 0.3, 1.0)),
+        timeout_scale=random.choice((0.1, 0.3, 0.3, 1.0)),
         clients=tuple(sorted(chosen)),
         nemesis=NemesisConfig(
             interval_s=random.choice((0.3, 0.5, 1.0, 2.0)),

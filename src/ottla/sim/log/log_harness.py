@@ -33,7 +33,7 @@ PRODUCERS = ProducerStateManagerConfig(transaction_verification=False)
 TOPIC_ID = bytes(range(16))
 
 
-class LogLab:
+class LogHarness:
     """One log with its directory; `reload` opens what is on the disk as a new process would."""
 
     def __init__(

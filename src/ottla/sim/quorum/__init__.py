@@ -1,0 +1,1 @@
+"""Runs of a simulated quorum of controllers, from one seed each."""

@@ -33,8 +33,6 @@ DUPLICATED_NAMES = frozenset(
         "Delivery",
         "Entry",
         "FetchSession",
-        "Fetcher",
-        "FollowerState",
         "GroupMember",
         "Kind",
         "Listener",

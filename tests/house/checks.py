@@ -269,6 +269,37 @@ def _cycles(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
     return [frozenset(component) for component in _components(graph) if len(component) > 1]
 
 
+def dead_imports(path: str, source: str, modules: Mapping[str, Module]) -> Iterator[str]:
+    """Imports from `ottla` of modules that do not exist, or of names that their module does not define.
+
+    For code that no type checker reads: tests, measurements, examples.
+    """
+    for node in ast.walk(_parse(source)):
+        if not isinstance(node, ast.ImportFrom) or node.level or not (node.module or "").startswith("ottla."):
+            continue
+        module = modules.get(node.module or "")
+        if module is None:
+            yield f"{path}:{node.lineno}: there is no module {node.module}"
+            continue
+        for alias in node.names:
+            if f"{module.name}.{alias.name}" not in modules and alias.name not in _bound(module.source):
+                yield f"{path}:{node.lineno}: {module.name} does not define {alias.name}"
+
+
+@lru_cache(maxsize=4096)
+def _bound(source: str) -> frozenset[str]:
+    """The names that a module binds, wherever it does so."""
+    names: set[str] = set()
+    for node in ast.walk(_parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    return frozenset(names)
+
+
 def _module_of(target: str, by_name: Mapping[str, Module]) -> str | None:
     if target in by_name:
         return target

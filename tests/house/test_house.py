@@ -10,7 +10,8 @@ import pytest
 from tests.house import allowances, checks
 from tests.house.checks import FLOORS, Module
 
-SOURCE = Path(__file__).parents[2] / "src" / "ottla"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "ottla"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,18 @@ class TestTheHouse:
             f"{name} is defined by {', '.join(paths)}"
             for name, paths in found.items()
             if name not in allowances.DUPLICATED_NAMES
+        )
+
+    def test_tests_and_measurements_import_what_exists(self, modules: list[Module]) -> None:
+        by_name = {module.name: module for module in modules}
+        paths = [
+            path for room in ("tests", "bench", "examples") for path in sorted((ROOT / room).rglob("*.py"))
+        ]
+        assert len(paths) > 100
+        hold(
+            breach
+            for path in paths
+            for breach in checks.dead_imports(path.relative_to(ROOT).as_posix(), path.read_text(), by_name)
         )
 
     def test_only_the_runtime_opens_doors_to_the_world(self, modules: list[Module]) -> None:
@@ -182,6 +195,16 @@ class TestCycleCheck:
         assert list(checks.cycle_breaches([cycle], (), ["ottla.log"], "modules")) == []
         assert list(checks.cycle_breaches([cycle], [cycle], (), "modules")) == []
         assert list(checks.cycle_breaches([cycle | {"ottla.log.c"}], [cycle], (), "modules"))
+
+
+class TestImportCheck:
+    def test_an_import_that_leads_nowhere_is_found(self) -> None:
+        modules = {"ottla.log.a": module("ottla.log.a", "class Known: ...\nVALUE = 1\n")}
+        source = "from ottla.log.a import VALUE, Known, Unknown\nfrom ottla.log.b import x\nimport json\n"
+        assert list(checks.dead_imports("t.py", source, modules)) == [
+            "t.py:1: ottla.log.a does not define Unknown",
+            "t.py:2: there is no module ottla.log.b",
+        ]
 
 
 class TestNameCheck:

@@ -18,7 +18,7 @@ from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
-from ottla.sim.disk_faults import Op, Operation
+from ottla.sim.disk_faults import DiskOperation, Op
 
 TOPIC_ID = bytes(range(16))
 
@@ -45,7 +45,7 @@ def write(manager: LogManager) -> None:
 async def syncs_of_shutdown(disk: SimDisk, manager: LogManager) -> Counter[str]:
     synced: Counter[str] = Counter()
 
-    def note(operation: Operation) -> None:
+    def note(operation: DiskOperation) -> None:
         if operation.op in (Op.SYNC, Op.SYNC_DIR):
             synced[operation.path] += 1
 

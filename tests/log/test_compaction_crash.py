@@ -18,7 +18,7 @@ import random
 import pytest
 
 from ottla.log.files import LOG
-from ottla.sim.disk import Op, Operation, SimCrash, SimDisk
+from ottla.sim.disk import DiskOperation, Op, SimCrash, SimDisk
 from ottla.sim.disk_faults import READ_ONLY
 from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness
 
@@ -94,9 +94,9 @@ def test_a_crash_at_every_operation_of_a_cleaning(seed: int) -> None:
         for offset, record in lab.latest(lab.log.log_end_offset).items()
         if offset in before and (record.value is not None or (horizons[record.batch] or now_ms + 1) > now_ms)
     }
-    crashes: list[tuple[Operation, SimDisk]] = []
+    crashes: list[tuple[DiskOperation, SimDisk]] = []
 
-    def crash_before(operation: Operation) -> None:
+    def crash_before(operation: DiskOperation) -> None:
         if operation.op not in READ_ONLY:
             crashes.append((operation, lab.disk.after_crash(f"{seed}/{operation.number}")))
 
@@ -156,7 +156,7 @@ def three_values() -> CompactionHarness:
     return lab
 
 
-def operations_of_a_cleaning() -> list[Operation]:
+def operations_of_a_cleaning() -> list[DiskOperation]:
     lab = three_values()
     first = lab.disk.operations
     assert asyncio.run(lab.cleaner.clean_dirtiest())

@@ -18,7 +18,7 @@ from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
-from ottla.sim.disk_faults import Op, Operation, SimCrash
+from ottla.sim.disk_faults import DiskOperation, Op, SimCrash
 
 PARTITION = TopicPartition("orders", 0)
 METADATA = "/data/orders-0/partition.metadata"
@@ -44,7 +44,7 @@ async def test_creating_logs_syncs_nothing_until_they_are_settled() -> None:
     logs = await started(disk)
     synced: list[str] = []
 
-    def note(operation: Operation) -> None:
+    def note(operation: DiskOperation) -> None:
         if operation.op in (Op.SYNC, Op.SYNC_DIR):
             synced.append(operation.path)
 

@@ -15,7 +15,7 @@ import pytest
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.coordinators.marker_sender import Markers
+from ottla.node.coordinators.marker_sender import TransactionMarkerSender
 from ottla.node.coordinators.transactions import transaction_config
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -96,14 +96,14 @@ class Gate:
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
         self.open = threading.Event()
-        write = Markers.write
+        write = TransactionMarkerSender.write
 
-        def held(self_: Markers, marker: Any, partitions: frozenset[TopicPartition]) -> Any:
+        def held(self_: TransactionMarkerSender, marker: Any, partitions: frozenset[TopicPartition]) -> Any:
             if marker.transactional_id == name and not self.open.is_set():
                 return dict.fromkeys(partitions, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return write(self_, marker, partitions)
 
-        patch.setattr(Markers, "write", held)
+        patch.setattr(TransactionMarkerSender, "write", held)
 
 
 def test_nothing_begins_while_the_last_transaction_is_being_ended(

@@ -80,6 +80,8 @@ REPEATED_ON_PURPOSE = {
     "ottla.client.blocking": "offers every client class under its own name to callers without a loop",
 }
 
+COMPILED = "ottla.records._kernel"
+
 BANNED_WORDS = re.compile(
     r"\b(nobody|whoever|anew|somebody|anybody|everybody|for ever|(?:is|are|was|be) told|told of"
     r"|he|his|him|himself)\b",
@@ -276,6 +278,8 @@ def dead_imports(path: str, source: str, modules: Mapping[str, Module]) -> Itera
     """
     for node in ast.walk(_parse(source)):
         if not isinstance(node, ast.ImportFrom) or node.level or not (node.module or "").startswith("ottla."):
+            continue
+        if node.module == COMPILED:
             continue
         module = modules.get(node.module or "")
         if module is None:

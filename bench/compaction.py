@@ -80,7 +80,7 @@ class Bench:
         # A cleaning never writes to the files it replaces.
         shutil.copytree(self.pristine, self.dir, copy_function=_link_logs)
         log = load_log(self._directory(self.dir), str(PARTITION), PARTITION, CONFIG, LoadOptions(clean=True))
-        log.high_watermark = log.log_end_offset
+        log.update_high_watermark(log.log_end_offset)
         return log
 
     def clean(self, log: UnifiedLog) -> None:

@@ -80,7 +80,7 @@ def appending_and_reading() -> Iterator[Row]:
         peer_name="os.write",
         target="≥ 0.5",
     )
-    log.high_watermark = end = log.log_end_offset
+    end = log.update_high_watermark(log.log_end_offset)
     size = log.size
     starts = list(range(0, end, RECORDS))
 

@@ -13,7 +13,7 @@ from ottla.coordinator.runtime.engine import Engine
 from ottla.coordinator.runtime.timers import Timers
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.producers.log_producers import ProducerStateManagerConfig
+from ottla.log.producers.state_manager import ProducerStateManagerConfig
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitKey, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError

@@ -10,7 +10,6 @@ PAIRS: dict[frozenset[str], str] = {}
 # Rooms in which modules, or packages, still import each other.
 ROOMS_WITH_MODULE_CYCLES = [
     "ottla.client",
-    "ottla.log",
     "ottla.metadata",
     "ottla.node",
     "ottla.protocol",

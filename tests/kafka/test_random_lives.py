@@ -78,7 +78,7 @@ class Life:
         self.chance.choices(list(weights), list(weights.values()))[0]()
 
     def _producer(self, producer_id: int) -> OurProducer:
-        entry = self.log.producers.last_entry(producer_id)
+        entry = self.log.producer_state_manager.last_entry(producer_id)
         return OurProducer(
             self.log,
             producer_id,
@@ -106,7 +106,7 @@ class Life:
 
     def end_transaction(self) -> None:
         for producer_id in (200, 201, 202):
-            entry = self.log.producers.last_entry(producer_id)
+            entry = self.log.producer_state_manager.last_entry(producer_id)
             if entry is not None and entry.current_txn_first_offset is not None:
                 self._producer(producer_id).end(commit=self.chance.randrange(2) == 0, now_ms=self.now_ms)
                 self._replicated()
@@ -121,7 +121,7 @@ class Life:
 
     def delete_front(self) -> None:
         span = self.log.high_watermark - self.log.log_start_offset
-        self.log.increment_log_start_offset(
+        self.log.maybe_increment_log_start_offset(
             self.log.log_start_offset + self.chance.randrange(min(span, 10) + 1), "a random life"
         )
 

@@ -49,8 +49,8 @@ def _see(log: UnifiedLog) -> Seen:
         log.log_start_offset,
         log.last_stable_offset,
         log.log_end_offset,
-        [tuple(each) for each in log.epochs.entries],
-        dict(log.producers.active_producers),
+        [tuple(each) for each in log.leader_epoch_cache.entries],
+        dict(log.producer_state_manager.active_producers),
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import CorruptCheckpoint, MetaProperties, OffsetCheckpoint
+from ottla.log.leader_epoch_cache import LeaderEpochCache, read_epochs
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import write_file
@@ -58,9 +59,10 @@ def test_a_checkpoint_that_makes_no_sense_is_told(disk: SimDisk, text: str) -> N
 
 
 def test_epochs_are_written_as_kafka_writes_them(disk: SimDisk) -> None:
-    checkpoints.write_epochs(disk, "/data/e", [(0, 0), (3, 100)])
-    assert disk.contents()["/data/e"] == b"0\n2\n0 0\n3 100\n"
-    assert checkpoints.read_epochs(disk, "/data/e") == [(0, 0), (3, 100)]
+    cache = LeaderEpochCache([(0, 0), (3, 100)])
+    cache.write(disk, "/data", cache.prepare_write())
+    assert disk.contents()["/data/leader-epoch-checkpoint"] == b"0\n2\n0 0\n3 100\n"
+    assert read_epochs(disk, "/data/leader-epoch-checkpoint") == [(0, 0), (3, 100)]
 
 
 def test_the_topic_id_is_written_as_kafka_writes_it(disk: SimDisk) -> None:

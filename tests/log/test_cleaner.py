@@ -146,7 +146,7 @@ def test_nothing_is_cleaned_that_is_not_durable(lab: CompactionHarness) -> None:
     fresh.roll()
     fresh.put("a", "2")
     fresh.roll()
-    fresh.log.high_watermark = fresh.log.log_end_offset
+    fresh.log.update_high_watermark(fresh.log.log_end_offset)
     assert fresh.log.recovery_point == 0
     assert not asyncio.run(fresh.cleaner.clean_dirtiest())
     fresh.log.flush()
@@ -159,7 +159,7 @@ def test_nothing_is_cleaned_above_the_high_watermark() -> None:
         lab.put("a", value)
         lab.roll()
     lab.log.flush()
-    lab.log.high_watermark = 2
+    lab.log.update_high_watermark(2)
     assert asyncio.run(lab.cleaner.clean_dirtiest())
     assert lab.clean_until == 2
     assert sorted(lab.records()) == [1, 2]
@@ -212,7 +212,7 @@ def test_what_was_cut_below_the_clean_part_is_dirty_again(lab: CompactionHarness
 @pytest.mark.parametrize("after", [1, 8, 13])
 def test_retention_ends_the_cleaning(lab: CompactionHarness, after: int) -> None:
     def delete() -> None:
-        lab.log.increment_log_start_offset(5, "a test")
+        lab.log.maybe_increment_log_start_offset(5, "a test")
         lab.log.delete_old_segments(lab.now_ms)
 
     pool = InterruptedPool(delete, after)

@@ -89,8 +89,8 @@ async def test_logs_are_closed_side_by_side_and_all_come_back(tmp_path: Path) ->
     write(manager)
     for log in manager.logs()[::3]:
         # A log start to note, and a leader epoch that begins with it.
-        log.high_watermark = 1
-        log.increment_log_start_offset(1, "a test")
+        log.update_high_watermark(1)
+        log.maybe_increment_log_start_offset(1, "a test")
     await manager.shutdown()
     manager = await started(RealDisk(), str(tmp_path), pool)
     assert manager.clean_shutdown_epoch == -1
@@ -111,8 +111,8 @@ async def test_there_is_no_mark_where_anything_failed(prefix: str, op: str) -> N
     create(manager, 20)
     write(manager)
     for log in manager.logs():
-        log.high_watermark = 1
-        log.increment_log_start_offset(1, "a test")
+        log.update_high_watermark(1)
+        log.maybe_increment_log_start_offset(1, "a test")
     fault = disk.fail(errno.EIO, ops=[op], prefix=prefix)
     await manager.shutdown()
     struck = not fault.times

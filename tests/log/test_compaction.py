@@ -206,11 +206,11 @@ def test_an_abort_marker_keeps_its_index_entry_as_long_as_it_may_be_needed(lab: 
     marker = lab.end(1, commit=False)
     lab.put("z", "1")
     assert lab.roll_and_clean()
-    aborted = lab.log.aborted_transactions(0, lab.log.log_end_offset)
+    aborted = lab.log.collect_aborted_transactions(0, lab.log.log_end_offset)
     assert [(txn.producer_id, txn.first_offset, txn.last_offset) for txn in aborted] == [(1, 0, marker)]
     lab.put("y", "1")
     assert lab.roll_and_clean()
-    assert lab.log.aborted_transactions(0, lab.log.log_end_offset) == []
+    assert lab.log.collect_aborted_transactions(0, lab.log.log_end_offset) == []
     assert lab.values() == {"z": "1", "y": "1"}
 
 
@@ -243,7 +243,7 @@ def test_the_last_batch_of_a_producer_stays_empty_when_its_records_go(lab: Compa
         (1, 7, 1)
     ]
     before = lab.producer_states()
-    lab.log.snapshots.delete_all()
+    lab.log.producer_snapshots.delete_all()
     lab.disk.sync_all()
     lab.directory.write_recovery_points({})
     lab.reload(clean=False)

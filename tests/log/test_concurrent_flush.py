@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log.directory import checkpoints
+from ottla.log.leader_epoch_cache import read_epochs
 from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -40,7 +40,7 @@ async def test_flushes_of_one_log_come_one_after_another(tmp_path: Path) -> None
             assert log.recovery_point > offset
     assert log.directory.is_online
     path = f"{log.dir}/leader-epoch-checkpoint"
-    assert tuple(checkpoints.read_epochs(node.disk, path)) == log.epochs.entries
+    assert tuple(read_epochs(node.disk, path)) == log.leader_epoch_cache.entries
     await node.manager.shutdown()
     pool.close()
 
@@ -56,13 +56,13 @@ def test_a_flush_that_was_overtaken_does_not_bring_old_epochs_back() -> None:
         lab.log.run_flush(slow)
         lab.log.complete_flush(slow)
         lab.log.flush()
-        entries = lab.log.epochs.entries
+        entries = lab.log.leader_epoch_cache.entries
         assert entries == ((1, 0), (2, 2))
-        assert tuple(checkpoints.read_epochs(lab.disk, EPOCHS)) == entries
+        assert tuple(read_epochs(lab.disk, EPOCHS)) == entries
         assert not [name for name in lab.disk.list_dir(lab.log.dir) if name.endswith(".tmp")]
         lab.checkpoint()
         lab.crash()
-        assert lab.log.epochs.entries == entries
+        assert lab.log.leader_epoch_cache.entries == entries
         check_log(lab.log)
 
 
@@ -80,7 +80,7 @@ def test_an_overtaken_flush_does_not_vouch_for_one_that_failed() -> None:
     assert lab.log.recovery_point == 0
     lab.log.flush()
     assert lab.log.recovery_point == 10
-    assert checkpoints.read_epochs(lab.disk, EPOCHS) == [(1, 0), (2, 2)]
+    assert read_epochs(lab.disk, EPOCHS) == [(1, 0), (2, 2)]
 
 
 @pytest.mark.parametrize("closed_segments", [False, True])
@@ -104,7 +104,7 @@ async def test_a_reader_of_a_log_that_is_deleted_meanwhile_does_no_harm() -> Non
     log = node.log()
     node.fill(log, 20)
     for segment in log.segments:
-        segment.release()
+        segment.close_handlers()
     # What a reader in another thread meets between the rename and the news of it.
     node.disk.rename(log.dir, f"{A}/gone")
     with pytest.raises(KafkaError, match="deleted or moved") as refused:

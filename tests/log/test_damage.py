@@ -56,12 +56,12 @@ def test_a_lookup_never_steps_over_a_batch_with_a_wrong_length(length: int) -> N
     for timestamp in (1003, 1012):
         # Also the answer to the second might be among the records that cannot be read.
         with pytest.raises(CorruptBatch, match=f"position {position}"):
-            lab.log.offset_for_timestamp(timestamp)
+            lab.log.fetch_offset_by_timestamp(timestamp)
     with pytest.raises(CorruptBatch, match=f"position {position}"):
-        lab.log.offset_for_max_timestamp()
-    lab.log.increment_log_start_offset(5, "the damaged segment is given up")
-    assert lab.log.offset_for_timestamp(1012) == (1012, 12, 0)
-    assert lab.log.offset_for_max_timestamp() == (1019, 19, 0)
+        lab.log.fetch_offset_of_max_timestamp()
+    lab.log.maybe_increment_log_start_offset(5, "the damaged segment is given up")
+    assert lab.log.fetch_offset_by_timestamp(1012) == (1012, 12, 0)
+    assert lab.log.fetch_offset_of_max_timestamp() == (1019, 19, 0)
     # And its age is that of its file, so that it does not stay for ever.
     assert lab.log.segments[0].largest_timestamp == lab.log.segments[0].mtime_ms
 
@@ -129,7 +129,7 @@ def test_lost_leader_epochs_are_read_from_the_batches(kind: str, clean: bool) ->
     else:
         damage(lab, EPOCHS, 0, b"garbage" if kind == "garbage" else bytes(20))
     lab.reload(clean=clean)
-    assert lab.log.epochs.entries == ((3, 0), (5, 10))
+    assert lab.log.leader_epoch_cache.entries == ((3, 0), (5, 10))
     assert lab.log.end_offset_for_epoch(3) == (3, 10)
     check_log(lab.log)
 
@@ -163,7 +163,7 @@ def abort_one(lab: LogHarness, sequence: int) -> None:
     lab.log.append_as_leader(
         bytearray(marker), 0, now_ms=lab.now_ms, origin=AppendOrigin.COORDINATOR, transaction_version=1
     )
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
 
 
 def with_aborted_transactions() -> tuple[LogHarness, list[AbortedTxn]]:
@@ -171,7 +171,7 @@ def with_aborted_transactions() -> tuple[LogHarness, list[AbortedTxn]]:
     lab = LogHarness(LogConfig(segment_bytes=500))
     for number in range(3):
         abort_one(lab, number)
-    aborted = lab.log.aborted_transactions(0, lab.log.log_end_offset)
+    aborted = lab.log.collect_aborted_transactions(0, lab.log.log_end_offset)
     assert len(aborted) == 3
     return lab, aborted
 
@@ -191,12 +191,12 @@ def test_a_damaged_transaction_index_is_built_anew(
     for path in indexes:
         damage(lab, path, at, data)
     lab.reload(clean=True)
-    assert lab.log.aborted_transactions(0, lab.log.log_end_offset) == aborted
+    assert lab.log.collect_aborted_transactions(0, lab.log.log_end_offset) == aborted
     assert indexes[0] in caplog.text
     caplog.clear()
     lab.close()
     lab.reload(clean=True)
-    assert lab.log.aborted_transactions(0, lab.log.log_end_offset) == aborted
+    assert lab.log.collect_aborted_transactions(0, lab.log.log_end_offset) == aborted
     assert not caplog.text
 
 
@@ -213,5 +213,5 @@ def test_a_damaged_transaction_index_stands_in_nobodys_way(change: str) -> None:
     else:
         lab.log.truncate_to(7)
     expected = aborted if change == "append" else aborted[:1]
-    assert lab.log.aborted_transactions(0, 15)[: len(expected)] == expected
+    assert lab.log.collect_aborted_transactions(0, 15)[: len(expected)] == expected
     check_log(lab.log)

@@ -31,7 +31,7 @@ async def moving(seed: int = 3) -> tuple[Node, UnifiedLog, UnifiedLog]:
     while future.log_end_offset < current.log_end_offset:
         data = current.read(future.log_end_offset, 10_000).records
         future.append_as_follower(data, 0, now_ms=node.clock.wall_ms())
-    future.high_watermark = current.high_watermark
+    future.update_high_watermark(current.high_watermark)
     return node, current, future
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.log.epochs.leader_epoch_cache import EpochEntry, LeaderEpochCache
+from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 
 Batches = list[tuple[int, int]]  # (base offset, epoch), both ascending
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.append import UnexpectedAppendOffset
 from ottla.log.log_config import LogConfig
+from ottla.log.unified_log import UnexpectedAppendOffset
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader, iter_batches, read_records
 from ottla.records.builder import build_batch
@@ -33,7 +33,7 @@ def test_the_leader_gives_offsets_and_its_epoch() -> None:
     assert (second.first_offset, second.last_offset, second.last_leader_epoch) == (3, 4, 6)
     assert lab.log.log_end_offset == 5
     assert [(each.base_offset, each.leader_epoch) for each in headers(lab)] == [(0, 5), (3, 6)]
-    assert [tuple(entry) for entry in lab.log.epochs.entries] == [(5, 0), (6, 3)]
+    assert [tuple(entry) for entry in lab.log.leader_epoch_cache.entries] == [(5, 0), (6, 3)]
     check_log(lab.log)
 
 
@@ -87,7 +87,7 @@ def test_what_breaks_a_rule_is_refused_and_leaves_nothing(
         lab.log.append_as_leader(data, 0, now_ms=lab.now_ms)
     assert refused.value.code is code
     assert lab.log.log_end_offset == lab.log.size == 0
-    assert lab.log.epochs.entries == ()
+    assert lab.log.leader_epoch_cache.entries == ()
 
 
 # Producers
@@ -135,12 +135,12 @@ def test_an_open_transaction_holds_the_last_stable_offset() -> None:
     lab.put(b"a")
     produce(lab, 0, transactional=True)
     lab.put(b"b")
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     assert lab.log.first_unstable_offset == lab.log.last_stable_offset == 1
     end(lab, ControlType.COMMIT)
     # Decided, but the marker is not replicated yet.
     assert lab.log.last_stable_offset == 1
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     assert lab.log.last_stable_offset == 4
     assert lab.log.first_unstable_offset is None
 
@@ -153,11 +153,11 @@ def test_an_aborted_transaction_is_found_by_those_who_read_its_range() -> None:
     marker = end(lab, ControlType.ABORT)
     lab.fill(4)
     assert len(lab.log.segments) > 3
-    (aborted,) = lab.log.aborted_transactions(0, lab.log.log_end_offset)
+    (aborted,) = lab.log.collect_aborted_transactions(0, lab.log.log_end_offset)
     assert (aborted.producer_id, aborted.first_offset, aborted.last_offset) == (7, 0, marker.first_offset)
-    assert lab.log.aborted_transactions(marker.first_offset + 1, lab.log.log_end_offset) == []
-    assert lab.log.aborted_transactions(2, 3) == [aborted]
-    lab.log.high_watermark = lab.log.log_end_offset
+    assert lab.log.collect_aborted_transactions(marker.first_offset + 1, lab.log.log_end_offset) == []
+    assert lab.log.collect_aborted_transactions(2, 3) == [aborted]
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     check_log(lab.log)
 
 
@@ -351,7 +351,7 @@ def test_every_roll_leaves_a_producer_snapshot() -> None:
     lab.log.roll(lab.now_ms)
     produce(lab, 1)
     lab.log.roll(lab.now_ms)
-    assert lab.log.snapshots.offsets == (1, 2)
+    assert lab.log.producer_snapshots.offsets == (1, 2)
     lab.close()
     assert "/data/orders-3/00000000000000000002.snapshot" in lab.sim_disk.contents()
 

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from ottla.log.append import LogAppendInfo
 from ottla.log.log_config import LogConfig
+from ottla.log.unified_log import LogAppendInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
@@ -108,9 +108,9 @@ def test_the_epochs_are_durable_before_the_recovery_point_passes_them() -> None:
             lab.fill(4, epoch=epoch)
         lab.log.flush()
         lab.checkpoint()
-        entries = lab.log.epochs.entries
+        entries = lab.log.leader_epoch_cache.entries
         lab.crash()
-        assert lab.log.epochs.entries == entries
+        assert lab.log.leader_epoch_cache.entries == entries
 
 
 def test_a_sync_that_fails_takes_the_directory_offline() -> None:

@@ -50,7 +50,7 @@ def logs(draw: st.DrawFn) -> LogHarness:
             leader_epoch=0,
         )
         lab.log.append_as_follower(data, 0, now_ms=NOW)
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     return lab
 
 
@@ -96,7 +96,7 @@ def test_reading_on_from_where_a_read_ended_reads_everything(lab: LogHarness) ->
 def test_timestamps_are_found_as_by_a_scan(lab: LogHarness, data: st.DataObject) -> None:
     log = lab.log
     if log.log_end_offset:
-        log.increment_log_start_offset(data.draw(st.integers(0, log.log_end_offset)), "a test")
+        log.maybe_increment_log_start_offset(data.draw(st.integers(0, log.log_end_offset)), "a test")
     check_lookups(log, range(NOW - 21, NOW + 22))
     lab.close()
     lab.reload(clean=True)
@@ -107,8 +107,8 @@ def test_timestamps_are_found_as_by_a_scan(lab: LogHarness, data: st.DataObject)
 def test_an_offset_outside_the_log_is_out_of_range(offset: int) -> None:
     lab = LogHarness()
     lab.fill(8)
-    lab.log.high_watermark = 8
-    lab.log.increment_log_start_offset(4, "a test")
+    lab.log.update_high_watermark(8)
+    lab.log.maybe_increment_log_start_offset(4, "a test")
     with pytest.raises(KafkaError, match=f"no offset {offset}, only 4 to 8") as refused:
         lab.log.read(offset, 1000)
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
@@ -165,7 +165,7 @@ def test_a_missing_index_is_built_anew() -> None:
         before = lab.sim_disk.contents()
         lab.disk.unlink(f"/data/orders-3/00000000000000000000.{kind}")
         lab.reload(clean=True)
-        assert lab.log.read(20, 1).position == lab.log.segments[0].find(20).position  # type: ignore[union-attr]
+        assert lab.log.read(20, 1).position == lab.log.segments[0].translate_offset(20).position  # type: ignore[union-attr]
         assert lab.sim_disk.contents() == before
 
 
@@ -180,11 +180,11 @@ def test_reads_and_lookups_on_the_real_disk(tmp_path: Path) -> None:
     for number in range(200):
         lab.put(b"%d" % number, timestamp=NOW + number % 70)
     assert len(lab.log.segments) > 5
-    lab.log.high_watermark = 200
+    lab.log.update_high_watermark(200)
     batches = all_batches(lab.log)
     for timestamp in range(NOW, NOW + 71, 7):
-        assert lab.log.offset_for_timestamp(timestamp) == scan_for_timestamp(batches, timestamp, 0)
-    assert lab.log.offset_for_max_timestamp() == scan_for_greatest(batches, 0)
+        assert lab.log.fetch_offset_by_timestamp(timestamp) == scan_for_timestamp(batches, timestamp, 0)
+    assert lab.log.fetch_offset_of_max_timestamp() == scan_for_greatest(batches, 0)
     for offset in range(200):
         assert next(iter_batches(lab.log.read(offset, 1).records))[1].base_offset == offset
     lab.close()

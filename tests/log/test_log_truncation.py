@@ -25,7 +25,7 @@ def filled(sizes: list[int], config: LogConfig = SMALL) -> LogHarness:
             base_sequence=sum(sizes[:number]),
         )
         lab.log.append_as_leader(bytearray(data), number // 3, now_ms=lab.now_ms)
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     return lab
 
 
@@ -45,7 +45,7 @@ def test_what_is_left_is_what_ended_below_the_offset(sizes: list[int], data: st.
     check_log(lab.log)
     # It goes on from there, and it is all there after a restart.
     lab.put(b"on", epoch=50)
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     check_log(lab.log)
     content = [each for _, each in all_batches(lab.log)]
     lab.close()
@@ -90,9 +90,9 @@ def test_an_emptied_log_goes_on_at_the_new_offset(sizes: list[int], offset: int)
     log = lab.log
     assert log.log_start_offset == log.log_end_offset == log.high_watermark == offset
     assert [segment.base_offset for segment in log.segments] == [offset]
-    assert log.epochs.entries == ()
-    assert log.producers.is_empty
-    assert log.snapshots.offsets == ()
+    assert log.leader_epoch_cache.entries == ()
+    assert log.producer_state_manager.is_empty
+    assert log.producer_snapshots.offsets == ()
     assert lab.put(b"on", epoch=50) == offset
     lab.crash()
     assert lab.log.log_start_offset == offset
@@ -108,7 +108,7 @@ def test_an_emptied_log_may_start_below_where_it_goes_on() -> None:
 
 def test_cutting_below_the_first_segment_empties_the_log() -> None:
     lab = filled([2] * 10)
-    lab.log.increment_log_start_offset(12, "a test")
+    lab.log.maybe_increment_log_start_offset(12, "a test")
     lab.log.delete_old_segments(lab.now_ms)
     assert lab.log.segments[0].base_offset > 4
     lab.log.truncate_to(4)
@@ -132,12 +132,12 @@ def test_a_negative_offset_is_refused() -> None:
 
 def test_the_start_moves_up_to_the_high_watermark_and_no_further() -> None:
     lab = filled([2] * 5)
-    lab.log.high_watermark = 6
-    with pytest.raises(KafkaError, match="beyond the high watermark 6") as refused:
-        lab.log.increment_log_start_offset(7, "a test")
+    lab.log.update_high_watermark(6)
+    with pytest.raises(KafkaError, match="larger than the high watermark 6") as refused:
+        lab.log.maybe_increment_log_start_offset(7, "a test")
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-    assert lab.log.increment_log_start_offset(6, "a test")
-    assert not lab.log.increment_log_start_offset(3, "a test")
+    assert lab.log.maybe_increment_log_start_offset(6, "a test")
+    assert not lab.log.maybe_increment_log_start_offset(3, "a test")
     assert lab.log.log_start_offset == 6
 
 
@@ -145,7 +145,7 @@ def test_the_start_moves_up_to_the_high_watermark_and_no_further() -> None:
 def test_epochs_and_producers_follow_the_start(sizes: list[int], data: st.DataObject) -> None:
     lab = filled(sizes)
     start = data.draw(st.integers(0, lab.log.log_end_offset))
-    lab.log.increment_log_start_offset(start, "a test")
+    lab.log.maybe_increment_log_start_offset(start, "a test")
     check_log(lab.log, producers_from=start)
     lab.close()
     lab.reload(clean=True)
@@ -157,7 +157,7 @@ def test_segments_below_the_start_are_renamed_and_go_after_a_while() -> None:
     lab = filled([2] * 20)
     first = lab.log.segments[0]
     bases = [segment.base_offset for segment in lab.log.segments]
-    lab.log.increment_log_start_offset(bases[2] + 1, "a test")
+    lab.log.maybe_increment_log_start_offset(bases[2] + 1, "a test")
     assert lab.log.delete_old_segments(lab.now_ms) == 2
     assert [segment.base_offset for segment in lab.log.segments] == bases[2:]
     names = lab.disk.list_dir(lab.log.dir)
@@ -170,7 +170,7 @@ def test_segments_below_the_start_are_renamed_and_go_after_a_while() -> None:
     assert lab.directory.remove_due(lab.now_ms) > 0
     assert not [name for name in lab.disk.list_dir(lab.log.dir) if name.endswith(".deleted")]
     # The producer snapshots of segments that are gone have gone with them.
-    assert min(lab.log.snapshots.offsets) > bases[1]
+    assert min(lab.log.producer_snapshots.offsets) > bases[1]
 
 
 def test_a_durable_start_precedes_the_removal_of_segments() -> None:
@@ -179,9 +179,9 @@ def test_a_durable_start_precedes_the_removal_of_segments() -> None:
         lab = LogHarness(SMALL, seed=seed)
         lab.fill(30)
         lab.log.flush()
-        lab.log.high_watermark = 30
+        lab.log.update_high_watermark(30)
         start = lab.log.segments[5].base_offset
-        lab.log.increment_log_start_offset(start, "a test")
+        lab.log.maybe_increment_log_start_offset(start, "a test")
         lab.log.delete_old_segments(lab.now_ms)
         lab.crash()
         assert (lab.log.log_start_offset, lab.log.log_end_offset) == (start, 30)

@@ -72,7 +72,7 @@ class Node:
         for _ in range(count):
             data = build_batch([(self.clock.wall_ms(), None, b"x" * 100)])
             log.append_as_leader(bytearray(data), 0, now_ms=self.clock.wall_ms())
-        log.high_watermark = log.log_end_offset
+        log.update_high_watermark(log.log_end_offset)
 
     async def crash(self) -> LogManager:
         self.sim_disk.crash()
@@ -306,7 +306,7 @@ async def test_a_new_log_inherits_nothing_from_one_of_the_same_name() -> None:
     log = node.log()
     node.fill(log)
     log.flush()
-    log.increment_log_start_offset(15, "a test")
+    log.maybe_increment_log_start_offset(15, "a test")
     await node.manager.checkpoint_recovery_points()
     await node.manager.checkpoint_log_starts()
     node.manager.delete_log(log.topic_partition)
@@ -464,7 +464,7 @@ async def test_the_log_starts_that_follow_from_the_names_are_not_written() -> No
     for log in (first, second):
         node.fill(log)
         log.flush()
-    first.increment_log_start_offset(5, "a test")
+    first.maybe_increment_log_start_offset(5, "a test")
     await node.manager.checkpoint_log_starts()
     assert checkpoints.read_offsets(node.disk, f"{A}/log-start-offset-checkpoint") == {
         first.topic_partition: 5
@@ -514,9 +514,9 @@ async def test_expired_producers_are_forgotten() -> None:
     data = build_batch([(node.clock.wall_ms(), None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0)
     log.append_as_leader(bytearray(data), 0, now_ms=node.clock.wall_ms())
     await node.manager.expire_producers(node.clock.wall_ms() + 86_399_999)
-    assert 4 in log.producers.active_producers
+    assert 4 in log.producer_state_manager.active_producers
     await node.manager.expire_producers(node.clock.wall_ms() + 86_400_000)
-    assert 4 not in log.producers.active_producers
+    assert 4 not in log.producer_state_manager.active_producers
 
 
 # Many of them

@@ -166,13 +166,13 @@ def test_any_timestamp_of_a_leader_is_kept_and_does_no_harm(timestamp: int) -> N
     for offset in range(4):
         follow(lab, batch(offset, timestamp=timestamp, size=100))
     follow(lab, batch(4, timestamp=1000, size=100))
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     if timestamp >= 0:
-        found = lab.log.offset_for_max_timestamp()
+        found = lab.log.fetch_offset_of_max_timestamp()
         assert found is not None
         assert found.offset == (0 if timestamp == LAST else 4)
     check_log(lab.log)
-    lab.log.deletable(lab.now_ms)
+    lab.log.deletable_segments(lab.now_ms)
     lab.log.flush()
     lab.checkpoint()
     lab.crash()
@@ -190,10 +190,10 @@ def test_a_clock_that_goes_back_neither_rolls_nor_deletes() -> None:
     clock.set_wall_ms(start - 3_600_000)
     lab.fill(3)
     assert len(lab.log.segments) == 1
-    lab.log.high_watermark = lab.log.log_end_offset
+    lab.log.update_high_watermark(lab.log.log_end_offset)
     assert lab.log.delete_old_segments(lab.now_ms) == 0
-    assert lab.log.offset_for_max_timestamp() == (start, 0, 0)
-    assert lab.log.offset_for_timestamp(start - 3_600_000) == (start, 0, 0)
+    assert lab.log.fetch_offset_of_max_timestamp() == (start, 0, 0)
+    assert lab.log.fetch_offset_by_timestamp(start - 3_600_000) == (start, 0, 0)
     clock.set_wall_ms(start + 10_001)
     lab.fill(1)
     assert len(lab.log.segments) == 2

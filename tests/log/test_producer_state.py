@@ -9,7 +9,12 @@ import pytest
 
 from ottla.log.producers.snapshot import ProducerSnapshots, decode_snapshot
 from ottla.log.producers.state_entry import SENTINEL_GUARD, LastRecord
-from ottla.log.producers.state_manager import LATE_TRANSACTION_BUFFER_MS, ProducerStateManager
+from ottla.log.producers.state_manager import (
+    DEFAULT_PRODUCER_STATE_CONFIG,
+    LATE_TRANSACTION_BUFFER_MS,
+    ProducerStateManager,
+    ProducerStateManagerConfig,
+)
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.validation import AppendOrigin
@@ -21,7 +26,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def state() -> ProducerStateManager:
-    return ProducerStateManager("topic-0", transaction_verification=False)
+    return ProducerStateManager("topic-0", ProducerStateManagerConfig(transaction_verification=False))
 
 
 @pytest.fixture
@@ -337,7 +342,7 @@ def test_a_marker_emptied_by_compaction_still_fences(state: ProducerStateManager
 def test_a_transaction_that_outlives_every_timeout_is_late(state: ProducerStateManager) -> None:
     append(state, data(1, 0, 0, 0, transactional=True, timestamp=1000))
     append(state, data(2, 0, 0, 1, transactional=True, timestamp=10**9))
-    limit = 1000 + state.max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
+    limit = 1000 + DEFAULT_PRODUCER_STATE_CONFIG.max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
     assert not state.has_late_transaction(limit)
     assert state.has_late_transaction(limit + 1)
     commit(state, end(1, 0, 2))

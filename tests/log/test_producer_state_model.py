@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ottla.log.producers.snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
-from ottla.log.producers.state_manager import ProducerAppend, ProducerStateManager
+from ottla.log.producers.state_manager import ProducerAppend, ProducerStateManager, ProducerStateManagerConfig
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType
@@ -134,7 +134,10 @@ class ProducerLives(RuleBasedStateMachine):
 
     def new_state(self) -> ProducerStateManager:
         return ProducerStateManager(
-            "topic-0", producer_id_expiration_ms=EXPIRATION_MS, transaction_verification=False
+            "topic-0",
+            ProducerStateManagerConfig(
+                producer_id_expiration_ms=EXPIRATION_MS, transaction_verification=False
+            ),
         )
 
     def take_in(self, logged: Logged, origin: AppendOrigin, expected: ErrorCode, version: int | None) -> None:

@@ -65,7 +65,7 @@ def test_zeros_behind_the_end_are_dropped_without_noise(caplog: pytest.LogCaptur
 
 def test_what_follows_a_damaged_batch_is_lost_but_not_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     lab = filled()
-    position = lab.log.segments[0].find(4).position  # type: ignore[union-attr]
+    position = lab.log.segments[0].translate_offset(4).position  # type: ignore[union-attr]
     damage(lab, FIRST + ".log", position + 80)
     lab.reload()
     assert lab.log.log_end_offset == 4
@@ -106,7 +106,7 @@ def test_segments_behind_a_torn_one_go_too(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_segment_that_lost_its_end_at_a_batch_is_told_by_the_gap() -> None:
     lab = filled(segment_bytes=530)
-    cut(lab, "/data/orders-3/00000000000000000003.log", lab.log.segments[1].find(5).position)  # type: ignore[union-attr]
+    cut(lab, "/data/orders-3/00000000000000000003.log", lab.log.segments[1].translate_offset(5).position)  # type: ignore[union-attr]
     lab.reload()
     assert bases(lab) == [0, 3]
     assert lab.log.log_end_offset == 5
@@ -175,7 +175,7 @@ def test_the_policy_may_be_to_truncate(caplog: pytest.LogCaptureFixture) -> None
     lab = filled()
     lab.log.flush()
     lab.checkpoint()
-    damage(lab, FIRST + ".log", lab.log.segments[0].find(4).position + 80)  # type: ignore[union-attr]
+    damage(lab, FIRST + ".log", lab.log.segments[0].translate_offset(4).position + 80)  # type: ignore[union-attr]
     lab.reload(policy=CorruptionPolicy.TRUNCATE)
     assert lab.log.log_end_offset == lab.log.recovery_point == 4
     assert "the log is truncated, as the corruption policy says" in caplog.text
@@ -186,8 +186,8 @@ def test_records_that_were_deleted_are_not_missed() -> None:
     lab = filled(segment_bytes=530)
     lab.log.flush()
     lab.checkpoint()
-    lab.log.high_watermark = 10
-    lab.log.increment_log_start_offset(10, "a test")
+    lab.log.update_high_watermark(10)
+    lab.log.maybe_increment_log_start_offset(10, "a test")
     lab.directory.set_log_starts({PARTITION: 10})
     damage(lab, lab.log.segments[-1].path(".log"), 80)
     lab.reload()
@@ -267,11 +267,11 @@ def test_a_damaged_snapshot_is_replaced_by_an_older_one_and_the_log() -> None:
         )
         lab.log.append_as_leader(bytearray(data), 0, now_ms=lab.now_ms)
     lab.close()
-    newest = lab.log.snapshots.latest
+    newest = lab.log.producer_snapshots.latest
     damage(lab, f"/data/orders-3/{newest:020d}.snapshot", 8)
     for clean in (True, False):
         lab.reload(clean=clean)
-        assert lab.log.producers.active_producers[4].last_sequence == 11
+        assert lab.log.producer_state_manager.active_producers[4].last_sequence == 11
         check_log(lab.log)
 
 

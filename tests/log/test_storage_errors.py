@@ -133,7 +133,7 @@ def test_an_aborted_transaction_that_cannot_be_indexed_is_not_ended() -> None:
     check_log(lab.log)
     lab.sim_disk.heal(fault)
     assert end() == 1
-    lab.log.high_watermark = 2
+    lab.log.update_high_watermark(2)
     assert lab.log.last_stable_offset == 2
     check_log(lab.log)
 
@@ -178,7 +178,7 @@ def test_a_read_that_fails_takes_the_directory_offline() -> None:
 
 def closed_files(lab: LogHarness) -> None:
     for segment in lab.log.segments:
-        segment.release()
+        segment.close_handlers()
 
 
 def test_files_that_are_open_make_room_for_one_that_is_needed() -> None:
@@ -186,7 +186,7 @@ def test_files_that_are_open_make_room_for_one_that_is_needed() -> None:
     lab.fill(20)
     lab.log.flush()
     assert len(lab.directory.handles) > 2
-    lab.log.segments[0].release()
+    lab.log.segments[0].close_handlers()
     lab.sim_disk.fail(errno.EMFILE, ops=["open"])
     assert lab.log.read(0, 100).records
     assert len(lab.directory.handles) <= 2

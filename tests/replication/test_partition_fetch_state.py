@@ -206,7 +206,7 @@ def pair() -> tuple[Replica, Replica, PartitionFetchState]:
 def test_a_follower_behind_the_leaders_start_begins_there() -> None:
     leader, follower, following = pair()
     leader.produce(5, acks=1)
-    leader.log.high_watermark = 5
+    leader.log.update_high_watermark(5)
     leader.partition.delete_records_on_leader(3)
     assert following.take(0, answer(leader, follower, following), 0) is AfterFetch.FETCH_OFFSETS
     following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ottla.log.cleaner.cleaner import LogCleaner
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
-from ottla.log.producers.log_producers import ProducerStateManagerConfig
+from ottla.log.producers.state_manager import ProducerStateManagerConfig
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import Codec, iter_batches, read_records
@@ -74,7 +74,7 @@ def log_of(manager: LogManager, topic: str) -> UnifiedLog:
 def visible_records(log: UnifiedLog, *, committed: bool) -> tuple[ConsumedRecord, ...]:
     """What a consumer would get: fetched in small pieces, without markers and, if asked, what was aborted."""
     upper = log.last_stable_offset if committed else log.high_watermark
-    aborted = log.aborted_transactions(log.log_start_offset, upper) if committed else []
+    aborted = log.collect_aborted_transactions(log.log_start_offset, upper) if committed else []
     records: list[ConsumedRecord] = []
     offset = log.log_start_offset
     while offset < upper:
@@ -221,7 +221,7 @@ async def write_our_logs(manager: LogManager, now_ms: int) -> dict[str, OurTopic
     for topic in ("segments", "deleted-front"):
         _write_segments(log_of(manager, topic), written[topic], topic, now_ms)
     trimmed = log_of(manager, "deleted-front")
-    trimmed.increment_log_start_offset(8, "test")
+    trimmed.maybe_increment_log_start_offset(8, "test")
     written["deleted-front"].log_start_offset = 8
     await _write_compacted(manager, written["compacted"], now_ms)
     return written

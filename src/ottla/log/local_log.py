@@ -21,21 +21,82 @@ from __future__ import annotations
 import logging
 import posixpath
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.files import CLEANED, DELETED, SEGMENT_KINDS, SWAP, parse_segment_file, segment_file_name
-from ottla.log.flush import FlushPlan
+from ottla.log.leader_epoch_cache import EpochWrite
 from ottla.log.log_config import LogConfig
 from ottla.log.segment.handles import is_lack_of_handles
 from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader
-from ottla.runtime.disk import Buffer
+from ottla.runtime.disk import Buffer, Disk
 
 _log = logging.getLogger(__name__)
+
+
+class SyncFailed(Exception):
+    """The disk could not make durable what it had taken; nothing written since the last good sync counts."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(slots=True)
+class FlushPlan:
+    disk: Disk
+    dir: str
+    """The directory of the log."""
+    upto: int
+    """The recovery point once this is done."""
+    truncation_count: int
+    """How often the log had been cut when the plan was made."""
+    whole: list[LogSegment]
+    """To be synced with their indexes."""
+    active: LogSegment | None
+    """To be synced without them."""
+    dirs: list[str]
+    """Directories whose names are to be synced, children first."""
+    names_version: int
+    writes: list[Callable[[], object]] = field(default_factory=list)
+    """What else must be durable: leader epochs, producer snapshots."""
+    epochs: EpochWrite | None = None
+    """The write of the leader epochs among `writes`, if there is one."""
+    snapshots: tuple[int, ...] = ()
+    """The producer snapshots that are synced, by their offsets."""
+    abandoned: bool = False
+    """True if the files were no longer there."""
+
+    def run(self) -> None:
+        """Sync it all; SyncFailed where that failed, OSError where something could not be written."""
+        for segment in self.whole:
+            # Without room the entries of an index that was built anew still wait in memory.
+            segment.flush_indexes()
+        try:
+            for segment in self.whole:
+                segment.sync()
+            if self.active is not None:
+                self.active.sync_log()
+        except OSError as error:
+            raise _failure(error) from error
+        for write in self.writes:
+            write()
+        try:
+            for dir in self.dirs:
+                with suppress(FileNotFoundError):  # renamed for deletion meanwhile: nothing is left to keep
+                    self.disk.sync_dir(dir)
+        except OSError as error:
+            raise _failure(error) from error
+
+
+def _failure(error: OSError) -> Exception:
+    """A file that could not even be opened was not told to sync."""
+    return error if is_lack_of_handles(error) else SyncFailed(error)
 
 
 class LocalLog:
@@ -45,14 +106,14 @@ class LocalLog:
         "_names_version",
         "_segments",
         "config",
-        "cut_offset",
         "dir",
         "directory",
-        "generation",
         "log_end_offset",
         "parent_synced",
         "partition",
         "recovery_point",
+        "truncation_count",
+        "truncation_offset",
     )
 
     def __init__(
@@ -77,9 +138,9 @@ class LocalLog:
         # Everything below it is durable.
         self.recovery_point = recovery_point
         # How often the log has been cut at its end: what was to be synced before is another log's.
-        self.generation = 0
+        self.truncation_count = 0
         # The lowest offset it has been cut at since the cleaner last asked; None if it has not been cut.
-        self.cut_offset: int | None = None
+        self.truncation_offset: int | None = None
         self._names_version = 0
         # Up to which version the names in the directory, and its own name, are durable.
         self._names_synced = 0 if names_synced else -1
@@ -96,7 +157,7 @@ class LocalLog:
         return self._segments
 
     @property
-    def active(self) -> LogSegment:
+    def active_segment(self) -> LogSegment:
         return self._segments[-1]
 
     @property
@@ -113,6 +174,11 @@ class LocalLog:
         at = bisect_right(self._bases, offset) - 1
         return segments[max(at, 0) :]
 
+    def take_truncation_offset(self) -> int | None:
+        """The lowest offset that the log has been truncated to since the last call; None if it was not."""
+        offset, self.truncation_offset = self.truncation_offset, None
+        return offset
+
     def end_below(self, offset: int) -> int:
         """Where the log would end if it were cut at `offset`, which is not below its first segment."""
         return self.segments_from(offset)[0].end_below(offset)
@@ -123,12 +189,12 @@ class LocalLog:
         """Write to the active segment. An OSError means that nothing was appended; if even the traces of
         the attempt could not be removed, the directory is offline.
         """
-        active = self.active
+        active = self.active_segment
         try:
             active.append(data, batches)
         except OSError as error:
             if not is_lack_of_handles(error):
-                self._cut(active, error)
+                self._remove_failed_write(active, error)
             raise
         self.log_end_offset = batches[-1].next_offset
         if active.index_flush_due:
@@ -138,9 +204,9 @@ class LocalLog:
                 # The entries stay in memory; without room that is where they wait.
                 self.directory.io_error(f"writing an index of {self.partition}", error)
 
-    def _cut(self, active: LogSegment, cause: OSError) -> None:
+    def _remove_failed_write(self, active: LogSegment, cause: OSError) -> None:
         try:
-            active.cut()
+            active.remove_failed_write()
         except OSError as error:
             self.directory.fail(
                 f"a write to {active.path('.log')} failed with {cause}, and what it left could not be "
@@ -149,12 +215,12 @@ class LocalLog:
 
     def undo_append(self, first_offset: int) -> None:
         """Remove the batches from `first_offset` on, which were appended last."""
-        self.active.truncate_to(first_offset)
+        self.active_segment.truncate_to(first_offset)
         self.log_end_offset = first_offset
 
     def roll(self, base_offset: int, now_ms: int) -> LogSegment:
         """Close the active segment and begin a new one at `base_offset`. On OSError nothing has changed."""
-        active = self.active
+        active = self.active_segment
         if base_offset == active.base_offset and active.size == 0:
             return active
         if base_offset <= active.base_offset or base_offset < self.log_end_offset:
@@ -164,7 +230,7 @@ class LocalLog:
             )
         if base_offset > self.log_end_offset > self.recovery_point:
             raise ValueError(f"{self.dir}: a segment may leave a gap only behind what is durable")
-        active.seal()
+        active.on_become_inactive()
         if self.recovery_point >= base_offset:
             # No flush will come back to this segment: it lies below the recovery point from now on.
             active.sync()
@@ -212,7 +278,7 @@ class LocalLog:
         whole = []
         active = None
         for segment in self.segments_from(self.recovery_point):
-            if segment is self.active:
+            if segment is self.active_segment:
                 if closing:
                     whole.append(segment)
                 elif segment.base_offset < target:
@@ -228,7 +294,7 @@ class LocalLog:
             disk=self.directory.disk,
             dir=self.dir,
             upto=target,
-            generation=self.generation,
+            truncation_count=self.truncation_count,
             whole=whole,
             active=active,
             dirs=dirs,
@@ -237,15 +303,15 @@ class LocalLog:
 
     def complete_flush(self, plan: FlushPlan) -> bool:
         """Move the recovery point; False if the log has been cut since the plan was made."""
-        if plan.generation != self.generation:
+        if plan.truncation_count != self.truncation_count:
             return False
         self.recovery_point = max(self.recovery_point, plan.upto)
         if plan.dirs:
-            self.note_names_synced(plan.names_version)
+            self.on_names_synced(plan.names_version)
             self.parent_synced = True
         return True
 
-    def names_changed(self) -> None:
+    def on_names_changed(self) -> None:
         """A file was made or renamed by someone else."""
         self._names_version += 1
 
@@ -256,9 +322,9 @@ class LocalLog:
 
     def sync_names(self) -> None:
         self.directory.disk.sync_dir(self.dir)
-        self.note_names_synced(self._names_version)
+        self.on_names_synced(self._names_version)
 
-    def note_names_synced(self, version: int) -> None:
+    def on_names_synced(self, version: int) -> None:
         """The directory was synced when its files had changed `version` times, or later."""
         self._names_synced = max(self._names_synced, version)
 
@@ -269,19 +335,19 @@ class LocalLog:
 
         `offset` must not be below the first segment, and the durable recovery point not above the new end.
         """
-        self.generation += 1
+        self.truncation_count += 1
         gone = []
-        while len(self._segments) > 1 and self.active.base_offset > offset:
-            segment = self.active
+        while len(self._segments) > 1 and self.active_segment.base_offset > offset:
+            segment = self.active_segment
             self._set_segments(self._segments[:-1])
             self._discard(segment)
             self.sync_names()
             gone.append(segment)
-        self.active.truncate_to(offset)
-        self.log_end_offset = self.active.next_offset()
+        self.active_segment.truncate_to(offset)
+        self.log_end_offset = self.active_segment.read_next_offset()
         self.recovery_point = min(self.recovery_point, self.log_end_offset)
         cut = self.log_end_offset
-        self.cut_offset = cut if self.cut_offset is None else min(self.cut_offset, cut)
+        self.truncation_offset = cut if self.truncation_offset is None else min(self.truncation_offset, cut)
         return gone
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> list[LogSegment]:
@@ -290,11 +356,11 @@ class LocalLog:
         The durable recovery point must not be above `offset`, and the durable log start must be `offset`: so
         a crash half-way ends in a log that starts there, with the old records up to some offset.
         """
-        self.generation += 1
-        self.cut_offset = 0
+        self.truncation_count += 1
+        self.truncation_offset = 0
         gone = []
         while len(self._segments) > 1:
-            segment = self.active
+            segment = self.active_segment
             self._set_segments(self._segments[:-1])
             self._discard(segment)
             if segment.base_offset >= offset:
@@ -302,7 +368,7 @@ class LocalLog:
             gone.append(segment)
         # The old names must be gone before the new segment is there, or their ranges might overlap.
         self.sync_names()
-        last = self.active
+        last = self.active_segment
         last.truncate_to(last.base_offset)
         if last.base_offset != offset:
             self._set_segments([self.new_segment(offset, now_ms)])
@@ -323,7 +389,7 @@ class LocalLog:
     def _discard(self, segment: LogSegment) -> None:
         """Rename the files to `.deleted`; they go after a while, when the last reader has left them."""
         segment.rename(DELETED)
-        segment.release()
+        segment.close_handlers()
         self._names_version += 1
         self.directory.delete_later(
             [segment.path(kind) for kind in SEGMENT_KINDS], self.config.file_delete_delay_ms
@@ -342,7 +408,7 @@ class LocalLog:
         known = set(self._segments)
         replaced = sorted((each for each in old if each in known), key=lambda each: each.base_offset)
         added = sorted(new, key=lambda each: each.base_offset)
-        if not replaced or not added or self.active in replaced:
+        if not replaced or not added or self.active_segment in replaced:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"{self.dir}: the segments to replace are no longer part of the log, or take appends",
@@ -380,12 +446,12 @@ class LocalLog:
 
     # Leaving
 
-    def renamed(self, dir: str) -> None:
+    def on_dir_renamed(self, dir: str) -> None:
         """The directory has another name now."""
         self.dir = dir
         for segment in self._segments:
-            segment.moved_to(dir)
+            segment.on_dir_renamed(dir)
 
-    def release(self) -> None:
+    def close_handlers(self) -> None:
         for segment in self._segments:
-            segment.release()
+            segment.close_handlers()

@@ -22,11 +22,11 @@ from functools import partial
 from ottla.log.directory.checkpointing import DirectoryOffsets
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.loading import LoadedPartition, list_directory, load_part, of_two, open_directory
-from ottla.log.directory.log_creation import settle
+from ottla.log.directory.log_creation import LogCreation
 from ottla.log.directory.shutdown import close_logs, seal
 from ottla.log.files import DirKind, dir_name, moved_dir_name
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
+from ottla.log.producers.state_manager import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
 from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log
 from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
 from ottla.log.segment.segment import LogSegment
@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE = 256
 """Logs that one call in the pool loads."""
+_CREATIONS_AT_ONCE = 64
+"""New logs that one call in the pool makes durable."""
 _STEP = 64
 """Logs that are looked at before others get a turn."""
 
@@ -98,8 +100,8 @@ class LogManager:
         self._removals_made = 0
         # Being flushed, each with the event that says that it no longer is.
         self._flushing: dict[UnifiedLog, asyncio.Event] = {}
-        self._unsettled: deque[UnifiedLog] = deque()
-        self._settling: asyncio.Task[None] | None = None
+        self._created: deque[UnifiedLog] = deque()
+        self._creating: asyncio.Task[None] | None = None
         self._strays: list[str] = []
         # Loaded beside another log of the same partition, in the map where that one is.
         self._doubles: list[tuple[dict[TopicPartition, UnifiedLog], UnifiedLog]] = []
@@ -337,7 +339,7 @@ class LogManager:
                 error = refused
                 continue
             (self._future_logs if future else self._logs)[partition] = log
-            self._unsettled.append(log)
+            self._created.append(log)
             return log
         raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
 
@@ -389,7 +391,7 @@ class LogManager:
                 errors[partition] = error
                 continue
             del logs[partition]
-            log.release()
+            log.close_handlers()
             gone.setdefault(log.directory, []).append(log)
         for directory, moved in gone.items():
             try:
@@ -419,7 +421,7 @@ class LogManager:
         return future
 
     def _drop(self, log: UnifiedLog) -> None:
-        log.release()
+        log.close_handlers()
         try:
             log.directory.forget([log.topic_partition])
         except OSError as error:
@@ -435,7 +437,7 @@ class LogManager:
         logs = {partition: self._logs[partition] for partition in offsets if partition in self._logs}
         for directory in self.live_directories:
             here = {
-                partition: log.end_below(offsets[partition])
+                partition: log.end_after_truncation(offsets[partition])
                 for partition, log in logs.items()
                 if log.directory is directory and offsets[partition] < log.log_end_offset
             }
@@ -449,11 +451,28 @@ class LogManager:
 
     # From time to time
 
-    def settle_new(self) -> None:
+    def complete_log_creations(self) -> None:
         """Begin to make the logs that were created since the last time durable, off the event loop."""
-        if self._unsettled and (self._settling is None or self._settling.done()):
-            work = settle(self._unsettled, self._pool)
-            self._settling = asyncio.get_running_loop().create_task(work)
+        if self._created and (self._creating is None or self._creating.done()):
+            self._creating = asyncio.get_running_loop().create_task(self._complete_log_creations())
+
+    async def _complete_log_creations(self) -> None:
+        """Complete the creations that are queued, and those that join the queue meanwhile."""
+        logs = self._created
+        while logs:
+            part = [logs.popleft() for _ in range(min(_CREATIONS_AT_ONCE, len(logs)))]
+            found = [(log, log.pending_creation()) for log in part if log.directory.is_online]
+            pending = [(log, creation) for log, creation in found if creation is not None]
+            try:
+                await self._pool.run(_write_all, [creation for _, creation in pending])
+                installed = [(log, creation) for log, creation in pending if log.install_creation(creation)]
+                await self._pool.run(_sync_all, [creation for _, creation in installed])
+            except (KafkaError, OSError) as error:
+                # The first record of each log completes its creation, or meets the same error.
+                _log.warning("new logs could not be made durable yet: %s", error)
+                continue
+            for log, creation in installed:
+                log.on_creation_synced(creation)
 
     async def flush_dirty(self, now_ms: int) -> int:
         """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
@@ -509,7 +528,9 @@ class LogManager:
         passed: list[tuple[UnifiedLog, list[LogSegment]]] = []
         async for log in self._each_log():
             try:
-                passed += [(log, log.pass_over(each, now_ms)) for each in log.deletable(now_ms)]
+                passed += [
+                    (log, log.advance_start_past(each, now_ms)) for each in log.deletable_segments(now_ms)
+                ]
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
         if not passed:
@@ -519,7 +540,7 @@ class LogManager:
         deleted = 0
         for log, segments in passed:
             try:
-                deleted += log.remove_passed(segments)
+                deleted += log.remove_segments_below_start(segments)
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
             # Names are synced for each: others get their turn in between.
@@ -575,9 +596,9 @@ class LogManager:
 
     async def shutdown(self, broker_epoch: int = -1) -> None:
         """Make everything durable and say so, directory by directory, and let go of them."""
-        self._unsettled.clear()
-        if self._settling is not None:
-            await self._settling
+        self._created.clear()
+        if self._creating is not None:
+            await self._creating
         try:
             await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
         finally:
@@ -591,3 +612,13 @@ class LogManager:
     def _unlock(self) -> None:
         while self._locks:
             self._locks.popitem()[1].release()
+
+
+def _write_all(creations: Iterable[LogCreation]) -> None:
+    for creation in creations:
+        creation.write()
+
+
+def _sync_all(creations: Iterable[LogCreation]) -> None:
+    for creation in creations:
+        creation.sync()

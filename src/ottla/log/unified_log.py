@@ -1,92 +1,190 @@
-"""The log of a partition: appends, reads, and the offsets that bound them.
+"""The log of one partition: appends, reads, flushes, truncation, and the offsets that bound them.
 
-`UnifiedLog` joins the parts: the segments (`LocalLog`), the leader epochs, the producer state and the
-transaction index. It is synchronous and belongs to the event loop; `read` and the lookups may also run in
-another thread, and a flush comes in three steps of which the slow one may (see `flush`). How it is done is
-next door: `log_appends`, `log_reads`, `log_flushes`, `log_cuts`, over the `LogCore` that they share.
+`UnifiedLog` joins the parts: the segments (`LocalLog`), the leader epochs, the producer state with its
+snapshots, and the transaction index. It is synchronous and belongs to the event loop; `read` and the lookups
+may also run in another thread (the list of segments is replaced and never changed, and a segment that is
+removed keeps its open file until its readers are done), and a flush has three steps of which the slow one may
+(`FlushPlan`).
 
-Invariants: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point <=
-log end offset. An append that is refused leaves nothing behind (`log_appends` tells of the one error that
-comes later). After an I/O error that is not a lack of room or of handles the whole directory is offline and
-every call raises KAFKA_STORAGE_ERROR.
+**Appends.** Batches are checked first, by themselves and against the state of their producers; then they are
+written; then the producer state, the transaction index and the leader epochs follow. An append that is
+refused leaves nothing behind: what a failed write has left is cut off, and batches whose aborted transaction
+cannot be indexed are removed again. One error comes after the fact. Where `flush.messages` asks for a flush
+and the disk has no room, or the process no file handle, for what belongs to it, the records stay in the log
+and the append fails. The next flush syncs them, and until then a producer that sends them again asks for that
+flush again, so that `flush.messages=1` never acknowledges what is not durable. Any other failure of a flush
+takes the directory offline.
+
+**Truncation, deletion, compaction.** These are safe because of what is durable before the first file is
+touched: a recovery point that is not above the new end, a log start that is above what is removed. Up to
+there an error changes nothing; from there on the work must not stop half-way, and any error takes the
+directory offline.
+
+**Invariants**: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point
+<= log end offset. After an I/O error that is not a lack of room or of file handles the whole directory is
+offline and every call raises KAFKA_STORAGE_ERROR.
 """
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
-from ottla.log import log_appends, log_cuts, log_flushes, log_reads
-from ottla.log.append import LogAppendInfo
-from ottla.log.append_origin import AppendOrigin
-from ottla.log.directory.directory import LogDirectory
-from ottla.log.directory.log_creation import Settlement
-from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
-from ottla.log.files import DirKind
-from ottla.log.flush import FlushPlan
-from ottla.log.local_log import LocalLog
+from ottla.log.directory import checkpoints
+from ottla.log.directory.directory import IoGuard, LogDirectory
+from ottla.log.directory.log_creation import LogCreation
+from ottla.log.files import PARTITION_METADATA, DirKind
+from ottla.log.leader_epoch_cache import LeaderEpochCache, read_leader_epochs
+from ottla.log.local_log import FlushPlan, LocalLog, SyncFailed
 from ottla.log.log_config import LogConfig
-from ottla.log.log_core import LogCore
-from ottla.log.log_reads import FetchDataInfo
-from ottla.log.producers.log_producers import LogProducers
-from ottla.log.producers.snapshot import ProducerSnapshots
-from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
-from ottla.log.producers.state_manager import ProducerStateManager
-from ottla.log.retention import Deletion
-from ottla.log.segment.segment import LogSegment
-from ottla.log.segment.timestamp_lookup import TimestampAndOffset
-from ottla.log.segment.txn_index import AbortedTxn
-from ottla.protocol.names import TopicPartition
+from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots
+from ottla.log.producers.state_entry import SENTINEL_GUARD, BatchMetadata, VerificationGuard
+from ottla.log.producers.state_manager import (
+    ProducerAppend,
+    ProducerStateManager,
+    ProducerStateManagerConfig,
+    batches_between,
+    with_markers,
+)
+from ottla.log.retention import Deletion, segments_to_delete
+from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
+from ottla.log.segment.segment import LogSegment, TimestampAndOffset
+from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition, uuid_text
+from ottla.records.batch import BatchHeader, iter_batches, verify_crc
+from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
+from ottla.records.validation import AppendOrigin, validate_and_assign_offsets
+from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, remove_tree
 
-__all__ = ["FetchDataInfo", "UnifiedLog"]
+__all__ = ["FetchDataInfo", "LogAppendInfo", "UnexpectedAppendOffset", "UnifiedLog"]
+
+MAX_OFFSET = (1 << 63) - 1
+
+_log = logging.getLogger(__name__)
+
+
+class LogAppendInfo(NamedTuple):
+    """What an append did."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    log_append_time: int
+    """The time that the broker gave the records; -1 where the producer's timestamps stand."""
+    log_start_offset: int
+    last_leader_epoch: int = -1
+    """Of the last batch; -1 if nothing was appended."""
+    size: int = 0
+    """Bytes appended: 0 for a duplicate, and where a follower's fetch held nothing new."""
+    duplicate: bool = False
+    """True if the batch was appended before; the offsets are those of the first time."""
+    rolled: bool = False
+    """True if this append closed a segment, which is then due to be flushed."""
+    flush_due: bool = False
+    """True if `flush.messages` asks for a flush that was left to the caller."""
+
+
+class FetchDataInfo(NamedTuple):
+    """What a read found."""
+
+    records: bytes
+    """Batches; the first may begin below the requested offset, the last may be cut by the size limit."""
+    offset: int
+    """The requested offset."""
+    segment_base_offset: int
+    position: int
+    """Where the records lie in that segment's file; -1 if there are none."""
+
+
+class UnexpectedAppendOffset(KafkaError):
+    """A follower received batches that begin below the end of its log."""
+
+    __slots__ = ("first_offset", "last_offset")
+
+    def __init__(self, message: str, first_offset: int, last_offset: int) -> None:
+        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message)
+        self.first_offset = first_offset
+        self.last_offset = last_offset
 
 
 class UnifiedLog:
-    __slots__ = ("_core",)
+    """One partition on disk."""
+
+    __slots__ = (
+        "_creation_durable",
+        "_end_verified",
+        "_leader_epochs",
+        "_producer_config",
+        "_producer_state",
+        "_snapshots",
+        "_topic_id",
+        "_unsynced_snapshots",
+        "_upper_bound",
+        "directory",
+        "high_watermark",
+        "is_closed",
+        "last_flush_ms",
+        "local_log",
+        "log_start_offset",
+        "topic_partition",
+    )
 
     def __init__(
         self,
-        local: LocalLog,
+        local_log: LocalLog,
         log_start_offset: int,
-        producers: LogProducers,
+        producer_config: ProducerStateManagerConfig,
         *,
-        epochs: LeaderEpochCache | None = None,
-        verified_end: bool = True,
-        settled: bool = True,
+        producer_state: ProducerStateManager | None = None,
+        snapshots: ProducerSnapshots | None = None,
+        leader_epochs: LeaderEpochCache | None = None,
+        end_verified: bool = True,
+        creation_durable: bool = True,
         topic_id: bytes | None = None,
     ) -> None:
-        self._core = LogCore(
-            local,
-            log_start_offset,
-            producers,
-            epochs=epochs,
-            verified_end=verified_end,
-            settled=settled,
-            topic_id=topic_id,
-        )
+        """The producer state, its snapshots and the leader epochs are read from disk when they are first
+        needed, unless they are given here.
+        """
+        self.local_log = local_log
+        self.topic_partition: TopicPartition = local_log.partition
+        self.directory: LogDirectory = local_log.directory
+        # The first offset that readers may ask for. Only rises, except by a truncation below it.
+        self.log_start_offset = log_start_offset
+        # Consumers read below it. In [log start, log end]; set by `update_high_watermark` and truncations.
+        self.high_watermark = log_start_offset
+        self._producer_config = producer_config
+        self._producer_state = producer_state
+        self._snapshots = snapshots
+        # Offsets of the producer snapshots that were written and not yet synced.
+        self._unsynced_snapshots: list[int] = []
+        self._leader_epochs = leader_epochs
+        # From `partition.metadata`; None until it is read.
+        self._topic_id = topic_id
+        # False while a crash may leave anything, or nothing, of a new log; then the log is empty.
+        self._creation_durable = creation_durable
+        # False while the log end is taken from the checkpoint of a clean shutdown, or the log is new.
+        self._end_verified = end_verified and creation_durable
+        self.last_flush_ms = self.directory.clock.wall_ms()
+        # (offset, segment, position): where the upper bound of the last read lies.
+        self._upper_bound: tuple[int, LogSegment, int] | None = None
+        # True once the log was closed, deleted or taken offline.
+        self.is_closed = False
+        self._check_offsets()
 
     def __repr__(self) -> str:
         return f"<log {self.dir}: {self.log_start_offset} to {self.log_end_offset}>"
 
-    # What it is
-
-    @property
-    def topic_partition(self) -> TopicPartition:
-        return self._core.local.partition
-
-    @property
-    def directory(self) -> LogDirectory:
-        return self._core.local.directory
+    # Files and settings
 
     @property
     def dir(self) -> str:
-        return self._core.local.dir
-
-    @property
-    def is_closed(self) -> bool:
-        """True once it was closed, deleted or taken offline."""
-        return self._core.closed
+        return self.local_log.dir
 
     @property
     def is_future(self) -> bool:
@@ -94,189 +192,328 @@ class UnifiedLog:
 
     @property
     def config(self) -> LogConfig:
-        return self._core.local.config
+        return self.local_log.config
 
     def update_config(self, config: LogConfig) -> None:
-        """Put other settings in force, also for the segment that takes the appends."""
-        self._core.local.config = config
-        self._core.active.reconfigure(config)
-
-    @property
-    def topic_id(self) -> bytes | None:
-        """The id of the topic that this partition belongs to, from `partition.metadata`."""
-        with self._core.guard("reading the topic id"):
-            return self._core.identity.topic_id()
-
-    def assign_topic_id(self, topic_id: bytes) -> None:
-        """Say which topic this is; INCONSISTENT_TOPIC_ID if it is known to be another."""
-        with self._core.guard("writing the topic id"):
-            self._core.identity.assign(topic_id)
-
-    def settlement(self) -> Settlement | None:
-        """What would settle this log without blocking; None if that is not needed."""
-        return None if self._core.closed else self._core.identity.settlement()
-
-    def install(self, settlement: Settlement) -> bool:
-        """Take over what `Settlement.write` wrote; False if it is no longer wanted."""
-        core = self._core
-        if core.identity.settled or core.closed or settlement.dir != self.dir:
-            return False
-        with core.guard("settling a new log"):
-            settlement.install()
-        return True
-
-    def settled(self, settlement: Settlement) -> None:
-        """Note that `Settlement.sync` was done."""
-        core = self._core
-        if settlement.dir == self.dir:
-            core.identity.settled = core.verified_end = True
-            core.local.note_names_synced(settlement.names_version)
+        """Put other settings in force, also for the active segment."""
+        self.local_log.config = config
+        self.local_log.active_segment.reconfigure(config)
 
     @property
     def segments(self) -> tuple[LogSegment, ...]:
         """Oldest first; the last one takes the appends."""
-        return self._core.local.segments
+        return self.local_log.segments
 
     @property
     def active_segment(self) -> LogSegment:
-        return self._core.local.active
+        return self.local_log.active_segment
 
     @property
     def size(self) -> int:
         """Bytes of all segments."""
-        with self._core.guard("reading sizes"):
-            return self._core.local.size
+        with self._guard("reading sizes"):
+            return self.local_log.size
+
+    # Topic id and creation
 
     @property
-    def names_synced(self) -> bool:
-        """True if a crash would leave exactly these files."""
-        return self._core.local.names_synced
+    def topic_id(self) -> bytes | None:
+        """The id of the topic that this partition belongs to, from `partition.metadata`."""
+        if self._topic_id is None:
+            with self._guard("reading the topic id"):
+                try:
+                    self._topic_id = checkpoints.read_topic_id(self.directory.disk, self._metadata_path)
+                except checkpoints.CorruptCheckpoint as error:
+                    raise KafkaError(
+                        ErrorCode.KAFKA_STORAGE_ERROR,
+                        f"{error}; without it the topic of the data in {self.dir} is unknown",
+                    ) from None
+        return self._topic_id
+
+    def assign_topic_id(self, topic_id: bytes) -> None:
+        """Write the topic id; INCONSISTENT_TOPIC_ID if the log is known to be of another topic."""
+        known = self.topic_id
+        if known is None:
+            with self._guard("writing the topic id"):
+                checkpoints.write_topic_id(self.directory.disk, self._metadata_path, topic_id)
+            self._topic_id = topic_id
+        elif known != topic_id:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_TOPIC_ID,
+                f"{self.dir} belongs to the topic id {uuid_text(known)}, not {uuid_text(topic_id)}",
+            )
 
     @property
-    def parent_synced(self) -> bool:
-        """True if the name of its own directory is durable."""
-        return self._core.local.parent_synced
+    def _metadata_path(self) -> str:
+        return posixpath.join(self.local_log.dir, PARTITION_METADATA)
 
-    def note_parent_synced(self) -> None:
-        """The directory that holds the directories of logs was synced since this one was made."""
-        self._core.local.parent_synced = True
+    def pending_creation(self) -> LogCreation | None:
+        """The work that makes a new log durable off the event loop; None if there is none to do."""
+        if self.is_closed or self._creation_durable or self._topic_id is None:
+            return None
+        local = self.local_log
+        return LogCreation(self.directory.disk, local.dir, self._topic_id, local.names_version)
+
+    def install_creation(self, creation: LogCreation) -> bool:
+        """Give the file that `LogCreation.write` wrote its name; False if it is no longer wanted."""
+        if self._creation_durable or self.is_closed or creation.dir != self.dir:
+            return False
+        with self._guard("making a new log durable"):
+            creation.install()
+        return True
+
+    def on_creation_synced(self, creation: LogCreation) -> None:
+        """Note that `LogCreation.sync` was done."""
+        if creation.dir == self.dir:
+            self._creation_durable = self._end_verified = True
+            self.local_log.on_names_synced(creation.names_version)
+
+    def _complete_creation(self) -> None:
+        """Make a new log durable here and now, unless it is."""
+        if self._creation_durable:
+            return
+        local = self.local_log
+        with self._guard("making a new log durable"):
+            if self._topic_id is not None:
+                checkpoints.write_topic_id(self.directory.disk, self._metadata_path, self._topic_id)
+                local.on_names_synced(local.names_version)
+            else:
+                local.sync_names()
+        self._creation_durable = self._end_verified = True
 
     # Offsets
 
     @property
-    def log_start_offset(self) -> int:
-        return self._core.log_start_offset
-
-    @property
     def log_end_offset(self) -> int:
-        return self._core.local.log_end_offset
+        return self.local_log.log_end_offset
 
     @property
     def recovery_point(self) -> int:
         """Everything below it is durable."""
-        return self._core.local.recovery_point
+        return self.local_log.recovery_point
 
     @property
-    def generation(self) -> int:
-        """How often the log has been cut at its end; what was read of it before may no longer be true."""
-        return self._core.local.generation
-
-    def take_cut_offset(self) -> int | None:
-        """The lowest offset that the log has been cut at since the last call; None if it has not been cut."""
-        local = self._core.local
-        offset, local.cut_offset = local.cut_offset, None
-        return offset
-
-    @property
-    def high_watermark(self) -> int:
-        return self._core.high_watermark
-
-    @high_watermark.setter
-    def high_watermark(self, offset: int) -> None:
-        self.update_high_watermark(offset)
+    def truncation_count(self) -> int:
+        """How often the log has been truncated at its end; what was read before may no longer be true."""
+        return self.local_log.truncation_count
 
     def update_high_watermark(self, offset: int) -> int:
-        """Set the high watermark, at least to the log start and at most to the log end; what it became."""
-        core = self._core
-        core.high_watermark = min(max(offset, core.log_start_offset), core.log_end_offset)
-        producers = core.producers.loaded
+        """Set the high watermark, at least to the log start and at most to the log end; return it."""
+        high_watermark = min(max(offset, self.log_start_offset), self.local_log.log_end_offset)
+        self.high_watermark = high_watermark
+        producers = self._producer_state
         if producers is not None:
-            producers.on_high_watermark_updated(core.high_watermark)
-        return core.high_watermark
+            producers.on_high_watermark_updated(high_watermark)
+        if invariants.thorough:
+            self._check_offsets()
+        return high_watermark
 
     @property
     def first_unstable_offset(self) -> int | None:
         """The first offset of an open transaction, or of one that ends above the high watermark."""
-        offset = self._core.producer_state().first_unstable_offset()
-        return None if offset is None else max(offset, self._core.log_start_offset)
+        offset = self.producer_state_manager.first_unstable_offset()
+        return None if offset is None else max(offset, self.log_start_offset)
 
     @property
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: the bound of `read_committed`."""
-        core = self._core
-        unstable = core.producer_state().first_unstable_offset()
+        unstable = self.producer_state_manager.first_unstable_offset()
         if unstable is None:
-            return core.high_watermark
-        return min(max(unstable, core.log_start_offset), core.high_watermark)
+            return self.high_watermark
+        return min(max(unstable, self.log_start_offset), self.high_watermark)
 
     @property
     def unflushed_messages(self) -> int:
-        return self._core.unflushed_messages
+        local = self.local_log
+        return local.log_end_offset - max(local.recovery_point, self.log_start_offset)
 
     @property
     def committable_offset(self) -> int:
-        """Below it records may be shown to consumers once they are replicated: the log end, or, while a flush
-        that `flush.messages` asks for has yet to be done, the recovery point.
+        """Below it records may become visible to consumers once they are replicated: the log end, or, while a
+        flush that `flush.messages` asks for has yet to be done, the recovery point.
         """
-        core = self._core
-        local = core.local
-        due = core.unflushed_messages >= local.config.flush_messages
+        local = self.local_log
+        due = self.unflushed_messages >= local.config.flush_messages
         return local.recovery_point if due else local.log_end_offset
 
-    @property
-    def last_flush_ms(self) -> int:
-        return self._core.last_flush_ms
+    def _check_offsets(self) -> None:
+        """Assert the order of the offsets; called where one of them may have fallen, or two have moved."""
+        local = self.local_log
+        assert self.log_start_offset <= self.high_watermark <= local.log_end_offset, (
+            f"{local.dir}: log start {self.log_start_offset}, high watermark {self.high_watermark}, "
+            f"log end {local.log_end_offset}"
+        )
+        assert local.recovery_point <= local.log_end_offset, (
+            f"{local.dir}: recovery point {local.recovery_point} above the log end {local.log_end_offset}"
+        )
+        if invariants.thorough and self._producer_state is not None:
+            stable = self.last_stable_offset
+            assert self.log_start_offset <= stable <= self.high_watermark, (
+                f"{local.dir}: last stable offset {stable} is not between the log start "
+                f"{self.log_start_offset} and the high watermark {self.high_watermark}"
+            )
 
     # Leader epochs
 
     @property
-    def epochs(self) -> LeaderEpochCache:
-        return self._core.epoch_cache()
+    def leader_epoch_cache(self) -> LeaderEpochCache:
+        cache = self._leader_epochs
+        return cache if cache is not None else self._load_leader_epochs()
+
+    def _load_leader_epochs(self) -> LeaderEpochCache:
+        local = self.local_log
+        with self._guard("reading the leader epochs"):
+            cache = read_leader_epochs(self.directory.disk, local.dir, local.segments)
+            cache.fit(self.log_start_offset, local.log_end_offset)
+        self._leader_epochs = cache
+        return cache
 
     @property
     def latest_epoch(self) -> int | None:
-        return self.epochs.latest_epoch
+        return self.leader_epoch_cache.latest_epoch
 
     def assign_epoch_start_offset(self, epoch: int, start_offset: int) -> None:
         """Note that a leader of `epoch` writes from `start_offset` on."""
-        self._core.check_usable()
-        self.epochs.assign(epoch, start_offset)
+        self._check_usable()
+        self.leader_epoch_cache.assign(epoch, start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """The greatest epoch up to `epoch` that wrote here and the offset at which it ended; (-1, -1) if
         unknown.
         """
-        return self.epochs.end_offset_for(epoch, self.log_end_offset)
+        return self.leader_epoch_cache.end_offset_for(epoch, self.log_end_offset)
 
     # Producers
 
     @property
-    def producers(self) -> ProducerStateManager:
-        return self._core.producer_state()
+    def producer_state_manager(self) -> ProducerStateManager:
+        state = self._producer_state
+        if state is not None:
+            return state
+        with self._guard("loading the producer state"):
+            return self._load_producer_state()
+
+    def _load_producer_state(self) -> ProducerStateManager:
+        """Build the producer state at the log end from the newest whole snapshot and the batches after it."""
+        local = self.local_log
+        state = self._new_producer_state()
+        self._producer_snapshots().remove_stray(segment.base_offset for segment in local.segments)
+        self._rebuild_producer_state(state, local.log_end_offset)
+        self._producer_state = state
+        return state
+
+    def _new_producer_state(self) -> ProducerStateManager:
+        return ProducerStateManager(str(self.topic_partition), self._producer_config)
+
+    def _rebuild_producer_state(self, state: ProducerStateManager, snapshot_bound: int) -> None:
+        """Go back to the newest snapshot at or below `snapshot_bound` and replay the batches up to the log
+        end.
+        """
+        local = self.local_log
+        now_ms = self.directory.clock.wall_ms()
+        snapshots = self._producer_snapshots()
+        state.truncate_and_reload(snapshots, self.log_start_offset, snapshot_bound, now_ms)
+        start_offset = max(state.map_end_offset, self.log_start_offset)
+        if start_offset < local.log_end_offset:
+            segments = local.segments_from(start_offset)
+            for batch in batches_between(segments, start_offset, local.log_end_offset):
+                state.replay([batch])
+        state.map_end_offset = local.log_end_offset
+        state.on_high_watermark_updated(self.high_watermark)
+
+    def _truncate_producer_state(self) -> None:
+        """Go back to the producer state at the new log end."""
+        state = self._producer_state
+        if state is None:
+            self._load_producer_state()
+        else:
+            # A snapshot knows nothing of transactions whose end is not replicated yet.
+            end = min(self.local_log.log_end_offset, self.high_watermark)
+            self._rebuild_producer_state(state, max(end, self.log_start_offset))
+        known = self._producer_snapshots().offsets
+        self._unsynced_snapshots = [offset for offset in self._unsynced_snapshots if offset in known]
 
     @property
-    def snapshots(self) -> ProducerSnapshots:
-        with self._core.guard("listing the producer snapshots"):
-            return self._core.producers.snapshots
+    def producer_snapshots(self) -> ProducerSnapshots:
+        with self._guard("listing the producer snapshots"):
+            return self._producer_snapshots()
+
+    def _producer_snapshots(self) -> ProducerSnapshots:
+        if self._snapshots is None:
+            self._snapshots = ProducerSnapshots(self.directory.disk, self.local_log.dir)
+        return self._snapshots
+
+    def _take_producer_snapshot(self) -> None:
+        """Write the loaded producer state to a file, if the newest file is older. The next flush syncs it: a
+        torn snapshot is recognised by its checksum, and an older one serves in its place.
+        """
+        if self._producer_state is not None:
+            written = self._producer_state.take_snapshot(self._producer_snapshots())
+            if written is not None:
+                self._unsynced_snapshots.append(written)
+                self.local_log.on_names_changed()
+
+    def _sync_producer_snapshots(self, offsets: Sequence[int]) -> None:
+        snapshots = self._producer_snapshots()
+        for offset in offsets:
+            snapshots.sync(offset)
+
+    def _delete_producer_snapshots(self, segments: Sequence[LogSegment]) -> None:
+        """Remove the snapshots at the base offsets of segments that were removed."""
+        snapshots = self._producer_snapshots()
+        marked = (snapshots.mark_deleted(segment.base_offset) for segment in segments)
+        self.directory.delete_later(
+            [path for path in marked if path is not None], self.config.file_delete_delay_ms
+        )
 
     def remove_expired_producers(self, now_ms: int) -> None:
-        producers = self._core.producers.loaded
-        if producers is not None:
-            producers.remove_expired(now_ms)
+        if self._producer_state is not None:
+            self._producer_state.remove_expired(now_ms)
 
-    def aborted_transactions(self, start_offset: int, upper_offset: int) -> list[AbortedTxn]:
+    def collect_aborted_transactions(self, start_offset: int, upper_offset: int) -> list[AbortedTxn]:
         """The aborted transactions with records in [`start_offset`, `upper_offset`)."""
-        return log_reads.aborted_transactions(self._core, start_offset, upper_offset)
+        aborted: list[AbortedTxn] = []
+        with self._guard("reading the transaction index"):
+            for segment in self.local_log.segments_from(start_offset):
+                self._repair_txn_index(segment)
+                found = segment.txn_index.collect(start_offset, upper_offset)
+                aborted.extend(found.aborted)
+                if found.is_complete:
+                    break
+        return aborted
+
+    def _repair_txn_index(self, segment: LogSegment) -> None:
+        """Rebuild the transaction index of the segment if its file is damaged: from the markers, with the
+        transactions that were open where the segment begins.
+        """
+        try:
+            segment.txn_index.entries  # noqa: B018 - reads the file
+            return
+        except CorruptTxnIndexError as error:
+            _log.warning("a transaction index is damaged and will be rebuilt from the log: %s", error)
+        segments = self.local_log.segments
+        following = [other.base_offset for other in segments if other.base_offset > segment.base_offset]
+        state = self._new_producer_state()
+        start = self._load_newest_snapshot(state, segment.base_offset)
+        aborted = []
+        for batch in batches_between(segments, start, min([*following, self.log_end_offset])):
+            ended = state.replay([batch])
+            if batch[0].base_offset >= segment.base_offset:
+                aborted += ended
+        segment.txn_index.reset(aborted)
+        segment.txn_index.flush()
+
+    def _load_newest_snapshot(self, state: ProducerStateManager, offset: int) -> int:
+        """Load the newest whole snapshot at or below `offset`; return where the batches after it begin."""
+        snapshots = self._producer_snapshots()
+        for at in reversed([known for known in snapshots.offsets if known <= offset]):
+            try:
+                entries = snapshots.load(at)
+            except CorruptSnapshotError:
+                continue
+            state.load(entries, self.directory.clock.wall_ms())
+            return at
+        return self.local_log.segments[0].base_offset
 
     # Appending
 
@@ -295,23 +532,274 @@ class UnifiedLog:
 
         A batch that was appended before is answered with its old offsets. `guard` and `transaction_version`
         are for transactional batches and markers (see `ProducerStateManager`). With `inline_flush=False` a
-        flush that `flush.messages` demands is left to the caller.
+        flush that `flush.messages` demands is left to the caller. The leader of the metadata log (origin
+        RAFT_LEADER) has given the batches their offsets and epoch already.
         """
-        return log_appends.append_as_leader(
-            self._core, data, leader_epoch, now_ms, origin, guard, transaction_version, inline_flush
+        self._check_usable()
+        if not self._end_verified:
+            self._verify_end()
+        if origin is AppendOrigin.RAFT_LEADER:
+            given = self._check_assigned_batches(data, leader_epoch, origin)
+            if given is None:
+                raise KafkaError(ErrorCode.INVALID_RECORD, "the records hold no complete batch")
+            buffer, batches, max_timestamp = given
+            append_time = NO_TIMESTAMP
+        else:
+            local = self.local_log
+            config = local.config
+            timestamp_type = config.message_timestamp_type
+            records = validate_and_assign_offsets(
+                data,
+                first_offset=local.log_end_offset,
+                leader_epoch=leader_epoch,
+                now_ms=now_ms,
+                timestamp_type=timestamp_type,
+                before_max_ms=config.message_timestamp_before_max_ms,
+                after_max_ms=config.message_timestamp_after_max_ms,
+                compacted=config.compact,
+                codec_target=config.target_codec,
+                level=config.target_level,
+                max_message_bytes=config.max_message_bytes,
+                origin=origin,
+            )
+            buffer, batches, max_timestamp = records.buffer, records.batches, records.max_timestamp
+            append_time = now_ms if timestamp_type is TimestampType.LOG_APPEND_TIME else NO_TIMESTAMP
+            self._check_batch_offsets(batches[-1])
+        return self._append(
+            buffer,
+            batches,
+            max_timestamp,
+            append_time,
+            now_ms,
+            origin,
+            guard,
+            transaction_version,
+            inline_flush,
         )
 
     def append_as_follower(
         self, data: Buffer, leader_epoch: int, *, now_ms: int, inline_flush: bool = True
     ) -> LogAppendInfo:
-        """Append the leader's batches as they are. From the first one on that is of a later epoch than
-        `leader_epoch` they are left out: the leader that sent them is no longer the one that was asked.
+        """Append the leader's batches as they are. Batches from the first one on that is of a later epoch
+        than `leader_epoch` are left out: the leader that sent them is no longer the one that was asked.
         """
-        return log_appends.append_as_follower(self._core, data, leader_epoch, now_ms, inline_flush)
+        self._check_usable()
+        if not self._end_verified:
+            self._verify_end()
+        given = self._check_assigned_batches(data, leader_epoch, AppendOrigin.REPLICATION)
+        if given is None:
+            return LogAppendInfo(-1, -1, NO_TIMESTAMP, NO_TIMESTAMP, self.log_start_offset)
+        buffer, batches, max_timestamp = given
+        return self._append(
+            buffer,
+            batches,
+            max_timestamp,
+            NO_TIMESTAMP,
+            now_ms,
+            AppendOrigin.REPLICATION,
+            SENTINEL_GUARD,
+            None,
+            inline_flush,
+        )
+
+    def _check_batch_offsets(self, header: BatchHeader) -> None:
+        """Refuse a batch that spans less than one offset, or that reaches the last offset of all, after which
+        the log could not go on.
+        """
+        if not 0 <= header.base_offset <= header.last_offset < MAX_OFFSET:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD,
+                f"{self.topic_partition}: a batch that begins at offset {header.base_offset} and spans "
+                f"{header.last_offset_delta + 1} offsets; no log holds that",
+            )
+
+    def _check_assigned_batches(
+        self, data: Buffer, leader_epoch: int, origin: AppendOrigin
+    ) -> tuple[memoryview, list[BatchHeader], int] | None:
+        """Check that batches that have their offsets are whole and follow on the log end; their bytes, their
+        headers and the greatest timestamp, or None if there is no batch to append.
+        """
+        batches: list[BatchHeader] = []
+        size = 0
+        max_timestamp = NO_TIMESTAMP
+        end_offset = self.local_log.log_end_offset
+        for at, header in iter_batches(data):
+            if header.leader_epoch != leader_epoch and origin is AppendOrigin.RAFT_LEADER:
+                raise KafkaError(
+                    ErrorCode.INVALID_RECORD,
+                    f"{self.topic_partition}: a batch of epoch {header.leader_epoch} from the leader of "
+                    f"{leader_epoch}",
+                )
+            if header.leader_epoch > leader_epoch:
+                break
+            verify_crc(data, at, header)
+            if header.base_offset < end_offset:
+                raise UnexpectedAppendOffset(
+                    f"{self.topic_partition}: a batch from {header.base_offset} to {header.last_offset} "
+                    f"begins below the end of the log, {end_offset}",
+                    header.base_offset,
+                    header.last_offset,
+                )
+            self._check_batch_offsets(header)
+            end_offset = header.next_offset
+            max_timestamp = max(max_timestamp, header.max_timestamp)
+            batches.append(header)
+            size = at + header.size
+        if not batches:
+            return None
+        view = memoryview(data)
+        return view if view.nbytes == size else view[:size], batches, max_timestamp
+
+    def _append(
+        self,
+        data: memoryview,
+        batches: list[BatchHeader],
+        max_timestamp: int,
+        append_time: int,
+        now_ms: int,
+        origin: AppendOrigin,
+        guard: VerificationGuard,
+        transaction_version: int | None,
+        inline_flush: bool,
+    ) -> LogAppendInfo:
+        """Append batches that have their final offsets and epochs, at least one."""
+        first_offset, last_offset = batches[0].base_offset, batches[-1].last_offset
+        size = data.nbytes
+        local = self.local_log
+        # A follower takes what its leader has taken: segment.bytes may have been lowered since.
+        if size > local.config.segment_bytes and origin is not AppendOrigin.REPLICATION:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"{self.topic_partition}: {size} bytes in one append, but segment.bytes is "
+                f"{local.config.segment_bytes}",
+            )
+        change = self._analyze_producers(data, batches, origin, guard, transaction_version)
+        if change is not None and change.duplicate is not None:
+            return self._duplicate_info(change.duplicate, max_timestamp, inline_flush)
+        rolled = False
+        try:
+            if local.active_segment.should_roll(size, last_offset, max_timestamp, now_ms):
+                rolled = self._roll_for(first_offset, last_offset, now_ms)
+            local.append(data, batches)
+        except OSError as error:
+            raise self._guard("appending").failure(error) from error
+        if change is not None:
+            self._apply_producers(change, first_offset)
+        epochs = self._leader_epochs
+        if epochs is None:
+            epochs = self._load_leader_epochs()
+        for batch in batches:
+            epoch = batch.leader_epoch
+            if epoch >= 0:
+                epochs.assign(epoch, batch.base_offset)
+        producers = self._producer_state
+        if producers is not None:
+            producers.map_end_offset = local.log_end_offset
+        return LogAppendInfo(
+            first_offset,
+            last_offset,
+            max_timestamp,
+            append_time,
+            self.log_start_offset,
+            epoch,
+            size,
+            False,
+            rolled,
+            self._flush_if_due(inline_flush),
+        )
+
+    def _analyze_producers(
+        self,
+        data: memoryview,
+        batches: list[BatchHeader],
+        origin: AppendOrigin,
+        guard: VerificationGuard,
+        transaction_version: int | None,
+    ) -> ProducerAppend | None:
+        """What the batches change of the producer state; None if no batch has a producer id."""
+        for batch in batches:
+            if batch.producer_id != NO_PRODUCER_ID:
+                return self.producer_state_manager.analyze(
+                    with_markers(data, batches), origin, guard=guard, transaction_version=transaction_version
+                )
+        return None
+
+    def _apply_producers(self, change: ProducerAppend, first_offset: int) -> None:
+        """Update the producer state and the transaction index by batches that are in the log now. If the
+        transaction index cannot be written, remove the batches from the log again.
+        """
+        local = self.local_log
+        index = local.active_segment.txn_index
+        try:
+            for txn in self.producer_state_manager.apply(change):
+                index.append(txn)
+                local.on_names_changed()  # the first entry makes the file
+        except OSError as error:
+            self._producer_state = None  # loaded again when it is needed
+            with self._guard("undoing an append", fatal=True):
+                index.truncate_to(first_offset)
+                local.undo_append(first_offset)
+            raise self.directory.io_error(
+                f"writing the transaction index of {self.topic_partition}", error
+            ) from error
+
+    def _duplicate_info(self, known: BatchMetadata, max_timestamp: int, inline_flush: bool) -> LogAppendInfo:
+        """The answer to a batch that is in the log. The flush that was to follow it may have failed."""
+        unflushed = known.last_offset >= self.local_log.recovery_point
+        return LogAppendInfo(
+            known.first_offset,
+            known.last_offset,
+            max_timestamp,
+            known.timestamp,
+            self.log_start_offset,
+            duplicate=True,
+            flush_due=unflushed and self._flush_if_due(inline_flush),
+        )
+
+    def _flush_if_due(self, inline_flush: bool) -> bool:
+        """Do the flush that `flush.messages` demands; True if that is left to the caller."""
+        local = self.local_log
+        unflushed = local.log_end_offset - max(local.recovery_point, self.log_start_offset)
+        if unflushed < local.config.flush_messages:
+            return False
+        if inline_flush:
+            self.flush()
+        return not inline_flush
 
     def roll(self, now_ms: int) -> bool:
         """Begin a new segment, unless the active one is empty; True if one was begun."""
-        return log_appends.roll(self._core, now_ms)
+        self._check_usable()
+        self._verify_end()
+        with self._guard("rolling a segment"):
+            return self._roll_at(self.log_end_offset, now_ms)
+
+    def _roll_for(self, first_offset: int, last_offset: int, now_ms: int) -> bool:
+        """Begin a segment for batches with these offsets."""
+        with self._guard("rolling a segment"):
+            # At the log end, so that segments join without a gap; unless the offsets would not fit.
+            base_offset = self.log_end_offset
+            if last_offset - base_offset > MAX_RELATIVE_OFFSET:
+                base_offset = first_offset
+                if last_offset - base_offset > MAX_RELATIVE_OFFSET:
+                    raise KafkaError(
+                        ErrorCode.INVALID_RECORD,
+                        f"{self.topic_partition}: the offsets {base_offset} to {last_offset} of one append "
+                        "do not fit into one segment",
+                    )
+            return self._roll_at(base_offset, now_ms)
+
+    def _roll_at(self, base_offset: int, now_ms: int) -> bool:
+        local = self.local_log
+        if local.active_segment.base_offset == base_offset:
+            return False
+        if base_offset > local.log_end_offset:
+            self.flush()
+            self.directory.raise_recovery_points({self.topic_partition: local.recovery_point})
+        producers = self.producer_state_manager
+        local.roll(base_offset, now_ms)
+        producers.map_end_offset = base_offset
+        self._take_producer_snapshot()
+        return True
 
     # Reading
 
@@ -324,115 +812,403 @@ class UnifiedLog:
         Nothing where `offset` is at or above `upper_offset`, up to the log end; beyond that, and below the
         log start, OFFSET_OUT_OF_RANGE.
         """
-        return log_reads.read(self._core, offset, max_bytes, upper_offset, min_one_batch)
+        self._check_usable()
+        local = self.local_log
+        end = local.log_end_offset
+        upper = end if upper_offset is None else min(upper_offset, end)
+        if not self.log_start_offset <= offset <= end:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"{self.topic_partition} has no offset {offset}, only {self.log_start_offset} to {end}",
+            )
+        if offset < upper:
+            try:
+                for segment in local.segments_from(offset):
+                    if segment.base_offset >= upper:
+                        break
+                    found = segment.translate_offset(offset)
+                    if found is not None:
+                        limit = self._upper_position(segment, upper, end) - found.position
+                        size = max(max_bytes, found.size) if min_one_batch else max_bytes
+                        data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
+                        return FetchDataInfo(data, offset, segment.base_offset, found.position)
+            except OSError as error:
+                raise self._guard("reading").failure(error) from error
+            # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
+            self._verify_end()
+        return FetchDataInfo(b"", offset, local.active_segment.base_offset, -1)
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampAndOffset | None:
-        """The first record that is not older than `timestamp`, wherever the high watermark is."""
-        return log_reads.offset_for_timestamp(self._core, timestamp)
+    def _upper_position(self, segment: LogSegment, upper: int, end: int) -> int:
+        """Where in `segment` the batches below `upper` end. Remembered, since the readers at the end of a log
+        all have the same bound: the high watermark or the last stable offset.
+        """
+        if upper >= end:
+            return segment.size
+        known = self._upper_bound
+        if known is not None and known[0] == upper and known[1] is segment:
+            return known[2]
+        found = segment.translate_offset(upper)
+        if found is None:
+            return segment.size
+        self._upper_bound = (upper, segment, found.position)
+        return found.position
 
-    def offset_for_max_timestamp(self) -> TimestampAndOffset | None:
-        """The first record that has the greatest timestamp of the log."""
-        return log_reads.offset_for_max_timestamp(self._core)
+    def fetch_offset_by_timestamp(self, timestamp: int) -> TimestampAndOffset | None:
+        """The first record from the log start on that is not older than `timestamp`, wherever the high
+        watermark is.
+        """
+        self._check_usable()
+        start = self.log_start_offset
+        with self._guard("searching a timestamp"):
+            for segment in self.local_log.segments_from(start):
+                if segment.max_timestamp.timestamp >= timestamp:
+                    found = segment.find_offset_by_timestamp(timestamp, start)
+                    if found is not None:
+                        return found
+        return None
 
-    # Durability
+    def fetch_offset_of_max_timestamp(self) -> TimestampAndOffset | None:
+        """The first record that has the greatest timestamp of the log; None if no record has one."""
+        self._check_usable()
+        start = self.log_start_offset
+        best: TimestampAndOffset | None = None
+        with self._guard("searching the greatest timestamp"):
+            for segment in self.local_log.segments_from(start):
+                if best is None or segment.max_timestamp.timestamp > best.timestamp:
+                    found = segment.find_max_timestamp(start)
+                    if found is not None and (best is None or found.timestamp > best.timestamp):
+                        best = found
+        return best
+
+    # Flushing
 
     def prepare_flush(self, upto: int | None = None, *, closing: bool = False) -> FlushPlan | None:
         """What to sync so that the log is durable below `upto` (the log end if None); None if it is. With
         `closing` the indexes of the active segment too.
         """
-        return log_flushes.prepare(self._core, upto, closing=closing)
+        self._check_usable()
+        epochs = self._leader_epochs
+        write_epochs = epochs is not None and epochs.dirty
+        plan = self.local_log.prepare_flush(upto, closing=closing, force=write_epochs)
+        if plan is None:
+            return None
+        if epochs is not None and write_epochs:
+            self._checkpoint_log_start()
+            plan.epochs = epochs.prepare_write()
+            plan.writes.append(partial(epochs.write, self.directory.disk, plan.dir, plan.epochs))
+            if plan.dir not in plan.dirs:
+                plan.dirs.insert(0, plan.dir)
+        plan.snapshots = tuple(self._unsynced_snapshots)
+        if plan.snapshots:
+            plan.writes.append(partial(self._sync_producer_snapshots, plan.snapshots))
+        return plan
+
+    def _checkpoint_log_start(self) -> None:
+        """Make the log start durable where it is not. The leader epochs begin at the log start; in their file
+        they must not begin above the durable one.
+        """
+        durable = self.directory.log_start(self.topic_partition) or 0
+        if self.local_log.names_synced:
+            durable = max(durable, self.local_log.segments[0].base_offset)
+        if self.log_start_offset > durable:
+            with self._guard("checkpointing the log start"):
+                self.directory.set_log_starts({self.topic_partition: self.log_start_offset})
 
     def run_flush(self, plan: FlushPlan) -> None:
-        """Do what the plan says, in any thread. A failed sync takes the directory offline: nobody knows what
-        the disk has kept. A plan whose files were renamed meanwhile, since the log is deleted or moved, is
-        abandoned.
+        """Sync what the plan says, in any thread. A failed sync takes the directory offline: what the disk
+        has kept of the writes before it is unknown, and a second sync might succeed without them. A plan
+        whose files were renamed since, because the log is deleted or moved, is abandoned.
         """
-        log_flushes.run(self._core, plan)
+        with self._guard("flushing"):
+            try:
+                plan.run()
+            except (SyncFailed, FileNotFoundError) as failed:
+                error = failed.error if isinstance(failed, SyncFailed) else failed
+                if isinstance(error, FileNotFoundError) and not self.directory.disk.is_dir(plan.dir):
+                    _log.info("a flush of %s is abandoned, as its directory has gone", self.topic_partition)
+                    plan.abandoned = True
+                    return
+                if isinstance(failed, SyncFailed):
+                    self.directory.fail(f"syncing {self.topic_partition} failed with {error}")
+                raise error from None
 
     def complete_flush(self, plan: FlushPlan) -> None:
-        """Note what `run_flush` has made durable."""
-        log_flushes.complete(self._core, plan)
+        """Note what `run_flush` has made durable, unless the log was truncated since or a later flush has
+        overtaken this one.
+        """
+        if plan.abandoned:
+            return
+        epochs = self._leader_epochs
+        if plan.epochs is not None and epochs is not None and not epochs.complete_write(plan.epochs):
+            return
+        if self.local_log.complete_flush(plan):
+            synced = plan.snapshots
+            self._unsynced_snapshots = [at for at in self._unsynced_snapshots if at not in synced]
+            self.last_flush_ms = self.directory.clock.wall_ms()
+        self._check_offsets()
 
     def flush(self, upto: int | None = None, *, closing: bool = False) -> None:
         """Make the log durable below `upto`, the log end if None, and move the recovery point there."""
-        log_flushes.flush(self._core, upto, closing=closing)
+        plan = self.prepare_flush(upto, closing=closing)
+        if plan is not None:
+            self.run_flush(plan)
+            self.complete_flush(plan)
 
-    # Truncation and deletion
+    # Truncation
 
-    def end_below(self, offset: int) -> int:
-        """Where the log would end if it were cut at `offset`."""
-        return log_cuts.end_below(self._core, offset)
+    def end_after_truncation(self, offset: int) -> int:
+        """Where the log would end if it were truncated to `offset`."""
+        local = self.local_log
+        with self._guard("finding a batch"):
+            return local.end_below(offset) if offset > local.segments[0].base_offset else offset
 
     def truncate_to(self, offset: int) -> bool:
         """Remove every batch that holds `offset` or more, for good; False if there was none.
 
         The log then ends with its last batch: at `offset`, unless that lay inside a batch.
         """
-        return log_cuts.truncate_to(self._core, offset)
+        self._check_usable()
+        self._verify_end()
+        if offset < 0:
+            raise ValueError(f"{self.topic_partition} cannot be truncated to {offset}")
+        local = self.local_log
+        epochs = self.leader_epoch_cache
+        if offset >= local.log_end_offset:
+            # An epoch may begin at the end of the log without a record.
+            epochs.truncate_from_end(local.log_end_offset)
+            return False
+        if offset < self.high_watermark:
+            _log.warning(
+                "Truncating %s to offset %d below high watermark %d",
+                self.topic_partition,
+                offset,
+                self.high_watermark,
+            )
+        if offset < local.segments[0].base_offset:
+            self.truncate_fully_and_start_at(offset)
+            return True
+        with self._guard("lowering the recovery point before a truncation"):
+            end_offset = self.end_after_truncation(offset)
+            for segment in local.segments_from(offset):
+                self._repair_txn_index(segment)
+            self.directory.lower_recovery_points({self.topic_partition: end_offset})
+            if end_offset < self.log_start_offset:
+                self._set_durable_log_start(end_offset)
+        with self._guard("truncating", fatal=True):
+            self._upper_bound = None
+            local.truncate_to(offset)
+            epochs.truncate_from_end(end_offset)
+            self.log_start_offset = min(self.log_start_offset, end_offset)
+            self.high_watermark = min(self.high_watermark, end_offset)
+            self._truncate_producer_state()
+            # A snapshot of removed records must not come back after a crash and pass for one of new records.
+            local.sync_names()
+        self._check_offsets()
+        return True
 
     def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
-        """Remove everything; the log goes on at `offset`, which is also its start unless told otherwise."""
-        log_cuts.truncate_fully_and_start_at(self._core, offset, log_start_offset)
+        """Remove everything; the log goes on at `offset`, which is also its start unless a lower one is
+        given.
+        """
+        self._check_usable()
+        self._complete_creation()
+        epochs = self.leader_epoch_cache
+        with self._guard("checkpointing the new log start"):
+            self.directory.lower_recovery_points({self.topic_partition: offset})
+            self._set_durable_log_start(offset)
+        with self._guard("truncating", fatal=True):
+            self._upper_bound = None
+            self._end_verified = True
+            self._producer_snapshots().delete_all()
+            self._unsynced_snapshots.clear()
+            if self._producer_state is None:
+                self._producer_state = self._new_producer_state()
+            self._producer_state.truncate_fully_and_start_at(offset)
+            self.local_log.truncate_fully_and_start_at(offset, self.directory.clock.wall_ms())
+        epochs.clear()
+        self.log_start_offset = offset if log_start_offset is None else min(log_start_offset, offset)
+        self.high_watermark = offset
+        self._check_offsets()
 
-    def increment_log_start_offset(self, offset: int, reason: str) -> bool:
+    def _set_durable_log_start(self, offset: int) -> None:
+        """Make another log start durable; if it is a lower one, after the deleted segments are gone for
+        good.
+        """
+        if offset < self.log_start_offset and not self.local_log.names_synced:
+            self.local_log.sync_names()
+        self.directory.set_log_starts({self.topic_partition: offset})
+
+    # Deletion at the start of the log
+
+    def maybe_increment_log_start_offset(self, offset: int, reason: str) -> bool:
         """Move the log start up, as DeleteRecords and retention do; False if it is there already."""
-        return log_cuts.increment_log_start_offset(self._core, offset, reason)
+        self._check_usable()
+        if offset > self.high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"Cannot increment the log start offset to {offset} of partition {self.topic_partition} "
+                f"since it is larger than the high watermark {self.high_watermark}",
+            )
+        if offset <= self.log_start_offset:
+            return False
+        _log.info("%s: incremented log start offset to %d due to %s", self.topic_partition, offset, reason)
+        epochs = self.leader_epoch_cache
+        self.log_start_offset = offset
+        epochs.truncate_from_start(offset)
+        producers = self._producer_state
+        if producers is not None:
+            producers.on_log_start_offset_incremented(offset, self.producer_snapshots.latest)
+        self._check_offsets()
+        return True
 
-    def deletable(self, now_ms: int) -> list[Deletion[LogSegment]]:
+    def deletable_segments(self, now_ms: int) -> list[Deletion[LogSegment]]:
         """What retention would delete now."""
-        return log_cuts.deletable(self._core, now_ms)
+        config = self.config
+        with self._guard("applying retention"):
+            return segments_to_delete(
+                self.segments,
+                log_start_offset=self.log_start_offset,
+                log_end_offset=self.log_end_offset,
+                high_watermark=self.high_watermark,
+                delete_policy=config.delete,
+                retention_bytes=config.retention_bytes,
+                retention_ms=config.retention_ms,
+                now_ms=now_ms,
+            )
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Apply retention; how many segments went."""
-        self._core.check_usable()
-        return sum(self.delete_segments(each, now_ms) for each in self.deletable(now_ms))
+        """Apply retention; how many segments were removed."""
+        self._check_usable()
+        return sum(self.delete_segments(each, now_ms) for each in self.deletable_segments(now_ms))
 
     def delete_segments(self, deletion: Deletion[LogSegment], now_ms: int) -> int:
-        """Remove segments from the front; how many went."""
-        return self.remove_passed(self.pass_over(deletion, now_ms))
+        """Remove segments from the front; how many were removed."""
+        return self.remove_segments_below_start(self.advance_start_past(deletion, now_ms))
 
-    def pass_over(self, deletion: Deletion[LogSegment], now_ms: int) -> list[LogSegment]:
-        """The first half of a deletion: move the log start behind the segments; those that can now go."""
-        return log_cuts.pass_over(self._core, deletion, now_ms)
+    def advance_start_past(self, deletion: Deletion[LogSegment], now_ms: int) -> list[LogSegment]:
+        """The first half of a deletion: move the log start behind the segments; those that can now be
+        removed.
+        """
+        self._check_usable()
+        self._verify_end()
+        known = set(self.segments)
+        passed = [segment for segment in deletion.segments if segment in known]
+        if passed:
+            if passed[-1] is self.active_segment:
+                self.roll(now_ms)
+            self.maybe_increment_log_start_offset(deletion.new_log_start_offset, deletion.reason.value)
+        return passed
 
-    def remove_passed(self, passed: Sequence[LogSegment]) -> int:
-        """The second half: make the log start durable, if it is not yet, and remove what lies below it."""
-        return log_cuts.remove_passed(self._core, passed)
+    def remove_segments_below_start(self, passed: Sequence[LogSegment]) -> int:
+        """The second half: make the log start durable, if it is not yet, and remove those of the segments
+        that lie below it; how many were removed.
+        """
+        self._check_usable()
+        start, below = self.log_start_offset, set()
+        for segment, following in pairwise(self.segments):
+            if following.base_offset <= start:
+                below.add(segment)
+        gone = [segment for segment in passed if segment in below]
+        if not gone:
+            return 0
+        with self._guard("checkpointing the new log start"):
+            self._set_durable_log_start(start)
+        with self._guard("deleting segments", fatal=True):
+            self.local_log.remove_front(gone)
+            self._delete_producer_snapshots(gone)
+        return len(gone)
+
+    # Compaction
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
         """Put compacted segments, complete and named `.cleaned`, in the place of the old ones."""
-        log_cuts.replace_segments(self._core, new, old)
+        self._check_usable()
+        local = self.local_log
+        end = max(segment.base_offset for segment in old)
+        following = [segment.base_offset for segment in local.segments if segment.base_offset > end]
+        if following and local.recovery_point < following[0]:
+            self.flush(following[0])
+        with self._guard("checkpointing the recovery point before a swap"):
+            self.directory.raise_recovery_points({self.topic_partition: local.recovery_point})
+        with self._guard("swapping segments", fatal=True):
+            self._upper_bound = None
+            self._delete_producer_snapshots(local.replace_segments(new, old))
 
-    # The end
+    # Closing
 
     def rename_dir(self, name: str, *, sync: bool = True) -> None:
         """Rename the directory: to delete the partition, or to make a future log the current one. Without
-        `sync` the caller is to make that durable.
+        `sync` the caller makes that durable.
         """
-        core = self._core
-        core.check_usable()
+        self._check_usable()
+        disk = self.directory.disk
         path = posixpath.join(self.directory.path, name)
-        with core.guard("renaming"):
-            core.disk.rename(self.dir, path)
-        core.local.renamed(path)
-        core.producers.moved_to(path)
+        with self._guard("renaming"):
+            disk.rename(self.dir, path)
+        self.local_log.on_dir_renamed(path)
+        if self._snapshots is not None:
+            self._snapshots.dir = path
         if sync:
-            with core.guard("renaming"):
-                core.disk.sync_dir(self.directory.path)
+            with self._guard("renaming"):
+                disk.sync_dir(self.directory.path)
 
     def close(self) -> None:
-        """Make everything durable, with a producer snapshot at the end, and close the files. A log that was
-        not touched since it was loaded is as it was.
+        """Make everything durable, with a producer snapshot at the log end, and close the files. A log that
+        was not touched since it was loaded stays as it was.
         """
-        log_flushes.close(self._core)
+        self._check_usable()
+        self._complete_creation()
+        if self._end_verified:
+            self.producer_state_manager  # noqa: B018 - loads it, so that there is something to write
+            with self._guard("closing"):
+                self._take_producer_snapshot()
+                self.active_segment.on_become_inactive()
+        self.flush(closing=self._end_verified)
+        self.close_handlers()
 
-    def release(self) -> None:
-        """Let go of the files without writing anything."""
-        log_flushes.release(self._core)
+    def close_handlers(self) -> None:
+        """Close the files without writing anything."""
+        self.local_log.close_handlers()
+        self.is_closed = True
 
     def delete(self) -> None:
         """Remove the partition's directory with everything in it, at once."""
-        self.release()
-        with self._core.guard("deleting a partition"):
-            remove_tree(self._core.disk, self.dir)
-            self._core.disk.sync_dir(self.directory.path)
+        self.close_handlers()
+        disk = self.directory.disk
+        with self._guard("deleting a partition"):
+            remove_tree(disk, self.dir)
+            disk.sync_dir(self.directory.path)
+
+    # Whether the log can be used
+
+    def _guard(self, action: str, *, fatal: bool = False) -> IoGuard:
+        """A context for everything that touches the disk."""
+        return IoGuard(self.directory, action, self.local_log.dir, fatal)
+
+    def _check_usable(self) -> None:
+        directory = self.directory
+        if not directory.is_online:
+            directory.check_online()
+        if self.is_closed:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log {self.local_log.dir} is closed")
+
+    def _verify_end(self) -> None:
+        """Before the first change after a clean shutdown, check that the log ends where the checkpoint says;
+        before the first change of a new log, make its creation durable.
+        """
+        if self._end_verified:
+            return
+        if not self._creation_durable:
+            self._complete_creation()
+            return
+        with self._guard("finding the end of the log"):
+            actual = self.active_segment.read_next_offset()
+            self._repair_txn_index(self.active_segment)
+        if actual != self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.dir} ends at offset {actual}, but at its clean shutdown it ended at "
+                f"{self.log_end_offset}: its files were changed since. Restore them, or stop the node and "
+                f"remove {checkpoints.CLEAN_SHUTDOWN} in {self.directory.path} to have the log recovered",
+            )
+        self._end_verified = True

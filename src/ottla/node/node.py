@@ -347,7 +347,7 @@ class Node:
             self.lifecycle.hurry()
         changes = self.replicas.apply(delta, image, self.now_ms())
         self.alter_log_dirs.call_off(changes.deleted)
-        self.logs.settle_new()
+        self.logs.complete_log_creations()
         self.replication.follow(changes)
         self.coordinators.follow(image, changes, delta)
 

@@ -48,7 +48,7 @@ def fetch_offset_for_timestamp(
     log = partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         start = log.log_start_offset
-        earliest = log.epochs.earliest
+        earliest = log.leader_epoch_cache.earliest
         epoch = earliest.epoch if earliest is not None and earliest.start_offset <= start else NO_EPOCH
         return ListedOffset(NO_TIMESTAMP, start, epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
@@ -67,9 +67,9 @@ def fetch_offset_for_timestamp(
         return None
     with waiting(may_wait):
         found = (
-            log.offset_for_max_timestamp()
+            log.fetch_offset_of_max_timestamp()
             if timestamp == MAX_TIMESTAMP
-            else log.offset_for_timestamp(timestamp)
+            else log.fetch_offset_by_timestamp(timestamp)
         )
     if found is None:
         return None

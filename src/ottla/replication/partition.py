@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from ottla.log.append import LogAppendInfo, UnexpectedAppendOffset
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.log.segment.txn_index import AbortedTxn
-from ottla.log.unified_log import UnifiedLog
+from ottla.log.unified_log import LogAppendInfo, UnexpectedAppendOffset, UnifiedLog
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -585,7 +584,7 @@ class Partition:
         return None
 
     def _aborted(self, offset: int, last_stable: int, records: bytes) -> tuple[AbortedTxn, ...]:
-        aborted = self.log.aborted_transactions(offset, last_stable) if records else []
+        aborted = self.log.collect_aborted_transactions(offset, last_stable) if records else []
         if not aborted:
             return ()
         last: BatchHeader | None = None
@@ -713,7 +712,7 @@ class Partition:
         log.update_high_watermark(min(leader_high_watermark, log.log_end_offset))
         if leader_log_start > log.log_start_offset:
             start = min(leader_log_start, log.high_watermark)
-            log.increment_log_start_offset(start, "the leader has deleted what is below")
+            log.maybe_increment_log_start_offset(start, "the leader has deleted what is below")
         if before != (log.high_watermark, log.log_start_offset):
             self._listener.on_partition_progress(self)
 
@@ -737,7 +736,7 @@ class Partition:
                 f"records of {self.topic_partition} cannot be deleted before offset {wanted}, "
                 "only before -1 (all) or 0 and above",
             )
-        self.log.increment_log_start_offset(wanted, "records were deleted by a client")
+        self.log.maybe_increment_log_start_offset(wanted, "records were deleted by a client")
         self._listener.on_partition_progress(self)
         return wanted
 

@@ -13,8 +13,7 @@ import logging
 from enum import Enum
 from typing import Final
 
-from ottla.log.append import UnexpectedAppendOffset
-from ottla.log.unified_log import UnifiedLog
+from ottla.log.unified_log import UnexpectedAppendOffset, UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import NO_EPOCH, Partition

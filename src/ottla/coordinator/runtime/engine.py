@@ -32,13 +32,13 @@ from ottla.coordinator.runtime.effects import (
 )
 from ottla.coordinator.runtime.loader import load
 from ottla.coordinator.runtime.shard import Pending, Shard, Ticket
-from ottla.log.append_origin import AppendOrigin
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.protocol.coordinator_records import CoordinatorRecords, encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.types import Codec
+from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import Partition
 from ottla.runtime.clock import Clock
 from ottla.runtime.pool import Pool

@@ -230,11 +230,11 @@ class LogCleaner:
     def _assess(self, log: UnifiedLog, now_ms: int) -> LogToClean | None:
         partition = log.topic_partition
         checkpoint = self._checkpoint(log.directory)
-        cut_offset = log.take_cut_offset()
+        truncation_offset = log.local_log.take_truncation_offset()
         clean_until = checkpoint.get(partition)
-        if cut_offset is not None and clean_until is not None and cut_offset < clean_until:
-            clean_until = cut_offset
-            checkpoint.set(partition, cut_offset)
+        if truncation_offset is not None and clean_until is not None and truncation_offset < clean_until:
+            clean_until = truncation_offset
+            checkpoint.set(partition, truncation_offset)
         try:
             cleaning = cleaning_range(log, clean_until, now_ms)
             if cleaning.checkpoint_is_invalid:
@@ -299,8 +299,8 @@ class LogCleaner:
             first_dirty_offset=start,
             first_uncleanable_offset=end,
             first_dirty_position=dirty[0].offset_index.lookup(start).position if dirty else 0,
-            aborted=log.aborted_transactions(segments[0].base_offset, end) if segments else (),
-            last_records=log.producers.last_records_of_active_producers(),
+            aborted=log.collect_aborted_transactions(segments[0].base_offset, end) if segments else (),
+            last_records=log.producer_state_manager.last_records_of_active_producers(),
             now_ms=now_ms,
             max_group_bytes=int(log.config.segment_bytes * self._group_share.get(log, 1.0)),
         )
@@ -315,28 +315,28 @@ class LogCleaner:
         return Compaction(plan, log.directory.handles, offset_map, io_buffer_bytes=io_buffer_bytes)
 
     async def _compact(self, log: UnifiedLog, work: Compaction) -> None:
-        generation = log.generation
+        truncation_count = log.truncation_count
         while True:
             try:
                 progress: CompactionProgress = await self._in_pool(work.advance, SLICE_BYTES)
             except Exception:
                 # What was read of a log that has been cut is no sign of damage.
-                self._check_unchanged(log, work, generation)
+                self._check_unchanged(log, work, truncation_count)
                 raise
             delay = self._throttle.spent(progress.moved_bytes)
             if delay > 0:
                 await asyncio.sleep(delay)
-            self._check_unchanged(log, work, generation)
+            self._check_unchanged(log, work, truncation_count)
             if progress.cleaned is not None:
                 log.replace_segments([progress.cleaned.new], progress.cleaned.old)
                 work.swapped()
             if progress.is_done:
                 return
 
-    def _check_unchanged(self, log: UnifiedLog, work: Compaction, generation: int) -> None:
+    def _check_unchanged(self, log: UnifiedLog, work: Compaction, truncation_count: int) -> None:
         present = set(log.segments)
         if (
-            log.generation != generation
+            log.truncation_count != truncation_count
             or log.dir != work.plan.dir
             or self._paused[log.topic_partition]
             or not log.config.compact

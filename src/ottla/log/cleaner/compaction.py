@@ -168,7 +168,7 @@ class Compaction:
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is None or unfinished.new.suffix != CLEANED:
             return
-        unfinished.new.release()
+        unfinished.new.close_handlers()
         for kind in SEGMENT_KINDS:
             path = unfinished.new.path(kind)
             if self._handles.disk.exists(path):
@@ -242,7 +242,7 @@ class Compaction:
                     self._moved_bytes += len(data)
                     self.stats.bytes_written += len(data)
                 yield None
-        new.seal()
+        new.on_become_inactive()
         new.set_mtime_ms(old[-1].mtime_ms)
         new.sync()
         # The names too, so that a swap that is cut short shows by the names it has not changed.

@@ -39,7 +39,7 @@ class DirectoryOffsets:
         return kept | {
             log.topic_partition: log.log_start_offset
             for log in self.logs
-            if log.log_start_offset > log.segments[0].base_offset or not log.names_synced
+            if log.log_start_offset > log.segments[0].base_offset or not log.local_log.names_synced
         }
 
     def high_watermarks(self) -> dict[TopicPartition, int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -175,47 +174,6 @@ class StagedOffsets:
 
     def settle(self) -> None:
         self.disk.sync_dir(posixpath.dirname(self.path))
-
-
-def encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
-    return encode_entries(f"{epoch} {offset}" for epoch, offset in epochs)
-
-
-def write_epochs(disk: Disk, path: str, epochs: Iterable[tuple[int, int]]) -> None:
-    write_file(disk, path, encode_epochs(epochs))
-
-
-def stage_epochs(disk: Disk, path: str, epochs: Iterable[tuple[int, int]], version: int) -> str:
-    """Write epochs beside the file that they are to replace, durably but for the name, which it returns."""
-    staged = f"{path}.{version}.tmp"
-    file = disk.open(staged, create=True)
-    try:
-        file.truncate(0)
-        file.pwrite(encode_epochs(epochs), 0)
-        file.sync()
-    except OSError:
-        with suppress(OSError):
-            disk.unlink(staged)
-        raise
-    finally:
-        file.close()
-    return staged
-
-
-def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
-    """(epoch, start offset) pairs; none where there is no file."""
-    try:
-        data = read_file(disk, path)
-    except FileNotFoundError:
-        return []
-    epochs = []
-    for entry in decode_entries(data, path):
-        try:
-            epoch, offset = entry
-            epochs.append((int(epoch), int(offset)))
-        except ValueError:
-            raise CorruptCheckpoint(f"{path} has the entry {' '.join(entry)[:80]!r}") from None
-    return epochs
 
 
 def encode_topic_id(topic_id: bytes) -> bytes:

@@ -36,12 +36,12 @@ async def close_logs(directory: LogDirectory, logs: Sequence[UnifiedLog], pool: 
 
 def _prepare(directory: LogDirectory, logs: Sequence[UnifiedLog]) -> bool:
     """Do once what each log would do for itself."""
-    new = [log for log in logs if not log.parent_synced]
+    new = [log for log in logs if not log.local_log.parent_synced]
     try:
         if new:
             directory.disk.sync_dir(directory.path)
             for log in new:
-                log.note_parent_synced()
+                log.local_log.parent_synced = True
         starts = {
             log.topic_partition: log.log_start_offset
             for log in logs

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -35,17 +35,32 @@ from ottla.log.producers.state_entry import (
     VerificationGuard,
     VerificationStateEntry,
 )
+from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.control import EndTransactionMarker
+from ottla.records.batch import BatchHeader
+from ottla.records.control import EndTransactionMarker, read_control_records
 from ottla.records.types import NO_PRODUCER_ID
 from ottla.records.validation import AppendOrigin
+from ottla.runtime.disk import Buffer
 
 __all__ = ["LATE_TRANSACTION_BUFFER_MS", "ProducerAppend", "ProducerStateManager"]
 
 LATE_TRANSACTION_BUFFER_MS = 5 * 60 * 1000
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStateManagerConfig:
+    """What the broker says about producers and their transactions."""
+
+    producer_id_expiration_ms: int = 86_400_000
+    max_transaction_timeout_ms: int = 900_000
+    transaction_verification: bool = True
+
+
+DEFAULT_PRODUCER_STATE_CONFIG = ProducerStateManagerConfig()
 
 
 @dataclass(slots=True)
@@ -64,30 +79,23 @@ class ProducerStateManager:
 
     __slots__ = (
         "_completed",
-        "_expiration_ms",
+        "_config",
         "_last_snapshot_offset",
         "_ongoing",
         "_partition",
         "_producers",
         "_txns",
         "_verifications",
-        "_verify_transactions",
         "map_end_offset",
-        "max_transaction_timeout_ms",
     )
 
     def __init__(
         self,
         partition: str,
-        *,
-        producer_id_expiration_ms: int = 86_400_000,
-        max_transaction_timeout_ms: int = 900_000,
-        transaction_verification: bool = True,
+        config: ProducerStateManagerConfig = DEFAULT_PRODUCER_STATE_CONFIG,
     ) -> None:
         self._partition = partition
-        self._expiration_ms = producer_id_expiration_ms
-        self.max_transaction_timeout_ms = max_transaction_timeout_ms
-        self._verify_transactions = transaction_verification
+        self._config = config
         self._producers: dict[int, ProducerStateEntry] = {}
         self._verifications: dict[int, VerificationStateEntry] = {}
         # First offset -> producer id, of all unstable transactions and of the undecided ones among them.
@@ -128,7 +136,10 @@ class ProducerStateManager:
         entry = self._producers.get(producer_id) if producer_id is not None else None
         if entry is None or entry.last_timestamp <= 0:
             return False
-        return now_ms - entry.last_timestamp > self.max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
+        return (
+            now_ms - entry.last_timestamp
+            > self._config.max_transaction_timeout_ms + LATE_TRANSACTION_BUFFER_MS
+        )
 
     def has_ongoing_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         entry = self._producers.get(producer_id)
@@ -254,7 +265,7 @@ class ProducerStateManager:
         if self.has_ongoing_transaction(producer_id, batch.producer_epoch):
             return
         self._check_not_fenced(producer_id, batch.producer_epoch)
-        if not self._verify_transactions:
+        if not self._config.transaction_verification:
             return
         entry = self._verifications.get(producer_id)
         if entry is None or guard is not entry.guard:
@@ -353,16 +364,60 @@ class ProducerStateManager:
         stale = [
             producer_id
             for producer_id, entry in self._verifications.items()
-            if now_ms - entry.timestamp >= self._expiration_ms
+            if now_ms - entry.timestamp >= self._config.producer_id_expiration_ms
         ]
         for producer_id in stale:
             del self._verifications[producer_id]
 
     def _is_expired(self, entry: ProducerStateEntry, now_ms: int) -> bool:
-        return entry.current_txn_first_offset is None and now_ms - entry.last_timestamp >= self._expiration_ms
+        return (
+            entry.current_txn_first_offset is None
+            and now_ms - entry.last_timestamp >= self._config.producer_id_expiration_ms
+        )
 
     def _clear(self) -> None:
         self._producers.clear()
         self._txns.clear()
         self._ongoing.clear()
         self._completed.clear()
+
+
+def end_txn_marker(buffer: Buffer, at: int, header: BatchHeader) -> EndTransactionMarker | None:
+    """The marker in a control batch; None if the batch is empty or its record is of another kind."""
+    if not header.is_control or header.count == 0:
+        return None
+    value = read_control_records(buffer, at)[0].value
+    return value if isinstance(value, EndTransactionMarker) else None
+
+
+def with_markers(
+    buffer: Buffer, batches: Sequence[BatchHeader]
+) -> list[tuple[BatchHeader, EndTransactionMarker | None]]:
+    """The batches that lie one after another in `buffer`."""
+    result = []
+    at = 0
+    for header in batches:
+        result.append((header, end_txn_marker(buffer, at, header) if header.is_control else None))
+        at += header.size
+    return result
+
+
+def batches_between(
+    segments: Sequence[LogSegment], start_offset: int, end_offset: int
+) -> Iterator[tuple[BatchHeader, EndTransactionMarker | None]]:
+    """The batches from `start_offset` to `end_offset`, by their headers only where that is enough."""
+    for number, segment in enumerate(segments):
+        if segment.base_offset >= end_offset:
+            return
+        if number + 1 < len(segments) and segments[number + 1].base_offset <= start_offset:
+            continue
+        found = segment.translate_offset(start_offset)
+        if found is None:
+            continue
+        for position, header in segment.headers(found.position):
+            if header.base_offset >= end_offset:
+                return
+            marker = None
+            if header.is_control:
+                marker = end_txn_marker(segment.read(position, header.size), 0, header)
+            yield header, marker

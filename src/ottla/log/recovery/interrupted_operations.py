@@ -79,7 +79,7 @@ def _complete_swaps(handles: FileHandles, dir: str, config: LogConfig) -> None:
         end = swap.offset + 1  # also an empty segment replaces the one of its base offset
         for _, header in segment.headers():
             end = header.next_offset
-        segment.release()
+        segment.close_handlers()
         _log.info("%s: the swap of %d to %d is completed", dir, swap.offset, end)
         replaced = [
             name

@@ -20,20 +20,18 @@ from enum import Enum
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.epochs.epoch_file import read_epochs
-from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
 from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
+from ottla.log.leader_epoch_cache import LeaderEpochCache, read_leader_epochs
 from ottla.log.local_log import LocalLog
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import (
-    DEFAULT_PRODUCER_STATE_CONFIG,
-    LogProducers,
-    ProducerStateManagerConfig,
-    new_producers,
-)
-from ottla.log.producers.replay import batches_between, end_txn_marker
 from ottla.log.producers.snapshot import ProducerSnapshots
-from ottla.log.producers.state_manager import ProducerStateManager
+from ottla.log.producers.state_manager import (
+    DEFAULT_PRODUCER_STATE_CONFIG,
+    ProducerStateManager,
+    ProducerStateManagerConfig,
+    batches_between,
+    end_txn_marker,
+)
 from ottla.log.recovery.damage_report import whole_batches
 from ottla.log.recovery.interrupted_operations import tidy
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
@@ -101,8 +99,15 @@ def create_log(
     except OSError as error:
         raise directory.io_error(f"creating {dir}", error) from error
     local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
-    producers = LogProducers(local, producer_config, new_producers(partition, producer_config))
-    return UnifiedLog(local, 0, producers, epochs=LeaderEpochCache(), settled=False, topic_id=topic_id)
+    return UnifiedLog(
+        local,
+        0,
+        producer_config,
+        producer_state=ProducerStateManager(str(partition), producer_config),
+        leader_epochs=LeaderEpochCache(),
+        creation_durable=False,
+        topic_id=topic_id,
+    )
 
 
 def load_log(
@@ -147,13 +152,13 @@ class _Loader:
             known = self.log_start <= end_offset and segments[-1].base_offset <= end_offset
         else:
             try:
-                end_offset, known = segments[-1].next_offset() if segments else 0, False
+                end_offset, known = segments[-1].read_next_offset() if segments else 0, False
             except CorruptBatch:
                 return self._recover(segments)
         if not segments or end_offset < max(self.log_start, segments[-1].base_offset):
             # The checkpoints and the files contradict each other: clean it was not.
             return self._recover(segments)
-        return self._log(segments, end_offset, end_offset, verified_end=not known, names_synced=True)
+        return self._log(segments, end_offset, end_offset, end_verified=not known, names_synced=True)
 
     def _check_start(self, end_offset: int) -> None:
         """Do not give up a whole log for one wrong number."""
@@ -184,7 +189,7 @@ class _Loader:
         end_offset: int,
         recovery_point: int,
         *,
-        verified_end: bool,
+        end_verified: bool,
         names_synced: bool,
         epochs: LeaderEpochCache | None = None,
         producers: ProducerStateManager | None = None,
@@ -203,9 +208,11 @@ class _Loader:
         return UnifiedLog(
             local,
             max(self.log_start, segments[0].base_offset),
-            LogProducers(local, self.options.producer_config, producers, snapshots),
-            epochs=epochs,
-            verified_end=verified_end,
+            self.options.producer_config,
+            producer_state=producers,
+            snapshots=snapshots,
+            leader_epochs=epochs,
+            end_verified=end_verified,
         )
 
     # After a crash
@@ -227,10 +234,10 @@ class _Loader:
             )
             self._discard(segments, 0, self.log_start)
         first = self._first_to_scan(segments)
-        epochs = read_epochs(self.disk, self.dir, segments[:first])
+        epochs = read_leader_epochs(self.disk, self.dir, segments[:first])
         snapshots = ProducerSnapshots(self.disk, self.dir)
         snapshots.remove_stray(segment.base_offset for segment in segments)
-        producers = new_producers(self.partition, self.options.producer_config)
+        producers = ProducerStateManager(str(self.partition), self.options.producer_config)
         if segments:
             self._reload(producers, snapshots, segments, segments[first].base_offset)
         end_offset = segments[first].base_offset if segments else 0
@@ -271,7 +278,7 @@ class _Loader:
             segments,
             end_offset,
             min(self.recovery_point, end_offset),
-            verified_end=True,
+            end_verified=True,
             names_synced=True,
             epochs=epochs,
             producers=producers,
@@ -430,7 +437,7 @@ class _Loader:
             self.disk.sync_dir(self.dir)
 
     def _remove(self, segment: LogSegment) -> None:
-        segment.release()
+        segment.close_handlers()
         for kind in SEGMENT_KINDS:
             if self.disk.exists(segment.path(kind)):
                 self.disk.unlink(segment.path(kind))

@@ -6,19 +6,19 @@ and its greatest timestamp are fetched when they are first needed, so that a nod
 starts at once.
 
 Appends are one write and no sync. A write that fails may leave a part of itself behind the end of the
-segment; `cut` removes it. Invariant: the bytes up to `size` are whole batches.
+segment; `remove_failed_write` removes it. Invariant: the bytes up to `size` are whole batches.
 """
 
 from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
 from ottla.log.log_config import LogConfig
 from ottla.log.segment.handles import FileHandles, LazyFile
-from ottla.log.segment.indexes import SegmentIndexes
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from ottla.log.segment.sparse_index import CorruptIndex, is_lack_of_room
 from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
@@ -31,10 +31,19 @@ from ottla.log.segment.walk import (
     scan_batches,
     walk_headers,
 )
-from ottla.records.batch import BatchHeader
+from ottla.records.batch import BatchHeader, Record, read_records
 from ottla.runtime.disk import Buffer, waiting
 
 _log = logging.getLogger(__name__)
+
+
+class TimestampAndOffset(NamedTuple):
+    """A record that a search by timestamp found."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int | None
+    """None where the batch has none."""
 
 
 class LogSegment:
@@ -112,7 +121,7 @@ class LogSegment:
             if config.preallocate:
                 segment._log.for_write().truncate(config.segment_bytes)
         except OSError:
-            segment.release()
+            segment.close_handlers()
             raise
         segment._size = 0
         segment._first_timestamp = NO_TIMESTAMP
@@ -234,12 +243,12 @@ class LogSegment:
         if self._indexes is not None:
             self._indexes.flush()
 
-    def cut(self) -> None:
+    def remove_failed_write(self) -> None:
         """Remove what a failed write has left behind the end, for good."""
         self._log.for_write().truncate(self.size)
         self._log.sync()
 
-    def seal(self) -> None:
+    def on_become_inactive(self) -> None:
         """Make the files final: the greatest timestamp becomes the last entry of the time index, and nothing
         lies behind the ends.
         """
@@ -259,14 +268,14 @@ class LogSegment:
 
     def truncate_to(self, offset: int) -> bool:
         """Remove the batches that hold `offset` or more, for good; True if there were any."""
-        found = self.find(offset)
+        found = self.translate_offset(offset)
         indexes = self.indexes
         indexes.truncate_to(offset)
         self.txn_index.truncate_to(offset)
         if found is None:
             return False
         self._size = found.position
-        self.cut()
+        self.remove_failed_write()
         if found.position == 0:
             self._first_timestamp = NO_TIMESTAMP
             indexes.clear_greatest()
@@ -276,15 +285,15 @@ class LogSegment:
 
     # Reading
 
-    def find(self, offset: int) -> BatchPosition | None:
+    def translate_offset(self, offset: int) -> BatchPosition | None:
         """The first batch that ends at or above `offset`; None if all end below it."""
         try:
-            return self._find(offset)
+            return self._translate_offset(offset)
         except CorruptIndex as error:
             self._rebuild(error)
-            return self._find(offset)
+            return self._translate_offset(offset)
 
-    def _find(self, offset: int) -> BatchPosition | None:
+    def _translate_offset(self, offset: int) -> BatchPosition | None:
         indexes = self._indexes if self._indexes is not None else self._open_indexes()
         size = self._size if self._size >= 0 else self.size
         return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset)
@@ -314,7 +323,7 @@ class LogSegment:
             end = header.next_offset
         return end
 
-    def next_offset(self) -> int:
+    def read_next_offset(self) -> int:
         """The offset after the last batch; the base offset of an empty segment. Reads from the last index
         entry on.
         """
@@ -324,13 +333,57 @@ class LogSegment:
         for _, header in self.headers(last.position):
             if first and last.position and header.last_offset != last.offset:
                 self._rebuild(CorruptIndex(f"{self.path(INDEX)}: {last} is not where a batch ends"))
-                return self.next_offset()
+                return self.read_next_offset()
             first = False
             next_offset = header.next_offset
         if first and last.position:
             self._rebuild(CorruptIndex(f"{self.path(INDEX)}: there is no batch at {last}"))
-            return self.next_offset()
+            return self.read_next_offset()
         return next_offset
+
+    # Searching by timestamp. The time index leads to the first batch that can hold the record; the record
+    # itself is found in the batch, compressed or not. The answers are those of a scan of the segment: also
+    # where timestamps run backwards, and where `start_offset` lies in the middle of a batch or behind the
+    # greatest timestamp.
+
+    def find_offset_by_timestamp(self, timestamp: int, start_offset: int) -> TimestampAndOffset | None:
+        """The first record from `start_offset` on that is not older than `timestamp`."""
+        begin = max(self.time_index.lookup(timestamp).offset, start_offset)
+        for position, header in self.headers(self.offset_index.lookup(begin).position):
+            if header.max_timestamp < timestamp or header.last_offset < start_offset:
+                continue
+            for record in self._records(position, header):
+                if record.timestamp >= timestamp and record.offset >= start_offset:
+                    return _found(record, header)
+        return None
+
+    def find_max_timestamp(self, start_offset: int) -> TimestampAndOffset | None:
+        """The first record from `start_offset` on with the greatest timestamp; None if none has one."""
+        if self.base_offset < start_offset:
+            return self._scan_for_max_timestamp(start_offset)
+        greatest = self.max_timestamp
+        if greatest.timestamp < 0:
+            return None
+        for position, header in self.headers(self.offset_index.lookup(greatest.offset).position):
+            if header.max_timestamp >= greatest.timestamp:
+                for record in self._records(position, header):
+                    if record.timestamp >= greatest.timestamp:
+                        return _found(record, header)
+        return None
+
+    def _scan_for_max_timestamp(self, start_offset: int) -> TimestampAndOffset | None:
+        best: TimestampAndOffset | None = None
+        known = NO_TIMESTAMP
+        for position, header in self.headers(self.offset_index.lookup(start_offset).position):
+            if header.last_offset < start_offset or header.max_timestamp <= known:
+                continue
+            for record in self._records(position, header):
+                if record.offset >= start_offset and record.timestamp > known:
+                    best, known = _found(record, header), record.timestamp
+        return best
+
+    def _records(self, position: int, header: BatchHeader) -> list[Record]:
+        return read_records(self.read(position, header.size))
 
     # Indexes
 
@@ -402,7 +455,7 @@ class LogSegment:
     def set_size(self, size: int) -> None:
         """Cut the file to `size`, which must be the end of a batch, for good."""
         self._size = size
-        self.cut()
+        self.remove_failed_write()
 
     def rename(self, suffix: str) -> None:
         """Give all files another suffix, the batches first; an index that is missing stays missing."""
@@ -416,7 +469,7 @@ class LogSegment:
                     raise
         self._renamed()
 
-    def moved_to(self, dir: str) -> None:
+    def on_dir_renamed(self, dir: str) -> None:
         """The directory was renamed."""
         self.dir = dir
         self._renamed()
@@ -424,11 +477,11 @@ class LogSegment:
     def _renamed(self) -> None:
         self._log.path = self.path(LOG)
         if self._indexes is not None:
-            self._indexes.moved(self.path(INDEX), self.path(TIME_INDEX))
+            self._indexes.on_renamed(self.path(INDEX), self.path(TIME_INDEX))
         if self._txn_index is not None:
             self._txn_index.path = self.path(TXN_INDEX)
 
-    def release(self) -> None:
+    def close_handlers(self) -> None:
         """Close the files, if they are open; they open again when they are needed. Not for a segment that
         has yet to be synced.
         """
@@ -438,3 +491,143 @@ class LogSegment:
     def close_indexes(self) -> None:
         if self._indexes is not None:
             self._indexes.close()
+
+
+def _found(record: Record, header: BatchHeader) -> TimestampAndOffset:
+    epoch = header.leader_epoch
+    return TimestampAndOffset(record.timestamp, record.offset, epoch if epoch >= 0 else None)
+
+
+class SegmentIndexes:
+    """The offset index and the time index of a segment, kept in step with its batches.
+
+    Whenever `index.interval.bytes` have passed since the last entry, the next batch gets an entry in each of
+    them. The same goes for an append and for a rebuild, so an index that was rebuilt is the one that was
+    lost.
+    """
+
+    __slots__ = ("_since_entry", "are_full", "flush_due", "greatest", "offsets", "times")
+
+    def __init__(self, offsets: OffsetIndex, times: TimeIndex, since_entry: int) -> None:
+        self.offsets = offsets
+        self.times = times
+        # The greatest timestamp so far and the last offset of the first batch that has it.
+        self.greatest: TimestampOffset = times.last_entry
+        # Bytes since the batch that got the last entry.
+        self._since_entry = since_entry
+        # True if one of them takes no more entries, and if enough wait to be written; every append asks.
+        self.are_full = self.flush_due = False
+        self._entries_changed()
+
+    def _entries_changed(self) -> None:
+        self.are_full = self.offsets.is_full or self.times.is_full
+        self.flush_due = self.offsets.flush_due or self.times.flush_due
+
+    @classmethod
+    def create(
+        cls, handles: FileHandles, offsets_path: str, times_path: str, base_offset: int, max_bytes: int
+    ) -> SegmentIndexes:
+        """Make both files, empty."""
+        offsets = OffsetIndex(handles, offsets_path, base_offset, max_bytes, new=True)
+        try:
+            times = TimeIndex(handles, times_path, base_offset, max_bytes, new=True)
+        except OSError:
+            offsets.close()
+            raise
+        return cls(offsets, times, 0)
+
+    @classmethod
+    def open(
+        cls,
+        handles: FileHandles,
+        offsets_path: str,
+        times_path: str,
+        base_offset: int,
+        max_bytes: int,
+        log_bytes: int,
+    ) -> SegmentIndexes:
+        """Open both files. CorruptIndex where they contradict themselves or a log of this size."""
+        offsets = OffsetIndex(handles, offsets_path, base_offset, max_bytes)
+        times = TimeIndex(handles, times_path, base_offset, max_bytes)
+        offsets.sanity_check(log_bytes)
+        times.sanity_check()
+        return cls(offsets, times, log_bytes - offsets.last_entry.position)
+
+    def check_end(self, headers: Iterable[tuple[int, BatchHeader]]) -> None:
+        """See that the last entries fit the last batches, given from the position of the last entry on: what
+        a crash can take of an index is its end.
+        """
+        last = self.offsets.last_entry
+        newest = self.times.last_entry.timestamp
+        for position, header in headers:
+            if position == last.position and position and header.last_offset != last.offset:
+                raise CorruptIndex(f"{self.offsets.path}: {last} is not where a batch ends")
+            if header.max_timestamp > newest:
+                raise CorruptIndex(f"{self.times.path} does not know the timestamp {header.max_timestamp}")
+
+    def add(self, position: int, batch: BatchHeader, interval: int) -> None:
+        """Take note of the next batch, which lies at `position`."""
+        if batch.max_timestamp > self.greatest.timestamp:
+            self.greatest = TimestampOffset(batch.max_timestamp, batch.last_offset)
+        if self._since_entry > interval:
+            if not self.are_full:
+                self.offsets.append(batch.last_offset, position)
+                self.times.maybe_append(*self.greatest)
+                self._entries_changed()
+            self._since_entry = 0
+        self._since_entry += batch.size
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the entries at or above `offset`; `restore_greatest` is to follow."""
+        self.offsets.truncate_to(offset)
+        self.times.truncate_to(offset)
+        self._entries_changed()
+
+    def restore_greatest(self, headers: Iterable[tuple[int, BatchHeader]]) -> None:
+        """Find the greatest timestamp anew, with the batches from `unindexed_position` on."""
+        greatest = self.times.last_entry
+        for _, header in headers:
+            if header.max_timestamp > greatest.timestamp:
+                greatest = TimestampOffset(header.max_timestamp, header.last_offset)
+        self.greatest = greatest
+        self._since_entry = 0
+
+    @property
+    def unindexed_position(self) -> int:
+        """From here on the time index may not know all timestamps."""
+        return self.offsets.lookup(self.times.last_entry.offset).position
+
+    def clear_greatest(self) -> None:
+        """There is no batch left."""
+        self.greatest = TimestampOffset(NO_TIMESTAMP, self.offsets.base_offset)
+        self._since_entry = 0
+
+    def seal(self) -> None:
+        """Add the last entry of the time index, and leave nothing behind the ends of the files."""
+        self.times.maybe_append(*self.greatest)
+        self.offsets.trim()
+        self.times.trim()
+        self._entries_changed()
+
+    def add_last(self) -> None:
+        self.times.maybe_append(*self.greatest)
+        self._entries_changed()
+
+    def flush(self) -> None:
+        """Write what waits in memory."""
+        self.offsets.flush()
+        self.times.flush()
+        self._entries_changed()
+
+    def sync(self) -> None:
+        self.offsets.sync()
+        self.times.sync()
+
+    def on_renamed(self, offsets_path: str, times_path: str) -> None:
+        """The files have other names now."""
+        self.offsets.on_renamed(offsets_path)
+        self.times.on_renamed(times_path)
+
+    def close(self) -> None:
+        self.offsets.close()
+        self.times.close()

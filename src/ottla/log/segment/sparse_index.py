@@ -105,7 +105,7 @@ class SparseIndex:
         """Remove all entries."""
         self._truncate_entries(0)
 
-    def moved(self, path: str) -> None:
+    def on_renamed(self, path: str) -> None:
         """The file has another name now."""
         self._file.path = path
 

@@ -124,7 +124,7 @@ class AlterReplicaLogDirsManager:
         self._promote(partition, future)
 
     def _promote(self, partition: Partition, future: UnifiedLog) -> None:
-        future.increment_log_start_offset(
+        future.maybe_increment_log_start_offset(
             min(partition.log.log_start_offset, future.high_watermark), "the log that is moved begins there"
         )
         partition.log = self._node.logs.promote_future_log(partition.topic_partition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ottla.log.producers.log_producers import ProducerStateManagerConfig
+from ottla.log.producers.state_manager import ProducerStateManagerConfig
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.log.metadata_log import MetadataLogConfig
 from ottla.node.config.node_config import NodeConfig

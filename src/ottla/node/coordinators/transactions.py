@@ -71,7 +71,7 @@ class NodeTransactions:
         self, partition: Partition, producer: Producer, sequence: int, *, version_2: bool
     ) -> VerificationGuard:
         """The guard to present with the write; the sentinel if the transaction is open there already."""
-        return partition.log.producers.maybe_start_verification(
+        return partition.log.producer_state_manager.maybe_start_verification(
             producer.id,
             sequence,
             producer.epoch,

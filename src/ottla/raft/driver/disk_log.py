@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.flush import FlushPlan
+from ottla.log.local_log import FlushPlan
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
@@ -320,7 +320,7 @@ class DiskLog:
                 break
             if following.offset > self._log.high_watermark:
                 break
-            self._log.increment_log_start_offset(following.offset, "a newer snapshot is there")
+            self._log.maybe_increment_log_start_offset(following.offset, "a newer snapshot is there")
             self._log.delete_old_segments(now_ms)
             self.snapshots.remove(oldest)
         self._log.directory.remove_due(now_ms)
@@ -335,7 +335,7 @@ class DiskLog:
 
     def release(self) -> None:
         """Let go of the files without writing anything."""
-        self._log.release()
+        self._log.close_handlers()
 
 
 @dataclass(frozen=True, slots=True)

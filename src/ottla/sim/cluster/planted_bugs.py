@@ -19,15 +19,16 @@ from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.runtime.engine import Engine
 from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.markers import MarkerDriver
-from ottla.log import log_appends, log_flushes
-from ottla.log.append import Incoming
+from ottla.log.local_log import FlushPlan
 from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEntry
+from ottla.log.producers.state_manager import ProducerAppend
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.controller import brokers as control_brokers
 from ottla.metadata.controller.partition_change import PartitionChangeBuilder
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
-from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import FetchIsolation, Partition
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.loop import current_process
@@ -40,13 +41,13 @@ Patch = tuple[Any, str, Any]
 
 def _sync_skipped() -> list[Patch]:
     """Not in the metadata's log: that is the quorum's affair."""
-    original = log_flushes.run
+    original = UnifiedLog.run_flush
 
-    def run(core: Any, plan: Any) -> None:
-        if core.partition.topic == CLUSTER_METADATA_TOPIC:
-            original(core, plan)
+    def run_flush(self: UnifiedLog, plan: FlushPlan) -> None:
+        if self.topic_partition.topic == "__cluster_metadata":
+            original(self, plan)
 
-    return [(log_flushes, "run", run)]
+    return [(UnifiedLog, "run_flush", run_flush)]
 
 
 def _acknowledged_before_replicas_have_it() -> list[Patch]:
@@ -102,24 +103,14 @@ def _duplicates_written_again() -> list[Patch]:
 
 
 def _followers_forget_producers() -> list[Patch]:
-    append, has_producers = log_appends.append_as_follower, Incoming.has_producers
-    following = False
+    original = UnifiedLog._analyze_producers
 
-    def append_as_follower(*args: Any) -> Any:
-        nonlocal following
-        following = True
-        try:
-            return append(*args)
-        finally:
-            following = False
+    def analyze(
+        self: UnifiedLog, data: Any, batches: Any, origin: AppendOrigin, *args: Any
+    ) -> ProducerAppend | None:
+        return None if origin is AppendOrigin.REPLICATION else original(self, data, batches, origin, *args)
 
-    def seems_to_have(self: Incoming) -> bool:
-        return not following and bool(has_producers.__get__(self))
-
-    return [
-        (log_appends, "append_as_follower", append_as_follower),
-        (Incoming, "has_producers", property(seems_to_have)),
-    ]
+    return [(UnifiedLog, "_analyze_producers", analyze)]
 
 
 def _open_transactions_shown() -> list[Patch]:

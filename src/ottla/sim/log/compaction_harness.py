@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import ProducerStateManagerConfig
-from ottla.log.producers.replay import batches_between
 from ottla.log.producers.state_entry import LastRecord
-from ottla.log.producers.state_manager import ProducerStateManager
+from ottla.log.producers.state_manager import (
+    ProducerStateManager,
+    ProducerStateManagerConfig,
+    batches_between,
+)
 from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.protocol.names import TopicPartition
@@ -172,7 +174,7 @@ class CompactionHarness:
 
     def settle(self) -> None:
         """Replicate and sync everything."""
-        self.log.high_watermark = self.log.log_end_offset
+        self.log.update_high_watermark(self.log.log_end_offset)
         self.log.flush()
 
     def truncate(self, offset: int) -> None:
@@ -183,7 +185,7 @@ class CompactionHarness:
             if record.marker is not None and record.marker >= offset:
                 record.marker, record.is_aborted = None, False
         for producer_id, producer in self.producers.items():
-            entry = self.log.producers.active_producers.get(producer_id)
+            entry = self.log.producer_state_manager.active_producers.get(producer_id)
             if entry is not None:
                 producer.epoch, producer.sequence = entry.producer_epoch, entry.last_sequence + 1
             producer.open = [
@@ -224,7 +226,7 @@ class CompactionHarness:
             self.config,
             LoadOptions(clean=clean, producer_config=PRODUCERS),
         )
-        self.log.high_watermark = self.log.log_end_offset
+        self.log.update_high_watermark(self.log.log_end_offset)
         self.cleaner = self._new_cleaner()
 
     def on(self, disk: SimDisk) -> CompactionHarness:
@@ -284,7 +286,9 @@ class CompactionHarness:
             # As a broker answers and a consumer reads: an aborted transaction begins at its first offset
             # and ends with the next abort marker of its producer.
             aborted = sorted(
-                log.aborted_transactions(position, upper), key=lambda txn: txn.first_offset, reverse=True
+                log.collect_aborted_transactions(position, upper),
+                key=lambda txn: txn.first_offset,
+                reverse=True,
             )
             ongoing: set[int] = set()
             for at, header in found:
@@ -322,7 +326,7 @@ class CompactionHarness:
             for _, header in segment.headers():
                 assert previous < header.base_offset <= header.last_offset < end
                 previous = header.last_offset
-                found = segment.find(header.last_offset)
+                found = segment.translate_offset(header.last_offset)
                 assert found is not None
                 assert found.last_offset == header.last_offset
             greatest = max((header.max_timestamp for _, header in segment.headers()), default=-1)
@@ -351,7 +355,7 @@ class CompactionHarness:
     def producer_states(self) -> dict[int, tuple[LastRecord, int]]:
         return {
             producer_id: (entry.last_record, entry.last_sequence)
-            for producer_id, entry in self.log.producers.active_producers.items()
+            for producer_id, entry in self.log.producer_state_manager.active_producers.items()
         }
 
     def replayed_producer_states(self) -> dict[int, tuple[LastRecord, int]]:

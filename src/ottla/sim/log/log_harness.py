@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.epochs.leader_epoch_cache import LeaderEpochCache
+from ottla.log.leader_epoch_cache import LeaderEpochCache
 from ottla.log.log_config import LogConfig
-from ottla.log.producers.log_producers import ProducerStateManagerConfig, new_producers
-from ottla.log.producers.replay import end_txn_marker
-from ottla.log.producers.state_manager import ProducerStateManager
+from ottla.log.producers.state_manager import ProducerStateManager, ProducerStateManagerConfig, end_txn_marker
 from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
-from ottla.log.segment.segment import LogSegment
-from ottla.log.segment.timestamp_lookup import TimestampAndOffset
+from ottla.log.segment.segment import LogSegment, TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
@@ -111,7 +108,7 @@ class LogHarness:
         self.directory = self._open_directory()
         options = LoadOptions(clean, PRODUCERS, policy)
         self.log = load_log(self.directory, str(PARTITION), PARTITION, self.config, options)
-        self.log.high_watermark = self.log.log_end_offset
+        self.log.update_high_watermark(self.log.log_end_offset)
         return self.log
 
     def crash(self) -> UnifiedLog:
@@ -160,7 +157,7 @@ def scan_for_greatest(batches: Sequence[Batch], start: int) -> TimestampAndOffse
 
 def replayed(batches: Sequence[Batch]) -> tuple[ProducerStateManager, list[AbortedTxn]]:
     """The producer state and the aborted transactions that the batches make."""
-    state = new_producers(PARTITION, PRODUCERS)
+    state = ProducerStateManager(str(PARTITION), PRODUCERS)
     aborted = []
     for header, data in batches:
         aborted += state.replay([(header, end_txn_marker(data, 0, header))])
@@ -188,12 +185,12 @@ def check_indexes(log: UnifiedLog) -> None:
         assert tuple(segment.max_timestamp) == (greatest[-1] if greatest else (-1, segment.base_offset))
         for _, header, _ in batches:
             for offset in {header.base_offset, header.last_offset}:
-                found = segment.find(offset)
+                found = segment.translate_offset(offset)
                 assert found is not None
                 assert (found.base_offset, found.last_offset) == (header.base_offset, header.last_offset)
         end = batches[-1][1].next_offset if batches else segment.base_offset
-        assert segment.find(end) is None
-        assert segment.next_offset() == end
+        assert segment.translate_offset(end) is None
+        assert segment.read_next_offset() == end
 
 
 def check_epochs(log: UnifiedLog, *, exact: bool = True) -> None:
@@ -202,18 +199,20 @@ def check_epochs(log: UnifiedLog, *, exact: bool = True) -> None:
     start = log.log_start_offset
     for header, _ in all_batches(log):
         if header.last_offset >= start:
-            epoch = log.epochs.epoch_for_offset(max(header.base_offset, start))
-            assert epoch == header.leader_epoch, f"{header.base_offset}: {epoch} {log.epochs.entries}"
+            epoch = log.leader_epoch_cache.epoch_for_offset(max(header.base_offset, start))
+            assert epoch == header.leader_epoch, (
+                f"{header.base_offset}: {epoch} {log.leader_epoch_cache.entries}"
+            )
             expected.assign(header.leader_epoch, max(header.base_offset, start))
     if start == log.log_end_offset:
         # The epoch of records that are gone may still be known.
-        assert [entry.start_offset for entry in log.epochs.entries] in ([], [start])
+        assert [entry.start_offset for entry in log.leader_epoch_cache.entries] in ([], [start])
     elif exact:
         # Where there is a gap before its first batch, an epoch may start anywhere in it; and where the log
         # starts in a gap, the first epoch may be that of records that are gone.
-        epochs = [entry.epoch for entry in log.epochs.entries]
+        epochs = [entry.epoch for entry in log.leader_epoch_cache.entries]
         wanted = [entry.epoch for entry in expected.entries]
-        assert epochs[-len(wanted) :] == wanted, f"{log.epochs.entries}, not {expected.entries}"
+        assert epochs[-len(wanted) :] == wanted, f"{log.leader_epoch_cache.entries}, not {expected.entries}"
         assert len(epochs) <= len(wanted) + 1
 
 
@@ -221,8 +220,8 @@ def check_lookups(log: UnifiedLog, timestamps: Sequence[int]) -> None:
     batches = all_batches(log)
     start = log.log_start_offset
     for timestamp in timestamps:
-        assert log.offset_for_timestamp(timestamp) == scan_for_timestamp(batches, timestamp, start)
-    assert log.offset_for_max_timestamp() == scan_for_greatest(batches, start)
+        assert log.fetch_offset_by_timestamp(timestamp) == scan_for_timestamp(batches, timestamp, start)
+    assert log.fetch_offset_of_max_timestamp() == scan_for_greatest(batches, start)
 
 
 def check_producers(log: UnifiedLog, *, start: int, compacted: bool) -> None:
@@ -232,7 +231,7 @@ def check_producers(log: UnifiedLog, *, start: int, compacted: bool) -> None:
     whole = start == 0 and not compacted
     batches = [batch for batch in all_batches(log) if batch[0].last_offset >= start]
     expected, aborted = replayed(batches)
-    known = log.producers.active_producers
+    known = log.producer_state_manager.active_producers
     if whole:
         assert known.keys() == expected.active_producers.keys()
     for producer_id, want in expected.active_producers.items():
@@ -257,7 +256,7 @@ def check_producers(log: UnifiedLog, *, start: int, compacted: bool) -> None:
         assert indexed == aborted
         for segment in log.segments:
             for txn in segment.txn_index.entries:
-                assert segment.base_offset <= txn.last_offset < segment.next_offset()
+                assert segment.base_offset <= txn.last_offset < segment.read_next_offset()
 
 
 def check_log(log: UnifiedLog, *, producers_from: int = 0, compacted: bool = False) -> None:
@@ -269,7 +268,7 @@ def check_log(log: UnifiedLog, *, producers_from: int = 0, compacted: bool = Fal
         previous = header.last_offset
     bases = [segment.base_offset for segment in log.segments]
     assert bases == sorted(set(bases))
-    assert log.segments[-1].next_offset() == log.log_end_offset
+    assert log.segments[-1].read_next_offset() == log.log_end_offset
     assert bases[0] <= log.log_start_offset <= log.high_watermark <= log.log_end_offset
     assert log.recovery_point <= log.log_end_offset
     check_indexes(log)

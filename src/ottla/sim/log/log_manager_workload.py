@@ -111,7 +111,7 @@ class LogManagerWorkload:
         known.values.append(value)
         data = build_batch([(self.clock.wall_ms(), None, value)])
         log.append_as_leader(bytearray(data), 0, now_ms=self.clock.wall_ms())
-        log.high_watermark = log.log_end_offset
+        log.update_high_watermark(log.log_end_offset)
 
     async def delete(self) -> None:
         partition = self._some()
@@ -195,7 +195,7 @@ class LogManagerWorkload:
             assert end == 0
             log.assign_topic_id(known.topic_id)
         del known.values[end:]
-        log.high_watermark = end
+        log.update_high_watermark(end)
         known.lowest_start = min(known.lowest_start, start)
 
 

@@ -144,7 +144,7 @@ class LogWorkload:
         self._note(first=info.first_offset, last=info.last_offset)
         self._adopt()
         replicated = self.log.log_end_offset - self.random.choice([0, 0, 0, 1, 3])
-        self.log.high_watermark = max(self.log.high_watermark, replicated)
+        self.log.update_high_watermark(max(self.log.high_watermark, replicated))
         self.model.synced_end = max(self.model.synced_end, self.log.recovery_point)
 
     def _timestamp(self) -> int:
@@ -176,7 +176,7 @@ class LogWorkload:
         self.model.appending = True
         self.log.append_as_follower(data, self.epoch, now_ms=self.lab.now_ms)
         self._adopt()
-        self.log.high_watermark = self.log.log_end_offset
+        self.log.update_high_watermark(self.log.log_end_offset)
         self.model.synced_end = max(self.model.synced_end, self.log.recovery_point)
 
     def append_produced(self) -> None:
@@ -244,7 +244,7 @@ class LogWorkload:
         low = max(log.log_start_offset, log.log_end_offset - 20)
         offset = self.random.randint(low, log.log_end_offset)
         self._note(offset=offset)
-        end = log.end_below(offset) if offset < log.log_end_offset else log.log_end_offset
+        end = log.end_after_truncation(offset) if offset < log.log_end_offset else log.log_end_offset
         self.model.synced_end = min(self.model.synced_end, end)
         self.model.lowest_start = min(self.model.lowest_start, end)
         log.truncate_to(offset)
@@ -275,7 +275,7 @@ class LogWorkload:
         offset = self.random.randint(log.log_start_offset, min(log.high_watermark, log.log_start_offset + 10))
         self._note(offset=offset)
         self.model.highest_start = offset
-        log.increment_log_start_offset(offset, "a test")
+        log.maybe_increment_log_start_offset(offset, "a test")
         self._adopt()
 
     def delete_old(self) -> None:
@@ -319,7 +319,7 @@ class LogWorkload:
             new.append(data, [header])
         for txn in aborted:
             new.txn_index.append(txn)
-        new.seal()
+        new.on_become_inactive()
         log.replace_segments([new], group)
         self.model.removable = set()
         self.model.synced_end = max(self.model.synced_end, log.recovery_point)
@@ -327,7 +327,11 @@ class LogWorkload:
 
     def restart(self) -> None:
         """Shut down cleanly and start again."""
-        end, start, entries = self.log.log_end_offset, self.log.log_start_offset, self.log.epochs.entries
+        end, start, entries = (
+            self.log.log_end_offset,
+            self.log.log_start_offset,
+            self.log.leader_epoch_cache.entries,
+        )
         before = all_batches(self.log)
         self.lab.close()
         self.model.synced_end = end
@@ -336,12 +340,14 @@ class LogWorkload:
         assert (log.log_end_offset, log.log_start_offset) == (end, start)
         assert [data for _, data in all_batches(log)] == [data for _, data in before]
         if start < end:
-            assert log.epochs.entries == entries, f"{log.epochs.entries}, not {entries}"
+            assert log.leader_epoch_cache.entries == entries, (
+                f"{log.leader_epoch_cache.entries}, not {entries}"
+            )
         self.check()
         self._forget_lost_producers()
 
     def _forget_lost_producers(self) -> None:
-        known = self.log.producers.active_producers
+        known = self.log.producer_state_manager.active_producers
         for producer in self.producers:
             entry = known.get(producer.producer_id)
             if entry is None or entry.is_empty or entry.producer_epoch != producer.epoch:

@@ -79,6 +79,6 @@ def _partition(context: RequestContext, topic: str, index: int) -> PartitionResp
                 if entry.current_txn_first_offset is None
                 else entry.current_txn_first_offset,
             )
-            for entry in partition.log.producers.active_producers.values()
+            for entry in partition.log.producer_state_manager.active_producers.values()
         ],
     )

@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final
 
-from ottla.log.append import LogAppendInfo
 from ottla.log.producers.state_entry import SENTINEL_GUARD
+from ottla.log.unified_log import LogAppendInfo
 from ottla.node.api.context import RequestContext
 from ottla.node.api.leader_hints import MOVED, LeaderHints
 from ottla.node.network.connection import ProtocolViolation

@@ -52,7 +52,7 @@ async def test_creating_logs_syncs_nothing_until_they_are_settled() -> None:
     for number in range(10):
         logs.get_or_create_log(TopicPartition("many", number), LogConfig(), topic_id=IDS[0])
     assert synced == []
-    logs.settle_new()
+    logs.complete_log_creations()
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(synced) == 20
@@ -74,7 +74,7 @@ async def test_without_room_for_the_topic_id_there_is_none_for_the_record() -> N
     logs = await started(disk)
     log = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
     fault = disk.fail(28, prefix="/data/orders-0", times=None)
-    with pytest.raises(KafkaError, match="settling a new log"):
+    with pytest.raises(KafkaError, match="making a new log durable"):
         put(log, b"first")
     assert log.log_end_offset == 0
     disk.heal(fault)
@@ -105,7 +105,7 @@ async def test_records_are_never_found_under_another_topic(seed: int) -> None:
             for _ in range(chance.randint(0, 4)):
                 match chance.randrange(4):
                     case 0:
-                        logs.settle_new()
+                        logs.complete_log_creations()
                     case 1:
                         await asyncio.sleep(0)
                     case 2:

@@ -1,20 +1,34 @@
-"""The leader epochs of a partition: from which offset on each leader wrote.
+"""The leader epochs of a partition, from which offset on each leader wrote, and their checkpoint file.
 
 A follower asks where an epoch ended in order to find the point up to which its log is its leader's. The cache
 is a list of (epoch, start offset), both ascending; it is a digest of the epochs in the batches and is written
-to `leader-epoch-checkpoint`.
+to `leader-epoch-checkpoint`. It is read from there when it is first needed; where the file is damaged, empty
+or lost, from the batches.
 
-Writing it with every new epoch would cost a sync for each partition of a failed leader. It is written instead
-before the recovery point passes the start of an epoch that the file does not have; what a crash takes away,
-the recovery finds again in the batches above the recovery point. Invariant: the file, corrected by those
-batches, is the cache.
+Writing the file with every new epoch would cost a sync for each partition of a failed leader. A flush writes
+it instead, before the recovery point passes the start of an epoch that the file does not have; what a crash
+takes away, recovery finds again in the batches above the recovery point. Invariant: the file, corrected by
+those batches, is the cache. Flushes may overlap: each write has a number, and the last one to be planned
+wins.
 """
 
 from __future__ import annotations
 
+import logging
+import posixpath
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple
+
+from ottla.log.directory.checkpoints import CorruptCheckpoint, decode_entries, encode_entries
+from ottla.log.files import LEADER_EPOCH_CHECKPOINT
+from ottla.log.segment.segment import LogSegment
+from ottla.runtime import invariants
+from ottla.runtime.disk import Disk, read_file
+
+_log = logging.getLogger(__name__)
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_EPOCH_OFFSET = -1
@@ -25,15 +39,25 @@ class EpochEntry(NamedTuple):
     start_offset: int
 
 
+class EpochWrite(NamedTuple):
+    """A planned write of the checkpoint file."""
+
+    entries: tuple[EpochEntry, ...]
+    number: int
+    """How many writes had been planned with this one."""
+
+
 class LeaderEpochCache:
-    __slots__ = ("_entries", "dirty")
+    __slots__ = ("_entries", "_planned_writes", "dirty")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        # Epochs and start offsets ascend strictly.
         self._entries: list[EpochEntry] = []
+        self._planned_writes = 0
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
+        # True while the file does not have what the cache has.
         self.dirty = False
-        """True while the file does not have what the cache has."""
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
@@ -59,7 +83,7 @@ class LeaderEpochCache:
             while entries and (entries[-1].epoch >= epoch or entries[-1].start_offset >= start_offset):
                 entries.pop()
         entries.append(EpochEntry(epoch, start_offset))
-        self.dirty = True
+        self._changed()
 
     def reconcile(self, epoch: int, base_offset: int) -> None:
         """Correct the cache by a batch that is in the log: at `base_offset` the epoch is `epoch`."""
@@ -74,7 +98,7 @@ class LeaderEpochCache:
             keep -= 1
         if keep < at:
             del entries[keep:at]
-            self.dirty = True
+            self._changed()
         if keep == 0 or entries[keep - 1].epoch < epoch:
             if keep and entries[keep - 1].start_offset == base_offset:
                 keep -= 1
@@ -83,7 +107,7 @@ class LeaderEpochCache:
             while later < len(entries) and entries[later].epoch <= epoch:
                 later += 1
             entries[keep:later] = [EpochEntry(epoch, base_offset)]
-            self.dirty = True
+            self._changed()
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The greatest epoch up to `epoch` that wrote here, and where it ended: OffsetForLeaderEpoch's
@@ -112,7 +136,7 @@ class LeaderEpochCache:
         at = bisect_left(self._entries, end_offset, key=_start_offset)
         if at < len(self._entries):
             del self._entries[at:]
-            self.dirty = True
+            self._changed()
 
     def truncate_from_start(self, start_offset: int) -> None:
         """Forget the epochs that ended at or below `start_offset`; the one it lies in starts there from now
@@ -121,7 +145,7 @@ class LeaderEpochCache:
         at = bisect_right(self._entries, start_offset, key=_start_offset)
         if at and (at > 1 or self._entries[0].start_offset != start_offset):
             self._entries[:at] = [EpochEntry(self._entries[at - 1].epoch, start_offset)]
-            self.dirty = True
+            self._changed()
 
     def fit(self, log_start_offset: int, log_end_offset: int) -> None:
         """Keep what lies in the log; of an empty log the epoch of its last records, which are gone."""
@@ -131,7 +155,40 @@ class LeaderEpochCache:
     def clear(self) -> None:
         if self._entries:
             self._entries.clear()
+            self._changed()
+
+    def _changed(self) -> None:
+        self.dirty = True
+        if invariants.thorough:
+            for before, after in pairwise(self._entries):
+                ascending = before.epoch < after.epoch and before.start_offset < after.start_offset
+                assert ascending, f"the leader epochs do not ascend: {before} before {after}"
+
+    # The checkpoint file
+
+    def prepare_write(self) -> EpochWrite:
+        """Plan a write of the entries as they are now."""
+        self._planned_writes += 1
+        return EpochWrite(self.entries, self._planned_writes)
+
+    def write(self, disk: Disk, dir: str, write: EpochWrite) -> None:
+        """Write the file, in any thread, unless a later write has been planned. The caller syncs its name."""
+        path = posixpath.join(dir, LEADER_EPOCH_CHECKPOINT)
+        staged = _stage_epochs(disk, path, write)
+        if write.number == self._planned_writes:
+            disk.rename(staged, path)
+        else:
+            disk.unlink(staged)
+
+    def complete_write(self, write: EpochWrite) -> bool:
+        """Note that the write is durable; False if a later one may have overtaken it."""
+        if write.number != self._planned_writes:
+            # Which of the two came last to the file is unknown.
             self.dirty = True
+            return False
+        if self.entries == write.entries:
+            self.dirty = False
+        return True
 
 
 def _epoch(entry: EpochEntry) -> int:
@@ -140,3 +197,55 @@ def _epoch(entry: EpochEntry) -> int:
 
 def _start_offset(entry: EpochEntry) -> int:
     return entry.start_offset
+
+
+def read_leader_epochs(disk: Disk, dir: str, segments: Sequence[LogSegment]) -> LeaderEpochCache:
+    """Read the leader epochs of the checkpoint; where that is damaged, empty or lost, of the batches."""
+    try:
+        entries = read_epochs(disk, posixpath.join(dir, LEADER_EPOCH_CHECKPOINT))
+    except CorruptCheckpoint as error:
+        _log.error("the leader epochs are read from the log, as their file is damaged: %s", error)
+        entries = []
+    epochs = LeaderEpochCache(entries)
+    if not entries:
+        for segment in segments:
+            for _, header in segment.headers():
+                epochs.reconcile(header.leader_epoch, header.base_offset)
+    return epochs
+
+
+def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
+    """The (epoch, start offset) pairs of a file; none where there is no file."""
+    try:
+        data = read_file(disk, path)
+    except FileNotFoundError:
+        return []
+    epochs = []
+    for entry in decode_entries(data, path):
+        try:
+            epoch, offset = entry
+            epochs.append((int(epoch), int(offset)))
+        except ValueError:
+            raise CorruptCheckpoint(f"{path} has the entry {' '.join(entry)[:80]!r}") from None
+    return epochs
+
+
+def _stage_epochs(disk: Disk, path: str, write: EpochWrite) -> str:
+    """Write epochs beside the file that they are to replace, durably but for the name, which it returns."""
+    staged = f"{path}.{write.number}.tmp"
+    file = disk.open(staged, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(_encode_epochs(write.entries), 0)
+        file.sync()
+    except OSError:
+        with suppress(OSError):
+            disk.unlink(staged)
+        raise
+    finally:
+        file.close()
+    return staged
+
+
+def _encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
+    return encode_entries(f"{epoch} {offset}" for epoch, offset in epochs)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ottla.cli.compatibility import ACCEPTED, HONOURED, effect, page
 from ottla.cli.kips import KIPS
-from ottla.node.api.dispatch import SERVED
+from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, API_BY_NAME
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -22,7 +22,7 @@ def test_every_api_is_on_the_page_once() -> None:
     lines = page().splitlines()
     for key, api in API.items():
         assert sum(line.startswith(f"| {key} | {api.name} |") for line in lines) == 1
-    assert f"{len(SERVED)} of {len(API)} APIs" in page()
+    assert f"{len(ROUTES)} of {len(API)} APIs" in page()
 
 
 def test_kips_name_apis_and_versions_that_exist() -> None:

@@ -1,21 +1,18 @@
-"""From frames to handlers: what is announced is served, and nothing else; who cannot be answered is let
-go.
+"""From frames to handlers: the node serves what it announces and nothing else; a request that cannot be
+answered closes its connection.
 """
 
 from __future__ import annotations
 
 import logging
-import pkgutil
 import struct
 from collections.abc import Iterator
-from importlib import import_module
 
 import pytest
 from tests.support.wire import WireClient
 
-import ottla.node.api.handlers
-from ottla.node.api.dispatch import _AHEAD, SERVED, handler_module
-from ottla.protocol.api import API, API_BY_NAME, Listener
+from ottla.node.api.routes import ROUTES
+from ottla.protocol.api import API_BY_NAME, Listener
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
@@ -35,26 +32,13 @@ def client(node: LocalNode) -> Iterator[WireClient]:
         yield client
 
 
-def test_every_api_that_is_served_has_a_handler_and_every_handler_is_served() -> None:
-    modules = {handler_module(API[key], kind) for key in SERVED for kind in API[key].listeners}
-    found = {
-        f"ottla.node.api.handlers.{each.name}"
-        for each in pkgutil.iter_modules(ottla.node.api.handlers.__path__)
-    }
-    assert modules == found
-    for name in sorted(modules):
-        module = import_module(name)
-        assert callable(module.handle), name
-        assert module.__doc__, name
-
-
 def test_what_is_served_is_announced(client: WireClient) -> None:
     response = client.get(ApiVersionsRequest(), 0, ApiVersionsResponse)
     announced = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
     assert announced == {
-        key: API[key].announced(Listener.BROKER, unstable=key in _AHEAD)
-        for key in SERVED
-        if Listener.BROKER in API[key].listeners
+        key: route.announced(Listener.BROKER, unstable=False)
+        for key, route in ROUTES.items()
+        if Listener.BROKER in route.listeners
     }
     assert announced[API_BY_NAME["Produce"].key][0] == 0
 

@@ -20,7 +20,7 @@ import pytest
 from tests.support.messages import MessageMaker
 from tests.support.wire import WireClient
 
-from ottla.node.api.dispatch import SERVED
+from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -31,12 +31,12 @@ from ottla.testing.local_node import LocalNode
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "15"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
 # What would end the test rather than the node: a broker that takes itself out of its cluster.
-NOT_SENT = {API_KEY for API_KEY in SERVED if API[API_KEY].name == "UnregisterBroker"}
+NOT_SENT = {API_KEY for API_KEY in ROUTES if API[API_KEY].name == "UnregisterBroker"}
 MAX_GROWTH_BYTES = 100 * 1024 * 1024
 
 
 def well_formed(chance: random.Random) -> bytes:
-    api = API[chance.choice(sorted(SERVED - NOT_SENT))]
+    api = API[chance.choice(sorted(ROUTES.keys() - NOT_SENT))]
     version = chance.randint(api.min_version, api.max_version)
     request = MessageMaker(chance.random()).make(api.request_class, version)
     if chance.random() < 0.7:

@@ -19,7 +19,7 @@ from tests.node.test_fuzz import mutated
 from tests.support.messages import MessageMaker
 from tests.support.wire import WireClient
 
-from ottla.node.api.dispatch import SERVED
+from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, Listener
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import request_parts
@@ -35,8 +35,8 @@ from ottla.testing.local_node import LocalNode
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
-NOT_SENT = {key for key in SERVED if API[key].name == "UnregisterBroker"}
-SENT = sorted(key for key in SERVED - NOT_SENT if Listener.CONTROLLER in API[key].listeners)
+NOT_SENT = {key for key in ROUTES if API[key].name == "UnregisterBroker"}
+SENT = sorted(key for key in ROUTES.keys() - NOT_SENT if Listener.CONTROLLER in API[key].listeners)
 
 
 @pytest.fixture

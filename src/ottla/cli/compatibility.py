@@ -2,7 +2,7 @@
 
     python -m ottla.cli.compatibility > docs/compatibility.md
 
-APIs come from the API table and the node's dispatch table, settings from the configuration tables. Whether a
+APIs come from the API table and the node's table of routes, settings from the configuration tables. Whether a
 setting has an effect is read from the source: it counts as honoured if some code outside the tables asks for
 it. So the page cannot promise what the code does not do; a test keeps the committed page current.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ottla.cli.kips import KIPS, Kip
-from ottla.node.api.dispatch import SERVED
+from ottla.node.api.routes import ROUTES
 from ottla.node.config.node_config import BROKER, broker_synonyms
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 # These name settings without acting on them.
 # Modules of `node/config` that read settings; the others there declare, check or describe them.
-_READERS: Final = ("node_config.py", "component_settings.py", "properties.py")
+_READERS: Final = ("node_config.py", "component_settings.py", "coordinator_settings.py", "properties.py")
 HONOURED: Final = "honoured"
 ACCEPTED: Final = "accepted"
 
@@ -48,8 +48,8 @@ def page() -> str:
 
 
 def _apis() -> Iterator[str]:
-    served = [API[key] for key in sorted(SERVED)]
-    missing = [api for key, api in sorted(API.items()) if key not in SERVED]
+    served = [API[key] for key in sorted(ROUTES)]
+    missing = [api for key, api in sorted(API.items()) if key not in ROUTES]
     yield f"## APIs\n\n{len(served)} of {len(API)} APIs are served, in all versions that Kafka 4.3 has.\n"
     yield "| key | API | versions | listeners |"
     yield "|---:|---|---|---|"
@@ -90,7 +90,7 @@ def _served(kip: Kip) -> str:
     missing = [
         name if name_missing else f"{name} {version}"
         for name, version in kip.needs.items()
-        for name_missing in [API_BY_NAME[name].key not in SERVED]
+        for name_missing in [API_BY_NAME[name].key not in ROUTES]
         if name_missing or API_BY_NAME[name].last_version < version
     ]
     if not missing:

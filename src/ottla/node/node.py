@@ -14,16 +14,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
 from ottla.log.unified_log import UnifiedLog
-from ottla.metadata.controller.controller import Controller
-from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
-from ottla.metadata.controller.state import Result
+from ottla.metadata.controller.quorum_controller import ActiveController
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import (
     CLUSTER_DEFAULT,
@@ -34,7 +32,8 @@ from ottla.metadata.image.entities import (
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import StorageError
-from ottla.node.api.dispatch import Dispatcher
+from ottla.node.api.dispatch import Dispatcher, decide_locally
+from ottla.node.api.services import ApiServices
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.controller_channel import ControllerChannel
@@ -54,6 +53,7 @@ from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.upkeep import Upkeep
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.schema import Request, Response
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
@@ -61,12 +61,10 @@ from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupService
-    from ottla.node.api.authorization import Authorizer
+    from ottla.node.api.services import Authorizer
     from ottla.node.coordinators.transactions import NodeTransactions
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # How long a broker that stops waits until others have taken over its partitions.
 _LEAVE_SECONDS: Final = 10.0
@@ -83,7 +81,7 @@ class Node:
         self.authorizer: Authorizer | None = None
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
-        self.quorum: Final = QuorumMember(self, self._dispatcher)
+        self.quorum: Final = QuorumMember(self, self._dispatcher, self._decide_locally)
         # Made as the node starts, each on top of those before it. A controller alone has none of these.
         self.logs: LogManager
         self.log_flushes: LogFlushScheduler
@@ -98,6 +96,7 @@ class Node:
         self.replication: Final = BrokerReplication(self)
         self.server: Final = SocketServer(runtime.network, config, self._dispatcher)
         self.endpoints: Final = NodeEndpoints(self)
+        self._services: Final = ApiServices(node=self, broker=self, controller=self.quorum)
         self._following = False  # whether the replicas follow the image
         self._incarnation_id: Final = runtime.random.uuid()
         self._upkeep: Final = Upkeep(self)
@@ -113,11 +112,6 @@ class Node:
     def image(self) -> MetadataImage:
         """The newest committed metadata that this node has followed."""
         return self.metadata.image
-
-    @property
-    def controller(self) -> QuorumController:
-        """The active controller; KafkaError NOT_CONTROLLER if it is not on this node."""
-        return self.active_controller.require()
 
     @property
     def metadata(self) -> MetadataLog:
@@ -147,24 +141,6 @@ class Node:
 
     def now_ms(self) -> int:
         return self.runtime.clock.wall_ms()
-
-    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
-        """Let the controller decide; the awaitable gives the response once the decision is committed and
-        this node has followed it. KafkaError NOT_CONTROLLER if the active controller is not here.
-        """
-        controller = self.controller
-        return controller.commit(decide(controller.controller))
-
-    def active_controller_id(self) -> int:
-        leader = self.metadata.leader_id
-        return -1 if leader is None else leader
-
-    def told_controller_id(self) -> int:
-        """Whom clients are told to be the controller: any broker will do, as each passes requests on."""
-        own, brokers = self.config.node_id, self.image.cluster.brokers
-        if own in brokers and not brokers[own].fenced:
-            return own
-        return min((broker.id for broker in brokers.values() if not broker.fenced), default=-1)
 
     def client_endpoints(self) -> list[Endpoint]:
         """Where clients connect, with the ports that are really open."""
@@ -327,8 +303,15 @@ class Node:
         self._undo(self._upkeep.stop)
 
     def _dispatcher(self, endpoint: Endpoint) -> Dispatcher:
-        of_controller = endpoint.name in self.config.controller_listener_names
-        return Dispatcher(self, endpoint, Listener.CONTROLLER if of_controller else Listener.BROKER)
+        """The service behind a listener. A controller's works on requests while the broker of the node is not
+        ready yet, as nothing gets ready without them.
+        """
+        if endpoint.name in self.config.controller_listener_names:
+            return Dispatcher(self._services, endpoint.name, Listener.CONTROLLER, self.quorum.opened)
+        return Dispatcher(self._services, endpoint.name, Listener.BROKER, self.ready)
+
+    def _decide_locally(self, request: Request, version: int) -> Awaitable[Response | None]:
+        return decide_locally(self._services, request, version)
 
     # Following the metadata
 

@@ -1,79 +1,120 @@
-"""What a handler knows of the request beside its body: who asks, by which listener, in which version."""
+"""What a handler knows of a request beside its body: the client, the listener, the version, and the parts of
+the node that it may use.
+
+A request that came by a connection has a `RequestContext`. One that another broker forwarded to the active
+controller has a `ForwardedRequestContext`, which has no connection. Handlers of requests that may come either
+way take their common base, `ApiRequestContext`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING
 
 from ottla.metadata.controller.state import ControllerRequestContext
-from ottla.protocol.acl import SUPPORTED_OPERATIONS, operation_bits
-from ottla.protocol.schema import Request, Response
+from ottla.protocol.acl import CLUSTER_NAME, SUPPORTED_OPERATIONS, AclOperation, ResourceType, operation_bits
+from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from ottla.node.api.dispatch import Dispatcher
-    from ottla.node.config.listeners import Endpoint
-    from ottla.node.network.connection import PendingRequest
-    from ottla.node.node import Node
-    from ottla.protocol.api import Api
-    from ottla.protocol.headers import RequestHeader
+    from ottla.metadata.image.image import MetadataImage
+    from ottla.node.api.services import ApiServices, BrokerServices, ControllerServices
+    from ottla.node.config.node_config import NodeConfig
+    from ottla.node.network.connection import ClientConnection, PendingRequest
+    from ottla.protocol.api import Api, Listener
+
+
+@dataclass(frozen=True, slots=True)
+class RequestListener:
+    """The listener by which a request came."""
+
+    name: str
+    kind: Listener
+    # Whether it serves versions that are not stable yet (`unstable.api.versions.enable`).
+    serves_unstable_versions: bool
 
 
 @dataclass(slots=True)
-class RequestContext:
-    node: Node
-    dispatcher: Dispatcher
-    exchange: PendingRequest
+class ApiRequestContext(ABC):
+    services: ApiServices
+    listener: RequestListener
     api: Api
     version: int
     correlation_id: int
     client_id: str | None
-    forwarded_for: str | None = None
-    """The host of the client for which another broker passed the request on; then there is no connection of
-    its own."""
-
-    @classmethod
-    def of_forwarded(
-        cls, dispatcher: Dispatcher, api: Api, version: int, header: RequestHeader, host: str
-    ) -> RequestContext:
-        nothing = cast("PendingRequest", None)
-        return cls(
-            dispatcher.node, dispatcher, nothing, api, version, header.correlation_id, header.client_id, host
-        )
 
     @property
-    def endpoint(self) -> Endpoint:
-        """The listener by which the request came."""
-        return self.dispatcher.endpoint
-
-    @property
+    @abstractmethod
     def client_host(self) -> str:
-        if self.forwarded_for is not None:
-            return self.forwarded_for
-        return self.exchange.connection.peer[0]
+        """The address of the client, without its port."""
 
     @property
-    def came_by(self) -> tuple[str, int]:
-        """The address of this node that the client connected to."""
-        return self.exchange.connection.local
+    def config(self) -> NodeConfig:
+        return self.services.node.config
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed metadata that this node has applied."""
+        return self.services.node.image
+
+    @property
+    def controller(self) -> ControllerServices:
+        return self.services.controller
 
     def allowed(self, operation: int, resource_type: int, name: str) -> bool:
-        """Whether the client may do this; without an authorizer everybody may do everything."""
-        authorizer = self.node.authorizer
+        """Whether the client may do this; without an authorizer every client may do everything."""
+        authorizer = self.services.node.authorizer
         return authorizer is None or authorizer.allowed(self, operation, resource_type, name)
 
-    def operations(self, resource_type: int, name: str) -> int:
+    def require_cluster_action(self) -> None:
+        """Raise CLUSTER_AUTHORIZATION_FAILED unless the client may act as a node of the cluster."""
+        self.require_of_cluster(AclOperation.CLUSTER_ACTION)
+
+    def require_of_cluster(self, operation: AclOperation) -> None:
+        """Raise CLUSTER_AUTHORIZATION_FAILED unless the client may do this to the cluster."""
+        if not self.allowed(operation, ResourceType.CLUSTER, CLUSTER_NAME):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+    def authorized_operations(self, resource_type: int, name: str) -> int:
         """What the client may do with a resource, one bit for each operation."""
         supported = SUPPORTED_OPERATIONS[resource_type]
         return operation_bits(op for op in supported if self.allowed(op, resource_type, name))
 
-    def control(self) -> ControllerRequestContext:
+    def for_controller(self) -> ControllerRequestContext:
         """This request as the controller sees it."""
         return ControllerRequestContext(allowed=self.allowed)
 
 
-Reply: TypeAlias = Response | Awaitable[Response | None] | None
-"""The response, or what will give it; None where the request is not to be answered (Produce with acks=0)."""
+@dataclass(slots=True)
+class RequestContext(ApiRequestContext):
+    """A request that came by a connection of this node; it is answered there."""
 
-Handler: TypeAlias = Callable[[RequestContext, Any], Reply]
-ErrorBuilder: TypeAlias = Callable[[Request, int, str | None], Response]
+    pending: PendingRequest
+
+    @property
+    def broker(self) -> BrokerServices:
+        return self.services.broker
+
+    @property
+    def connection(self) -> ClientConnection:
+        return self.pending.connection
+
+    @property
+    def client_host(self) -> str:
+        return self.pending.connection.peer[0]
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """The address of this node that the client connected to."""
+        return self.pending.connection.local
+
+
+@dataclass(slots=True)
+class ForwardedRequestContext(ApiRequestContext):
+    """A request that a broker forwarded to the active controller on this node, on behalf of a client."""
+
+    forwarded_host: str
+
+    @property
+    def client_host(self) -> str:
+        return self.forwarded_host

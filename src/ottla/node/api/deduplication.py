@@ -1,8 +1,8 @@
-"""What a request names more than once.
+"""Requests that name the same thing more than once.
 
-Apache Kafka describes a thing as often as it is named. So does a node, but not in a request of more items
-than any client sends: a description may be thousands of times as large as the question, so there each is
-given once (decision 0013).
+Apache Kafka describes a thing as often as the request names it. So does a node, except in a request of more
+items than any client sends: a description may be thousands of times as large as the name that asks for it, so
+there each distinct item is described once (decision 0013).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-MOST_WITH_REPEATS: Final = 100
+MAX_ITEMS_WITH_DUPLICATES: Final = 100
 
 
-def _itself(item: T) -> T:
+def _identity(item: T) -> T:
     return item
 
 
-def within_bounds(items: Sequence[T], key: Callable[[T], Hashable] = _itself) -> Sequence[T]:
-    """The items to answer: all of them, or in a long request the first of each key."""
-    if len(items) <= MOST_WITH_REPEATS:
+def deduplicate_long(items: Sequence[T], key: Callable[[T], Hashable] = _identity) -> Sequence[T]:
+    """Return the items to answer: all of them, or in a long request the first of each key."""
+    if len(items) <= MAX_ITEMS_WITH_DUPLICATES:
         return items
     first: dict[Hashable, T] = {}
     for item in items:

@@ -1,16 +1,24 @@
-"""Requests that only the active controller decides, asked of another broker: passed on, and the answer back.
+"""Requests that only the active controller decides, sent to another broker: that broker forwards them.
 
-The request goes as it came, header and all, in an Envelope, with who asked and from where; the answer comes
-as it will go to the client. A controller that has just lost its job says so, and the next one is asked.
+The broker sends the request as it came, header and all, in an Envelope, with the client's principal and
+address (`forward`, or `at_controller` for a part of a request). The controller handles it as if the client
+had sent it to the controller's own listener (`answer_forwarded`), and the broker returns the response to the
+client. A controller that has just lost its leadership answers NOT_CONTROLLER, and the broker asks its
+successor.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, RequestListener
+from ottla.node.api.responses import encode, failure_response
+from ottla.node.api.routes import ROUTES
 from ottla.node.network.connection import Parts
+from ottla.protocol.api import Listener, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import SIZE, RequestHeader, read_response
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
@@ -21,33 +29,34 @@ from ottla.protocol.schema import Buffer, Request, Response
 if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.state import Result
-    from ottla.node.api.context import RequestContext
+    from ottla.node.api.services import ApiServices
 
 R = TypeVar("R", bound=Response)
 
 _ENVELOPE_VERSION: Final = 0
-# Of a client that did not have to say who it is; listeners that ask are not served yet.
+_KEY_AND_VERSION: Final = struct.Struct(">hh")
+# The principal of clients that did not authenticate; listeners with authentication are not served yet.
 _PRINCIPAL: Final = encode_prefixed(DefaultPrincipalData(type="User", name="ANONYMOUS"), 0)
 
 
-async def forward(context: RequestContext, frame: Buffer) -> Parts:
-    """Pass a request on as it came; the response as it goes out. KafkaError if the controller could not be
-    asked in time.
+async def forward(context: ApiRequestContext, frame: Buffer) -> Parts:
+    """Forward a request as it came, and return the response as it goes out. REQUEST_TIMED_OUT if no
+    controller answered in time.
     """
-    data = await _exchange(context, frame)
+    data = await _send_envelope(context, frame)
     return [SIZE.pack(len(data)), data]
 
 
 async def at_controller(
-    context: RequestContext, request: Request, decide: Callable[[Controller], Result[R]]
+    context: ApiRequestContext, request: Request, decide: Callable[[Controller], Result[R]]
 ) -> R:
-    """What the active controller says to a part of what was asked: decided here if it is here, or else passed
-    on.
+    """Have the active controller decide a request that a handler made of a part of the client's: here if it
+    is on this node, or else forwarded.
     """
     try:
-        return await context.node.control(decide)
+        return await context.controller.control(decide)
     except KafkaError as error:
-        if error.code is not ErrorCode.NOT_CONTROLLER or context.forwarded_for is not None:
+        if error.code is not ErrorCode.NOT_CONTROLLER or isinstance(context, ForwardedRequestContext):
             raise
     api, version = context.api, context.version
     header = RequestHeader(
@@ -57,16 +66,16 @@ async def at_controller(
         client_id=context.client_id,
     )
     frame = header.encode(api.request_header_version(version)) + request.encode(version)
-    _, response = read_response(api, version, await _exchange(context, frame))
+    _, response = read_response(api, version, await _send_envelope(context, frame))
     return cast("R", response)
 
 
-async def _exchange(context: RequestContext, frame: Buffer) -> bytes:
+async def _send_envelope(context: ApiRequestContext, frame: Buffer) -> bytes:
     envelope = EnvelopeRequest(
         request_data=frame, request_principal=_PRINCIPAL, client_host_address=_packed(context.client_host)
     )
     try:
-        answer = await context.node.quorum.forwards.ask(envelope, _ENVELOPE_VERSION)
+        answer = await context.controller.forwards.ask(envelope, _ENVELOPE_VERSION)
     except OSError as error:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from None
     assert isinstance(answer, EnvelopeResponse)
@@ -82,21 +91,63 @@ def _packed(host: str) -> bytes:
         return bytes(4)
 
 
-def sender(envelope: EnvelopeRequest) -> str:
-    """The host of the client for which another broker passed a request on. PRINCIPAL_DESERIALIZATION_FAILURE
-    if nobody can tell who it is, INVALID_REQUEST if nobody can tell where.
+async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> bytes:
+    """Handle a request that another broker forwarded, and return the response as it goes to the client,
+    without its size. KafkaError where the envelope cannot be opened, and NOT_CONTROLLER if the active
+    controller is not on this node.
+    """
+    client_host = _client_host(envelope)
+    frame = envelope.request_data
+    if len(frame) < _KEY_AND_VERSION.size:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the envelope is empty")
+    key, version = _KEY_AND_VERSION.unpack_from(frame)
+    route = ROUTES.get(key)
+    if route is None or Listener.CONTROLLER not in route.listeners or not route.api.forwardable:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{api_name(key)} is not forwarded")
+    config = services.node.config
+    listener = RequestListener(
+        config.controller_listener_names[0], Listener.CONTROLLER, config.flag("unstable.api.versions.enable")
+    )
+    api = route.api
+    if not api.min_version <= version <= route.max_version(unstable=listener.serves_unstable_versions):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{api_name(key)} version {version}")
+    try:
+        header, position = RequestHeader.decode_from(frame, 0, api.request_header_version(version))
+        request, _ = api.request_class.decode_from(frame, position, version)
+    except MalformedMessage as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
+    context = ForwardedRequestContext(
+        services, listener, api, version, header.correlation_id, header.client_id, client_host
+    )
+    try:
+        reply = route.load_handler(Listener.CONTROLLER)(context, request)
+        response = reply if reply is None or isinstance(reply, Response) else await reply
+        assert response is not None, f"{api.name} has no answer"
+    except Exception as error:
+        if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER:
+            raise
+        failed = route.load_failure_response(Listener.CONTROLLER)
+        response = failure_response(context, failed, request, error)
+    return b"".join(encode(context, response))[SIZE.size :]
+
+
+def _client_host(envelope: EnvelopeRequest) -> str:
+    """The address of the client on whose behalf a broker forwards a request.
+    PRINCIPAL_DESERIALIZATION_FAILURE if its principal cannot be read, INVALID_REQUEST if its address cannot.
     """
     try:
         # Listeners without authentication know one principal, which it must be; it need not be passed on.
         decode_prefixed(DefaultPrincipalData, envelope.request_principal or b"")
     except (MalformedMessage, UnsupportedVersion) as error:
         raise KafkaError(
-            ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE, f"who asks cannot be read: {error.message}"
+            ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE,
+            f"Failed to deserialize client principal from envelope: {error.message}",
         ) from None
     try:
         return str(ipaddress.ip_address(envelope.client_host_address))
     except ValueError:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"a client's address has 4 or 16 bytes, not {len(envelope.client_host_address)}",
+            "Failed to parse client address from envelope: it has "
+            f"{len(envelope.client_host_address)} bytes, not 4 or 16",
         ) from None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.service import answer
+from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
-
-if TYPE_CHECKING:
-    from ottla.node.api.context import RequestContext
 
 CommittedTopic = TypeVar("CommittedTopic", OffsetCommitRequestTopic, TxnOffsetCommitRequestTopic)
 
@@ -25,7 +23,7 @@ def submit(
     convert: Callable[[Any], Any] = lambda response: response,
 ) -> Any | Awaitable[Any]:
     """Give a client's request to the group it names."""
-    return answer(context.node.groups.submit(group_id, request_of(context, body)), convert)
+    return answer(context.broker.groups.submit(group_id, request_of(context, body)), convert)
 
 
 def request_of(context: RequestContext, body: Any) -> GroupRequest:
@@ -50,7 +48,7 @@ def check_group_id(group_id: str) -> None:
 
 def existing(context: RequestContext, topic: CommittedTopic) -> tuple[CommittedTopic, CommittedTopic]:
     """The part of a topic that exists, and the part that does not; the topic itself does."""
-    partitions = context.node.image.topics.by_name[topic.name].partitions
+    partitions = context.image.topics.by_name[topic.name].partitions
     if all(each.partition_index in partitions for each in topic.partitions):
         return topic, topic.replace(partitions=[])
     return (

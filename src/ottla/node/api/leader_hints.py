@@ -22,7 +22,7 @@ class LeaderHints:
 
     def leader(self, topic: bytes | str, partition: int) -> tuple[int, int] | None:
         """The leader and its epoch, as this broker knows them."""
-        image = self._context.node.image
+        image = self._context.image
         topics = image.topics
         found = topics.by_id.get(topic) if isinstance(topic, bytes) else topics.by_name.get(topic)
         registration = None if found is None else found.partitions.get(partition)

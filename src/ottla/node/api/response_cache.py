@@ -1,9 +1,9 @@
-"""Answers that are kept: the same question about the same metadata has the same bytes.
+"""Responses that are kept: the same request about the same metadata image has the same bytes as its answer.
 
-A hundred clients that come back together after a restart all ask for the same topics. What they are told
-follows from the metadata image, the version, the address by which they came and the body of the request,
-and from nothing else; so it is built and encoded once, and built anew when the image is another one. The
-memory is bounded: the oldest answers make room, and one that is too large by itself is not kept.
+A hundred clients that come back together after a restart all ask for the same topics. Their responses follow
+from the metadata image, the version, the address that they connected to and the body of the request, and from
+nothing else. So a response is built and encoded once, and again only when the image has been replaced. The
+cache is bounded: the oldest responses make room, and a response that is too large by itself is not kept.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ from typing import Final, TypeAlias
 
 from ottla.metadata.image.image import MetadataImage
 
-Question: TypeAlias = tuple[int, tuple[str, int], bytes]
-"""Version, the address the client came by, the body of the request."""
+CacheKey: TypeAlias = tuple[int, tuple[str, int], bytes]
+"""Version, the address of this node that the client connected to, the body of the request."""
 
-MAX_BYTES: Final = 8 * 1024 * 1024
-MAX_QUESTION_BYTES: Final = MAX_BYTES // 8
+MAX_CACHE_BYTES: Final = 8 * 1024 * 1024
+MAX_REQUEST_BYTES: Final = MAX_CACHE_BYTES // 8
+# The dict entry, the tuple and the objects' headers.
+_ENTRY_OVERHEAD_BYTES: Final = 512
 
 
-class Memo:
-    """What one API of one listener has answered at one image."""
+class ResponseCache:
+    """Encoded responses of one API on one listener, all of them made from `_image`."""
 
-    __slots__ = ("_answers", "_image", "_room")
+    __slots__ = ("_free_bytes", "_image", "_responses")
 
     def __init__(self) -> None:
         self._image: MetadataImage | None = None
-        self._answers: dict[Question, bytes] = {}
-        self._room = MAX_BYTES
+        self._responses: dict[CacheKey, bytes] = {}  # the oldest first
+        self._free_bytes = MAX_CACHE_BYTES  # what `_responses` leaves of the limit; never negative
 
-    def find(self, image: MetadataImage, question: Question) -> bytes | None:
-        return self._answers.get(question) if image is self._image else None
+    def get(self, image: MetadataImage, key: CacheKey) -> bytes | None:
+        return self._responses.get(key) if image is self._image else None
 
-    def keep(self, image: MetadataImage, question: Question, answer: bytes) -> None:
+    def put(self, image: MetadataImage, key: CacheKey, response: bytes) -> None:
         if image is not self._image:
             self._image = image
-            self._answers = {}
-            self._room = MAX_BYTES
-        size = _size(question, answer)
-        if size > MAX_BYTES or question in self._answers:
+            self._responses = {}
+            self._free_bytes = MAX_CACHE_BYTES
+        size = _entry_bytes(key, response)
+        if size > MAX_CACHE_BYTES or key in self._responses:
             return
-        while self._room < size:
-            oldest = next(iter(self._answers))
-            self._room += _size(oldest, self._answers.pop(oldest))
-        self._answers[question] = answer
-        self._room -= size
+        while self._free_bytes < size:
+            oldest = next(iter(self._responses))
+            self._free_bytes += _entry_bytes(oldest, self._responses.pop(oldest))
+        self._responses[key] = response
+        self._free_bytes -= size
 
 
-def _size(question: Question, answer: bytes) -> int:
-    return len(question[2]) + len(answer) + 512  # the dict, the tuple and the objects' own heads
+def _entry_bytes(key: CacheKey, response: bytes) -> int:
+    return len(key[2]) + len(response) + _ENTRY_OVERHEAD_BYTES

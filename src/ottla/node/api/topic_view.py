@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ottla.metadata.image.entities import NO_LEADER, BrokerRegistration, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.api.context import RequestContext
+from ottla.node.api.context import ApiRequestContext, RequestContext
 from ottla.protocol.errors import ErrorCode
 
 
@@ -27,15 +27,23 @@ def broker_address(context: RequestContext, broker: BrokerRegistration) -> Broke
 
     This node, bound to all interfaces and with nothing advertised, is where the client has found it.
     """
-    endpoint = broker.listeners.get(context.endpoint.name)
+    endpoint = broker.listeners.get(context.listener.name)
     if endpoint is None:
         return None
     host, port = endpoint.host, endpoint.port
-    if broker.id == context.node.config.node_id and context.node.endpoints.advertises_nothing(
-        context.endpoint.name
+    if broker.id == context.config.node_id and context.services.node.endpoints.advertises_nothing(
+        context.listener.name
     ):
-        host = context.came_by[0] or host
+        host = context.local_address[0] or host
     return BrokerAddress(broker.id, host, port, broker.rack, broker.fenced)
+
+
+def advertised_controller_id(context: ApiRequestContext) -> int:
+    """The broker that clients are to take for the controller: any one will do, as each forwards requests."""
+    own, brokers = context.config.node_id, context.image.cluster.brokers
+    if own in brokers and not brokers[own].fenced:
+        return own
+    return min((broker.id for broker in brokers.values() if not broker.fenced), default=-1)
 
 
 def live_brokers(context: RequestContext, image: MetadataImage) -> Iterator[BrokerAddress]:

@@ -66,7 +66,7 @@ class BrokerLifecycleManager:
         cleanly.
         """
         self._node: Final = node
-        self._link: Final = ControllerChannel(node, "ottla-broker-lifecycle")
+        self._link: Final = ControllerChannel(node, "ottla-broker-lifecycle", node.quorum.decide_locally)
         self._link.follow_leader()
         # A new controller should not have to wonder.
         node.metadata.watch_leader(self.hurry)

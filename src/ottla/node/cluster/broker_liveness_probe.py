@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BROKER: Final = "broker whose heartbeats come by this connection"
 # Pauses before each knock: sockets of a dying process need not all close at the same moment.
 _KNOCKS_SECONDS: Final = (0.0, 0.02, 0.1, 0.3)
 _KNOCK_TIMEOUT_MS: Final = 1_000
@@ -60,12 +59,12 @@ class BrokerLivenessProbe:
 
     def heard(self, connection: ClientConnection, broker: int, epoch: int) -> None:
         """The broker's heartbeats come by this connection."""
-        connection.attributes[_BROKER] = (broker, epoch)
+        connection.broker_incarnation = (broker, epoch)
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        told = connection.attributes.get(_BROKER)
-        if told is not None:
-            self._examine(told[0], self._knock(*told))
+        broker = connection.broker_incarnation
+        if broker is not None:
+            self._examine(broker[0], self._knock(*broker))
 
     def took_over(self) -> None:
         """This node has become the active controller: its predecessor's process may have been a broker's."""

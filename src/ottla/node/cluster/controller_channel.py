@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.metadata.storage import StorageError
 from ottla.protocol.api import API
@@ -33,13 +33,18 @@ _LEAST_TIMEOUT_MS: Final = 10_000
 _MAX_ASKED: Final = 64
 
 
+LocalController: TypeAlias = Callable[[Request, int], Awaitable[Response | None]]
+"""Answers a request, of a version, as the active controller on this node; None if it is elsewhere by now."""
+
+
 class ControllerChannel:
     """Connections of its own to the controllers, so that what waits for an answer does not hold up others
     that use another link.
     """
 
-    def __init__(self, node: Node, client_id: str) -> None:
+    def __init__(self, node: Node, client_id: str, decide_locally: LocalController) -> None:
         self._node: Final = node
+        self._decide_locally: Final = decide_locally
         self._channel: Final = Channel(node.runtime.network, client_id)
         self._room: Final = asyncio.Semaphore(_MAX_ASKED)
 
@@ -80,7 +85,7 @@ class ControllerChannel:
         """None if the active controller could not be asked."""
         node = self._node
         if node.active_controller.current is not None:
-            return await _decide(node, request, newest_version)
+            return await self._decide_locally(request, newest_version)
         address = node.metadata.leader_address
         if address is None:
             return None
@@ -114,20 +119,6 @@ class ControllerChannel:
 
     def close(self) -> None:
         self._channel.close()
-
-
-async def _decide(node: Node, request: Request, version: int) -> Response | None:
-    """Ask the controller of this node, as its listener would."""
-    from ottla.node.api.dispatch import failure_response, handler_module
-
-    module = import_module(handler_module(API[request.API_KEY]))
-    try:
-        response: Response = await module.decide(node, request, version)
-        return response
-    except KafkaError as error:
-        if error.code is ErrorCode.NOT_CONTROLLER:
-            return None
-        return failure_response(module, request, error.code, error.message)
 
 
 def _is_elsewhere(response: Response) -> bool:

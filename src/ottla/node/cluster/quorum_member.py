@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.log.metadata_log import MetadataLog
@@ -31,12 +31,17 @@ from ottla.node.network.server import SocketServer
 from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
+    from ottla.metadata.controller.controller import Controller
+    from ottla.metadata.controller.state import Result
     from ottla.metadata.log.loader import Subscriber
-    from ottla.node.api.dispatch import Dispatcher
+    from ottla.node.cluster.controller_channel import LocalController
+    from ottla.node.network.connection import RequestDispatcher
     from ottla.node.node import Node
     from ottla.node.storage import NodeStorage
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # How long a node waits for the quorum before it says so, and again.
 _PATIENCE_SECONDS: Final = 10.0
@@ -47,32 +52,33 @@ _RESIGN_MS: Final = 1_000
 class QuorumMember:
     """`metadata` and `active_controller` are there once it is open."""
 
-    def __init__(self, node: Node, dispatcher: Callable[[Endpoint], Dispatcher]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        service_for: Callable[[Endpoint], RequestDispatcher],
+        decide_locally: LocalController,
+    ) -> None:
         self._node: Final = node
-        self._dispatcher: Final = dispatcher
-        self._decisions: Dispatcher | None = None
         self._registering: asyncio.Task[None] | None = None
         # Set once the quorum's requests are worked on.
         self.opened: Final = asyncio.Event()
         self.metadata: MetadataLog
         self.active_controller: ActiveController
         # The ways to the active controller: for what this node asks, and for what it passes on.
-        self.controllers: Final = ControllerChannel(node, "ottla-broker")
-        self.forwards: Final = ControllerChannel(node, "ottla-forwarding")
+        self.decide_locally: Final = decide_locally
+        self.controllers: Final = ControllerChannel(node, "ottla-broker", decide_locally)
+        self.forwards: Final = ControllerChannel(node, "ottla-forwarding", decide_locally)
         self.liveness: Final = BrokerLivenessProbe(node)
         self.server: Final = SocketServer(
-            node.runtime.network, node.config, dispatcher, self.liveness.connection_closed
+            node.runtime.network, node.config, service_for, self.liveness.connection_closed
         )
 
-    @property
-    def decisions(self) -> Dispatcher:
-        """Answers what others pass on to the active controller."""
-        if self._decisions is None:
-            from ottla.node.config.listeners import SecurityProtocol
-
-            name = self._node.config.controller_listener_names[0]
-            self._decisions = self._dispatcher(Endpoint(name, SecurityProtocol.PLAINTEXT, "", 0))
-        return self._decisions
+    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
+        """Let the active controller of this node decide; the response comes once the decision is committed
+        and applied here. KafkaError NOT_CONTROLLER if it is not on this node.
+        """
+        controller = self.active_controller.require()
+        return controller.commit(decide(controller.controller))
 
     async def open(self, storage: NodeStorage, endpoints: Sequence[Endpoint], follow: Subscriber) -> None:
         """Take part in the quorum; `endpoints` are where this controller is reached, and `follow` is called

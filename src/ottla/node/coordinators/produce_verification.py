@@ -19,7 +19,7 @@ from ottla.records.batch import BatchHeader
 from ottla.replication.partition import Partition
 
 if TYPE_CHECKING:
-    from ottla.node.api.context import RequestContext
+    from ottla.node.coordinators.transactions import NodeTransactions
 
 _FIRST_VERSION_THAT_CAN_ABORT: Final = 11
 _FIRST_VERSION_THAT_ADDS: Final = 12
@@ -35,12 +35,21 @@ _COORDINATOR_NOT_READY: Final = frozenset(
 
 
 class Verification:
-    __slots__ = ("_context", "_errors", "_guards", "_producer", "_transactional_id", "_version_2")
+    __slots__ = (
+        "_can_abort",
+        "_errors",
+        "_guards",
+        "_producer",
+        "_transactional_id",
+        "_transactions",
+        "_version_2",
+    )
 
-    def __init__(self, context: RequestContext, transactional_id: str) -> None:
-        self._context = context
+    def __init__(self, transactions: NodeTransactions, transactional_id: str, produce_version: int) -> None:
+        self._transactions = transactions
         self._transactional_id = transactional_id
-        self._version_2 = context.version >= _FIRST_VERSION_THAT_ADDS
+        self._version_2 = produce_version >= _FIRST_VERSION_THAT_ADDS
+        self._can_abort = produce_version >= _FIRST_VERSION_THAT_CAN_ABORT
         self._producer: Producer | None = None
         self._guards: dict[TopicPartition, VerificationGuard] = {}
         self._errors: dict[TopicPartition, KafkaError] = {}
@@ -56,7 +65,7 @@ class Verification:
             return
         self._producer = producer
         try:
-            guard = self._context.node.transactions.begin_verification(
+            guard = self._transactions.begin_verification(
                 partition, producer, header.base_sequence, version_2=self._version_2
             )
         except KafkaError as error:
@@ -67,7 +76,7 @@ class Verification:
 
     def run(self) -> Awaitable[None] | None:
         """Ask the coordinator; None if all is answered already."""
-        transactions = self._context.node.transactions
+        transactions = self._transactions
         if not self._guards or not transactions.must_ask(version_2=self._version_2):
             return None
         assert self._producer is not None
@@ -76,7 +85,7 @@ class Verification:
             self._producer,
             frozenset(self._guards),
             version_2=self._version_2,
-            can_abort=self._context.version >= _FIRST_VERSION_THAT_CAN_ABORT,
+            can_abort=self._can_abort,
         )
         if isinstance(codes, Mapping):
             self._take(codes)

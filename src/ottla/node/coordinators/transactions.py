@@ -35,7 +35,6 @@ from ottla.replication.partition import Partition
 from ottla.rpc.request_batcher import Questions
 
 if TYPE_CHECKING:
-    from ottla.node.api.context import RequestContext
     from ottla.node.node import Node
     from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
@@ -206,11 +205,11 @@ class NodeTransactions:
     # Offsets
 
     async def verify_offsets(
-        self, context: RequestContext, request: TxnOffsetCommitRequest, tp: TopicPartition
+        self, request: TxnOffsetCommitRequest, version: int, tp: TopicPartition
     ) -> VerificationGuard:
         """For TxnOffsetCommit: the guard with which the offsets may be written, or the error to answer."""
         producer = Producer(request.producer_id, request.producer_epoch)
-        version_2 = context.version >= _FIRST_OFFSETS_THAT_ADD
+        version_2 = version >= _FIRST_OFFSETS_THAT_ADD
         try:
             partition = self._node.replicas.partition(tp)
             partition.check_leader()
@@ -224,7 +223,7 @@ class NodeTransactions:
             producer,
             frozenset((tp,)),
             version_2=version_2,
-            can_abort=context.version >= _FIRST_OFFSETS_THAT_CAN_ABORT,
+            can_abort=version >= _FIRST_OFFSETS_THAT_CAN_ABORT,
         )
         if not isinstance(codes, Mapping):
             codes = await codes

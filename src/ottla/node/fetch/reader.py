@@ -7,9 +7,8 @@ reading nothing is worth reading again.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing
 from ottla.node.fetch.session import Fetch, Key, Results
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
@@ -26,31 +25,66 @@ from ottla.records.batch import LOG_OVERHEAD
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
 from ottla.runtime.disk import NotInMemory
 
+if TYPE_CHECKING:
+    from ottla.metadata.image.image import MetadataImage
+    from ottla.node.cluster.replication import BrokerReplication
+    from ottla.node.config.node_config import NodeConfig
+    from ottla.node.network.connection import PendingRequest
+    from ottla.replication.replica_manager import ReplicaManager
+
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = frozenset(
     (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 )
 
 
-def replica_id(context: RequestContext, request: FetchRequest) -> int:
-    return request.replica_state.replica_id if context.version >= 15 else request.replica_id
+class FetchServices(Protocol):
+    """What reading for a Fetch needs of a broker."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    @property
+    def replicas(self) -> ReplicaManager: ...
+
+    @property
+    def replication(self) -> BrokerReplication: ...
+
+    def now_ms(self) -> int: ...
+
+
+class Permissions(Protocol):
+    """What the client that sent a Fetch may do."""
+
+    def allowed(self, operation: int, resource_type: int, name: str) -> bool: ...
+
+
+def replica_id(request: FetchRequest, version: int) -> int:
+    """The broker that fetches as a follower; -1 of a consumer."""
+    return request.replica_state.replica_id if version >= 15 else request.replica_id
 
 
 class FetchReader:
     """Reads the partitions of a fetch, as often as it takes."""
 
     __slots__ = (
+        "_broker",
         "_committed",
-        "_context",
         "_fetch",
         "_high_watermarks",
         "_is_stale",
         "_isolation",
+        "_listener",
         "_marks",
         "_max_bytes",
         "_min_bytes",
         "_only_leader",
         "_partitions",
+        "_pending",
+        "_permissions",
         "_rack",
         "_read_bytes",
         "_replica_epoch",
@@ -61,20 +95,30 @@ class FetchReader:
         "satisfied",
     )
 
-    def __init__(self, context: RequestContext, request: FetchRequest, fetch: Fetch) -> None:
-        self._context = context
+    def __init__(
+        self,
+        request: FetchRequest,
+        version: int,
+        fetch: Fetch,
+        broker: FetchServices,
+        permissions: Permissions,
+        pending: PendingRequest,
+        listener: str,
+    ) -> None:
+        self._broker = broker
+        self._permissions = permissions
+        self._pending = pending
+        self._listener = listener
         self._fetch = fetch
-        self._replica_id = replica_id(context, request)
-        self._replica_epoch = request.replica_state.replica_epoch if context.version >= 15 else -1
+        self._replica_id = replica_id(request, version)
+        self._replica_epoch = request.replica_state.replica_epoch if version >= 15 else -1
         self.follower = self._replica_id >= 0
-        if self.follower and not context.allowed(
+        if self.follower and not permissions.allowed(
             AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
         ):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-        self._is_stale = self.follower and context.node.replicas.is_stale(
-            self._replica_id, self._replica_epoch
-        )
-        self._rack = "" if self.follower or context.version < 11 else request.rack_id
+        self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
+        self._rack = "" if self.follower or version < 11 else request.rack_id
         self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
         if self.follower:
             self._isolation = FetchIsolation.LOG_END
@@ -82,11 +126,11 @@ class FetchReader:
             self._isolation = (
                 FetchIsolation.TXN_COMMITTED if self._committed else FetchIsolation.HIGH_WATERMARK
             )
-        self._only_leader = self.follower or context.version < 11
+        self._only_leader = self.follower or version < 11
         limit = (
             request.max_bytes
             if self.follower
-            else min(request.max_bytes, context.node.config.number("fetch.max.bytes"))
+            else min(request.max_bytes, broker.config.number("fetch.max.bytes"))
         )
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
@@ -100,7 +144,7 @@ class FetchReader:
         self.satisfied = False
         # Consumers that read from followers wait for these to learn of the high watermark, so a follower is
         # then told as soon as it moves. Otherwise that would only double the number of its fetches.
-        self._tells_high_watermark = self.follower and context.node.replication.selects_nearest
+        self._tells_high_watermark = self.follower and broker.replication.selects_nearest
         self._high_watermarks: dict[Key, int] = {}  # as of the first reading, where they are to be told
 
     def read(self, missing: Missing | None) -> Results:
@@ -114,7 +158,7 @@ class FetchReader:
         self._marks.clear()
         self._partitions.clear()
         self._read_bytes = 0
-        left = min(self._max_bytes, self._context.exchange.response_bytes)
+        left = min(self._max_bytes, self._pending.response_bytes)
         enough = min(self._min_bytes, left)
         now = False
         empty = True
@@ -147,7 +191,7 @@ class FetchReader:
         self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
     ) -> PartitionData:
         topic, index = key
-        replication = self._context.node.replication
+        replication = self._broker.replication
         try:
             partition = self._find(topic, index)
             max_bytes = min(asked.partition_max_bytes, left)
@@ -162,7 +206,7 @@ class FetchReader:
                 asked.fetch_offset,
                 max_bytes,
                 isolation=self._isolation,
-                now_ms=self._context.node.now_ms(),
+                now_ms=self._broker.now_ms(),
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
                 follower=FollowerFetch(self._replica_id, asked.log_start_offset, self._replica_epoch)
@@ -213,18 +257,17 @@ class FetchReader:
 
     def _nearest(self, partition: Partition, asked: FetchPartition) -> PartitionData | None:
         """The answer that sends a consumer to a replica in its rack, if there is one."""
-        context = self._context
-        node = context.node
-        if not node.replication.selects_nearest:
+        broker = self._broker
+        if not broker.replication.selects_nearest:
             return None
-        brokers = node.image.cluster.brokers
+        brokers = broker.image.cluster.brokers
         reachable = {
             id: brokers[id].rack
             for id in partition.replicas
-            if id in brokers and not brokers[id].fenced and context.endpoint.name in brokers[id].listeners
+            if id in brokers and not brokers[id].fenced and self._listener in brokers[id].listeners
         }
         chosen = partition.find_preferred_read_replica(
-            self._rack, reachable, asked.fetch_offset, node.now_ms()
+            self._rack, reachable, asked.fetch_offset, broker.now_ms()
         )
         if chosen is None:
             return None
@@ -240,15 +283,15 @@ class FetchReader:
         )
 
     def _find(self, topic: bytes | str, index: int) -> Partition:
-        node = self._context.node
+        broker = self._broker
         if isinstance(topic, bytes):
-            found = node.image.topics.by_id.get(topic)
+            found = broker.image.topics.by_id.get(topic)
             if found is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
             name = found.name
         else:
             name = topic
-        if not self.follower and not self._context.allowed(AclOperation.READ, ResourceType.TOPIC, name):
+        if not self.follower and not self._permissions.allowed(AclOperation.READ, ResourceType.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if self._is_stale:
             raise KafkaError(
@@ -256,7 +299,7 @@ class FetchReader:
                 f"broker {self._replica_id} has registered since with a higher epoch than "
                 f"{self._replica_epoch}",
             )
-        return node.replicas.partition(TopicPartition(name, index))
+        return broker.replicas.partition(TopicPartition(name, index))
 
     # Waiting
 

@@ -106,9 +106,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_service",
         "_waiting_for_memory",
         "_write_paused",
-        "attributes",
+        "broker_incarnation",
+        "client_software",
         "closed",
         "last_active",
+        "last_produce",
         "limits",
         "local",
         "peer",
@@ -154,8 +156,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.peer: tuple[str, int] = ("", 0)
         self.local: tuple[str, int] = ("", 0)
         self.transport: asyncio.Transport
-        # What other parts keep with a connection: its principal, its client's software.
-        self.attributes: dict[str, Any] = {}
+        # The name and version of the client's software, once ApiVersions has said so.
+        self.client_software: str | None = None
+        # The id and epoch of the broker whose heartbeats come by this connection.
+        self.broker_incarnation: tuple[int, int] | None = None
+        # While Produce requests of this connection wait for their turn to append: completes when the last of
+        # them has appended.
+        self.last_produce: asyncio.Future[None] | None = None
 
     # What the loop calls.
 

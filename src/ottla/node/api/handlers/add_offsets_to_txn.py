@@ -14,7 +14,7 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import AddPartitions
-from ottla.node.api.auto_topics import create_missing
+from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.transactions import as_known
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -34,14 +34,13 @@ def handle(context: RequestContext, request: AddOffsetsToTxnRequest) -> Awaitabl
 
 
 async def _add(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
-    node = context.node
-    if CONSUMER_OFFSETS_TOPIC not in node.image.topics.by_name:
+    if CONSUMER_OFFSETS_TOPIC not in context.image.topics.by_name:
         # A producer looks for the group's coordinator only after this.
-        await create_missing(node, [CONSUMER_OFFSETS_TOPIC])
-    partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, node.groups.partition_for(request.group_id))
+        await create_missing_topics(context.services, [CONSUMER_OFFSETS_TOPIC])
+    partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))
     producer = Producer(request.producer_id, request.producer_epoch)
     try:
-        await node.transactions.service.submit(
+        await context.broker.transactions.service.submit(
             AddPartitions(request.transactional_id, producer, frozenset((partition,)), client_version=0)
         )
     except KafkaError as error:

@@ -18,7 +18,7 @@ from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.transactions import as_known
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -40,8 +40,7 @@ def handle(
 ) -> Awaitable[AddPartitionsToTxnResponse]:
     if context.version < _FIRST_VERSION_OF_BROKERS:
         return _of_client(context, request)
-    if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    context.require_cluster_action()
     return _of_broker(context, request)
 
 
@@ -102,7 +101,7 @@ async def _results(
         version = 0 if from_client else 2
         asked = AddPartitions(transactional_id, producer, partitions, client_version=version)
     try:
-        codes = await context.node.transactions.service.submit(asked)
+        codes = await context.broker.transactions.service.submit(asked)
     except KafkaError as error:
         return _all(topics, as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING).code)
     return _all(topics, ErrorCode.NONE) if codes is None else _each(topics, codes)
@@ -113,7 +112,7 @@ def _check(context: RequestContext, topic: str, index: int, *, from_client: bool
         topic in INTERNAL_TOPICS or not context.allowed(AclOperation.WRITE, ResourceType.TOPIC, topic)
     ):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    found = context.node.image.topics.by_name.get(topic)
+    found = context.image.topics.by_name.get(topic)
     if found is None or index not in found.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return ErrorCode.NONE

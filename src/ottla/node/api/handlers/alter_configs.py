@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from ottla.metadata.controller.configs import OpType
 from ottla.metadata.image.entities import ConfigResource
-from ottla.node.api.context import RequestContext
+from ottla.node.api.broker_config_changes import Change, all_failed, alter
+from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext
 from ottla.node.api.forwarding import at_controller
-from ottla.node.config.admin import Change, all_failed, alter
 from ottla.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
@@ -19,12 +19,12 @@ from ottla.protocol.messages.alter_configs import (
 )
 
 
-async def handle(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+async def handle(context: ApiRequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
         passed = AlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
         return (await _decide(context, passed)).responses
 
-    if context.forwarded_for is not None:
+    if isinstance(context, ForwardedRequestContext):
         return await _decide(context, request)
 
     responses = await alter(
@@ -42,9 +42,9 @@ async def handle(context: RequestContext, request: AlterConfigsRequest) -> Alter
     return AlterConfigsResponse(responses=responses)
 
 
-async def _decide(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+async def _decide(context: ApiRequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     return await at_controller(
-        context, request, lambda controller: controller.alter_configs(request, context.control())
+        context, request, lambda controller: controller.alter_configs(request, context.for_controller())
     )
 
 

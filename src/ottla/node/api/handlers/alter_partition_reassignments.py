@@ -5,9 +5,9 @@ Version 1 can forbid that the number of replicas changes.
 
 from __future__ import annotations
 
-from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.node.api.context import ApiRequestContext
+from ottla.protocol.acl import AclOperation
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -15,11 +15,10 @@ from ottla.protocol.messages.alter_partition_reassignments import (
 
 
 async def handle(
-    context: RequestContext, request: AlterPartitionReassignmentsRequest
+    context: ApiRequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    if not context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    response = await context.node.control(
+    context.require_of_cluster(AclOperation.ALTER)
+    response = await context.controller.control(
         lambda controller: controller.alter_partition_reassignments(request)
     )
     if request.topics:

@@ -35,7 +35,7 @@ def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> Alte
 
 def _move(context: RequestContext, tp: TopicPartition, path: str) -> ErrorCode:
     try:
-        context.node.alter_log_dirs.begin(context.node.replicas.partition(tp), path)
+        context.broker.alter_log_dirs.begin(context.broker.replicas.partition(tp), path)
     except KafkaError as error:
         return error.code
     return ErrorCode.NONE

@@ -12,10 +12,12 @@ of it. Version 4 has them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from ottla.metadata.features import KRAFT_VERSION, SUPPORTED_FEATURES
-from ottla.node.api.context import RequestContext
+from ottla.node.api.context import RequestContext, RequestListener
+from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import (
@@ -34,12 +36,12 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
         name, version = request.client_software_name, request.client_software_version
         if _SOFTWARE.fullmatch(name) is None or _SOFTWARE.fullmatch(version) is None:
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        context.exchange.connection.attributes["software"] = f"{name} {version}"
-    image = context.node.image
+        context.connection.client_software = f"{name} {version}"
+    image = context.image
     return ApiVersionsResponse(
         api_keys=[
             ApiVersion(api_key=key, min_version=first, max_version=last)
-            for key, first, last in context.dispatcher.announced()
+            for key, first, last in _announced(context.listener)
         ],
         supported_features=[
             SupportedFeatureKey(name=feature, min_version=levels.min, max_version=levels.max)
@@ -54,11 +56,18 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
     )
 
 
+def _announced(listener: RequestListener) -> Iterator[tuple[int, int, int]]:
+    """The APIs that the listener serves, with their first and last versions."""
+    for key, route in sorted(ROUTES.items()):
+        if listener.kind in route.listeners:
+            yield key, *route.announced(listener.kind, unstable=listener.serves_unstable_versions)
+
+
 def _finalized(context: RequestContext) -> dict[str, int]:
     """The levels in force; that of the quorum's protocol is not in the image, and 0 is not told."""
-    levels = context.node.image.features.finalized()
-    if context.node.metadata.kraft_version > 0:
-        levels[KRAFT_VERSION] = context.node.metadata.kraft_version
+    levels = context.image.features.finalized()
+    if context.controller.metadata.kraft_version > 0:
+        levels[KRAFT_VERSION] = context.controller.metadata.kraft_version
     return levels
 
 

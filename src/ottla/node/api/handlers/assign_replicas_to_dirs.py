@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import require_cluster_action
 from ottla.node.api.context import RequestContext
-from ottla.node.node import Node
+from ottla.node.api.services import ApiServices
 from ottla.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsResponse,
@@ -14,11 +13,11 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
 async def handle(
     context: RequestContext, request: AssignReplicasToDirsRequest
 ) -> AssignReplicasToDirsResponse:
-    require_cluster_action(context)
-    return await decide(context.node, request, context.version)
+    context.require_cluster_action()
+    return await decide(context.services, request, context.version)
 
 
 async def decide(
-    node: Node, request: AssignReplicasToDirsRequest, _version: int
+    services: ApiServices, request: AssignReplicasToDirsRequest, _version: int
 ) -> AssignReplicasToDirsResponse:
-    return await node.control(lambda controller: controller.assign_replicas_to_dirs(request))
+    return await services.controller.control(lambda controller: controller.assign_replicas_to_dirs(request))

@@ -5,20 +5,21 @@ Version 1 names directories that have failed; 2 those that take no new replicas.
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import require_cluster_action
 from ottla.node.api.context import RequestContext
-from ottla.node.node import Node
+from ottla.node.api.services import ApiServices
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
 
 async def handle(context: RequestContext, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
-    require_cluster_action(context)
-    context.node.quorum.liveness.heard(context.exchange.connection, request.broker_id, request.broker_epoch)
-    return await decide(context.node, request, context.version)
+    context.require_cluster_action()
+    context.controller.liveness.heard(context.connection, request.broker_id, request.broker_epoch)
+    return await decide(context.services, request, context.version)
 
 
-async def decide(node: Node, request: BrokerHeartbeatRequest, _version: int) -> BrokerHeartbeatResponse:
-    reply = await node.controller.process_heartbeat(request)
+async def decide(
+    services: ApiServices, request: BrokerHeartbeatRequest, _version: int
+) -> BrokerHeartbeatResponse:
+    reply = await services.controller.active_controller.require().process_heartbeat(request)
     return BrokerHeartbeatResponse(
         is_caught_up=reply.is_caught_up,
         is_fenced=reply.is_fenced,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import DescribeConsumer
 from ottla.coordinator.runtime.shard import Ticket
 from ottla.node.api.context import RequestContext
-from ottla.node.api.deduplication import within_bounds
+from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.api.group_requests import check_group, check_group_id
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -24,7 +24,7 @@ from ottla.protocol.messages.consumer_group_describe import (
 def handle(
     context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Awaitable[ConsumerGroupDescribeResponse]:
-    asked = [(group_id, _ask(context, group_id)) for group_id in within_bounds(request.group_ids)]
+    asked = [(group_id, _ask(context, group_id)) for group_id in deduplicate_long(request.group_ids)]
     return _describe(context, request, asked)
 
 
@@ -45,7 +45,7 @@ def _ask(context: RequestContext, group_id: str) -> Ticket | KafkaError:
         check_group_id(group_id)
     except KafkaError as error:
         return error
-    return context.node.groups.submit(group_id, DescribeConsumer(group_id))
+    return context.broker.groups.submit(group_id, DescribeConsumer(group_id))
 
 
 async def _describe(
@@ -70,7 +70,7 @@ async def _describe(
             )
         else:
             if request.include_authorized_operations:
-                group.authorized_operations = context.operations(ResourceType.GROUP, group_id)
+                group.authorized_operations = context.authorized_operations(ResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 

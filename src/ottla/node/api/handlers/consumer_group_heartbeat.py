@@ -20,7 +20,7 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
 def handle(
     context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
-    if not context.node.groups.config.consumer_protocol_enabled:
+    if not context.broker.groups.config.consumer_protocol_enabled:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION, "group.coordinator.rebalance.protocols does not name consumer"
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import require_cluster_action
 from ottla.node.api.context import RequestContext
-from ottla.node.node import Node
+from ottla.node.api.services import ApiServices
 from ottla.protocol.messages.controller_registration import (
     ControllerRegistrationRequest,
     ControllerRegistrationResponse,
@@ -14,12 +13,12 @@ from ottla.protocol.messages.controller_registration import (
 async def handle(
     context: RequestContext, request: ControllerRegistrationRequest
 ) -> ControllerRegistrationResponse:
-    require_cluster_action(context)
-    return await decide(context.node, request, context.version)
+    context.require_cluster_action()
+    return await decide(context.services, request, context.version)
 
 
 async def decide(
-    node: Node, request: ControllerRegistrationRequest, _version: int
+    services: ApiServices, request: ControllerRegistrationRequest, _version: int
 ) -> ControllerRegistrationResponse:
-    await node.control(lambda controller: controller.register_controller(request))
+    await services.controller.control(lambda controller: controller.register_controller(request))
     return ControllerRegistrationResponse(error_message=None)

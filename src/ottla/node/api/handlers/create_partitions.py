@@ -5,7 +5,7 @@ Version 2 is flexible; 3 may be throttled with THROTTLING_QUOTA_EXCEEDED.
 
 from __future__ import annotations
 
-from ottla.node.api.context import RequestContext
+from ottla.node.api.context import ApiRequestContext
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -14,9 +14,9 @@ from ottla.protocol.messages.create_partitions import (
 )
 
 
-async def handle(context: RequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
-    response = await context.node.control(
-        lambda controller: controller.create_partitions(request, context.control())
+async def handle(context: ApiRequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    response = await context.controller.control(
+        lambda controller: controller.create_partitions(request, context.for_controller())
     )
     for topic in response.results:
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

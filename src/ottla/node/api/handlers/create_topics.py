@@ -10,8 +10,8 @@ settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns 
 from __future__ import annotations
 
 from ottla.metadata.controller.state import ControllerRequestContext
-from ottla.node.api.context import RequestContext
-from ottla.node.node import Node
+from ottla.node.api.context import ApiRequestContext
+from ottla.node.api.services import ApiServices
 from ottla.protocol.messages.create_topics import (
     CreatableTopicResult,
     CreateTopicsRequest,
@@ -19,18 +19,20 @@ from ottla.protocol.messages.create_topics import (
 )
 
 
-async def handle(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    return await _create(context.node, request, context.control())
+async def handle(context: ApiRequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    return await _create(context.services, request, context.for_controller())
 
 
-async def decide(node: Node, request: CreateTopicsRequest, _version: int) -> CreateTopicsResponse:
-    return await _create(node, request, ControllerRequestContext())
+async def decide(services: ApiServices, request: CreateTopicsRequest, _version: int) -> CreateTopicsResponse:
+    return await _create(services, request, ControllerRequestContext())
 
 
 async def _create(
-    node: Node, request: CreateTopicsRequest, control: ControllerRequestContext
+    services: ApiServices, request: CreateTopicsRequest, control: ControllerRequestContext
 ) -> CreateTopicsResponse:
-    response = await node.control(lambda controller: controller.create_topics(request, control))
+    response = await services.controller.control(
+        lambda controller: controller.create_topics(request, control)
+    )
     for topic in response.topics:
         topic.error_message = topic.error_message or None
     return response

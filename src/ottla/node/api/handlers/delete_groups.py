@@ -35,7 +35,7 @@ def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> Del
 def _ask(context: RequestContext, group_id: str) -> Ticket | None:
     if not context.allowed(AclOperation.DELETE, ResourceType.GROUP, group_id):
         return None
-    return context.node.groups.submit(group_id, DeleteGroup(group_id))
+    return context.broker.groups.submit(group_id, DeleteGroup(group_id))
 
 
 async def _delete(asked: list[tuple[str, Ticket | None]]) -> DeleteGroupsResponse:

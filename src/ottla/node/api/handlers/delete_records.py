@@ -52,7 +52,7 @@ class _Deletions:
             if not self._context.allowed(AclOperation.DELETE, ResourceType.TOPIC, topic):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             tp = TopicPartition(topic, part.partition_index)
-            partition = self._context.node.replicas.partition(tp)
+            partition = self._context.broker.replicas.partition(tp)
             self.waiting.append((partition, partition.delete_records_on_leader(part.offset), result))
         except KafkaError as error:
             result.error_code = int(error.code)
@@ -78,7 +78,7 @@ async def _finish(
     response: DeleteRecordsResponse,
 ) -> DeleteRecordsResponse:
     keys = [partition.topic_partition for partition, _, _ in deletions.waiting]
-    if not await context.node.replicas.purgatory.wait(keys, deletions.done, request.timeout_ms):
+    if not await context.broker.replicas.purgatory.wait(keys, deletions.done, request.timeout_ms):
         for partition, offset, result in deletions.waiting:
             if result.low_watermark < offset and partition.is_leader:
                 result.error_code = int(ErrorCode.REQUEST_TIMED_OUT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.node.api.context import RequestContext
+from ottla.node.api.context import ApiRequestContext
 from ottla.protocol.messages.delete_topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
@@ -18,9 +18,11 @@ from ottla.protocol.messages.delete_topics import (
 )
 
 
-def handle(context: RequestContext, request: DeleteTopicsRequest) -> Awaitable[DeleteTopicsResponse]:
-    return context.node.control(
-        lambda controller: controller.delete_topics(request, context.control(), version=context.version)
+def handle(context: ApiRequestContext, request: DeleteTopicsRequest) -> Awaitable[DeleteTopicsResponse]:
+    return context.controller.control(
+        lambda controller: controller.delete_topics(
+            request, context.for_controller(), version=context.version
+        )
     )
 
 

@@ -7,7 +7,7 @@ kind it is refused with MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced b
 from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
-from ottla.node.api.topic_view import broker_address
+from ottla.node.api.topic_view import advertised_controller_id, broker_address
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.api import Listener
 from ottla.protocol.errors import ErrorCode
@@ -22,7 +22,7 @@ _NAMES = {_BROKERS: "BROKER", _CONTROLLERS: "CONTROLLER"}
 
 
 def handle(context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
-    served = _BROKERS if context.dispatcher.kind is Listener.BROKER else _CONTROLLERS
+    served = _BROKERS if context.listener.kind is Listener.BROKER else _CONTROLLERS
     if request.endpoint_type not in _NAMES:
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
@@ -37,26 +37,33 @@ def handle(context: RequestContext, request: DescribeClusterRequest) -> Describe
             f"type {_NAMES[request.endpoint_type]}",
         )
     if served == _BROKERS:
-        brokers, controller = _brokers(context, request), context.node.told_controller_id()
+        brokers, controller = _brokers(context, request), advertised_controller_id(context)
     else:
-        brokers, controller = _controllers(context), context.node.active_controller_id()
+        brokers, controller = _controllers(context), _active_controller_id(context)
     response = DescribeClusterResponse(
         endpoint_type=served,
-        cluster_id=context.node.cluster_id,
+        cluster_id=context.services.node.cluster_id,
         controller_id=controller,
         brokers=brokers,
     )
     if request.include_cluster_authorized_operations:
         if context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
-            response.cluster_authorized_operations = context.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+            response.cluster_authorized_operations = context.authorized_operations(
+                ResourceType.CLUSTER, CLUSTER_NAME
+            )
         else:
             response.cluster_authorized_operations = 0
     return response
 
 
+def _active_controller_id(context: RequestContext) -> int:
+    leader_id = context.controller.metadata.leader_id
+    return -1 if leader_id is None else leader_id
+
+
 def _brokers(context: RequestContext, request: DescribeClusterRequest) -> list[DescribeClusterBroker]:
     found = []
-    for broker in context.node.image.cluster.brokers.values():
+    for broker in context.image.cluster.brokers.values():
         if broker.fenced and not request.include_fenced_brokers:
             continue
         address = broker_address(context, broker)
@@ -75,8 +82,8 @@ def _brokers(context: RequestContext, request: DescribeClusterRequest) -> list[D
 
 def _controllers(context: RequestContext) -> list[DescribeClusterBroker]:
     found = []
-    for controller in context.node.image.cluster.controllers.values():
-        endpoint = controller.listeners.get(context.endpoint.name)
+    for controller in context.image.cluster.controllers.values():
+        endpoint = controller.listeners.get(context.listener.name)
         if endpoint is not None:
             found.append(
                 DescribeClusterBroker(broker_id=controller.id, host=endpoint.host, port=endpoint.port)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.context import RequestContext
-from ottla.node.api.deduplication import within_bounds
+from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.config.loggers import logger_levels
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
@@ -28,7 +28,7 @@ from ottla.protocol.messages.describe_configs import (
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     results = []
-    for resource in within_bounds(request.resources, _question):
+    for resource in deduplicate_long(request.resources, _question):
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
@@ -49,20 +49,19 @@ def _configs(
 ) -> list[DescribeConfigsResourceResult]:
     kind, name = resource.resource_type, resource.resource_name
     _authorize(context, kind, name)
-    node = context.node
     view = ConfigView(
-        node.config,
+        context.config,
         resource.configuration_keys or None,
         synonyms=request.include_synonyms,
         documentation=request.include_documentation,
     )
-    overrides = node.image.config(ConfigResource(kind, name))
+    overrides = context.image.config(ConfigResource(kind, name))
     match kind:
         case ConfigResourceType.TOPIC:
             reason = invalid_topic_name(name)
             if reason is not None:
                 raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-            if name not in node.image.topics.by_name:
+            if name not in context.image.topics.by_name:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
             return view.topic(overrides)
         case ConfigResourceType.BROKER:
@@ -102,7 +101,7 @@ def _authorize(context: RequestContext, kind: int, name: str) -> None:
 
 
 def _check_own_id(context: RequestContext, name: str) -> None:
-    own = context.node.config.node_id
+    own = context.config.node_id
     if not name.lstrip("+-").isdecimal():
         raise _invalid(f"the name of a broker is its id, a decimal number, not {name!r}")
     if int(name) != own:

@@ -14,7 +14,7 @@ from typing import Final
 from ottla.coordinator.group.requests import DescribeClassic
 from ottla.coordinator.runtime.shard import Ticket
 from ottla.node.api.context import RequestContext
-from ottla.node.api.deduplication import within_bounds
+from ottla.node.api.deduplication import deduplicate_long
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_groups import (
@@ -28,14 +28,14 @@ _FIRST_VERSION_WITH_NOT_FOUND: Final = 6
 
 def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable[DescribeGroupsResponse]:
     # All are asked before any is awaited, so that they are described as of one moment.
-    asked = [(group_id, _ask(context, group_id)) for group_id in within_bounds(request.groups)]
+    asked = [(group_id, _ask(context, group_id)) for group_id in deduplicate_long(request.groups)]
     return _describe(context, request, asked)
 
 
 def _ask(context: RequestContext, group_id: str) -> Ticket | None:
     if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
         return None
-    return context.node.groups.submit(group_id, DescribeClassic(group_id))
+    return context.broker.groups.submit(group_id, DescribeClassic(group_id))
 
 
 async def _describe(
@@ -51,7 +51,7 @@ async def _describe(
             group = _failed(context, group_id, error)
         else:
             if request.include_authorized_operations:
-                group.authorized_operations = context.operations(ResourceType.GROUP, group_id)
+                group.authorized_operations = context.authorized_operations(ResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 

@@ -29,7 +29,7 @@ async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> De
     asked = None
     if request.topics is not None:
         asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
-    logs = context.node.logs
+    logs = context.broker.logs
     return DescribeLogDirsResponse(
         results=[await _directory(context, directory, asked) for directory in logs.directories]
     )
@@ -38,20 +38,20 @@ async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> De
 async def _directory(
     context: RequestContext, directory: LogDirectory, asked: set[TopicPartition] | None
 ) -> DescribeLogDirsResult:
-    node = context.node
+    broker = context.broker
     path = directory.path
     if not directory.is_online:
         return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
-    cordoned = node.config.names("cordoned.log.dirs")
+    cordoned = context.config.names("cordoned.log.dirs")
     result = DescribeLogDirsResult(
         log_dir=path,
         topics=_topics(
-            log for log in node.logs.logs_in(directory) if asked is None or log.topic_partition in asked
+            log for log in broker.logs.logs_in(directory) if asked is None or log.topic_partition in asked
         ),
         is_cordoned="*" in cordoned or path in cordoned,
     )
     try:
-        usage = await node.runtime.pool.run(node.runtime.disk.usage, directory.path)
+        usage = await broker.runtime.pool.run(broker.runtime.disk.usage, directory.path)
     except OSError:
         return result
     result.total_bytes, result.usable_bytes = usage.total_bytes, usage.free_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.node.api.context import RequestContext
-from ottla.node.api.deduplication import MOST_WITH_REPEATS
+from ottla.node.api.deduplication import MAX_ITEMS_WITH_DUPLICATES
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import (
@@ -20,7 +20,7 @@ from ottla.protocol.names import TopicPartition
 
 def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
     topics = request.topics
-    if sum(len(topic.partition_indexes) for topic in topics) > MOST_WITH_REPEATS:
+    if sum(len(topic.partition_indexes) for topic in topics) > MAX_ITEMS_WITH_DUPLICATES:
         topics = _distinct(topics)
     return DescribeProducersResponse(
         topics=[_topic(context, topic.name, topic.partition_indexes) for topic in topics]
@@ -55,14 +55,14 @@ def _problem(context: RequestContext, topic: str) -> KafkaError | None:
         return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic):
         return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    if topic not in context.node.image.topics.by_name:
+    if topic not in context.image.topics.by_name:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     return None
 
 
 def _partition(context: RequestContext, topic: str, index: int) -> PartitionResponse:
     try:
-        partition = context.node.replicas.partition(TopicPartition(topic, index))
+        partition = context.broker.replicas.partition(TopicPartition(topic, index))
         partition.check_leader()
     except KafkaError as error:
         return PartitionResponse(partition_index=index, error_code=int(error.code))

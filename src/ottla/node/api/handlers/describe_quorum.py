@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.node.api.context import ApiRequestContext
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
@@ -26,9 +26,8 @@ from ottla.raft.driver.kafka_raft_client import QuorumReplicaInfo
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-    if not context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+def handle(context: ApiRequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    context.require_of_cluster(AclOperation.DESCRIBE)
     if not request.topics:
         return DescribeQuorumResponse()
     asked = [
@@ -54,8 +53,8 @@ def handle(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQ
     return _metadata_quorum(context)
 
 
-def _metadata_quorum(context: RequestContext) -> DescribeQuorumResponse:
-    log = context.node.metadata
+def _metadata_quorum(context: ApiRequestContext) -> DescribeQuorumResponse:
+    log = context.controller.metadata
     info = log.client.describe()
     if info is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the quorum")

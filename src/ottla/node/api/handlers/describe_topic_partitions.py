@@ -25,7 +25,7 @@ from ottla.protocol.names import INTERNAL_TOPICS
 def handle(
     context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
-    image = context.node.image
+    image = context.image
     names = sorted({topic.name for topic in request.topics} or image.topics.by_name)
     first_partition = 0
     cursor = request.cursor
@@ -38,9 +38,9 @@ def handle(
         first_partition = cursor.partition_index
     limit = max(
         1,
-        min(request.response_partition_limit, context.node.config.number("max.request.partition.size.limit")),
+        min(request.response_partition_limit, context.config.number("max.request.partition.size.limit")),
     )
-    view = TopicView(image, context.endpoint.name)
+    view = TopicView(image, context.listener.name)
     response = DescribeTopicPartitionsResponse()
     for name in names:
         start = first_partition if cursor is not None and name == cursor.topic_name else 0
@@ -49,7 +49,7 @@ def handle(
             if request.topics:
                 response.topics.append(_error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0))
             continue
-        operations = context.operations(ResourceType.TOPIC, name)
+        operations = context.authorized_operations(ResourceType.TOPIC, name)
         if topic is None:
             error = (
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from ottla.coordinator.transaction.requests import DescribeTransaction
 from ottla.coordinator.transaction.transaction import Transaction
 from ottla.node.api.context import RequestContext
-from ottla.node.api.deduplication import within_bounds
+from ottla.node.api.deduplication import deduplicate_long
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_transactions import (
@@ -21,7 +21,7 @@ from ottla.protocol.messages.describe_transactions import (
 def handle(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> Awaitable[DescribeTransactionsResponse]:
-    return _describe(context, within_bounds(request.transactional_ids))
+    return _describe(context, deduplicate_long(request.transactional_ids))
 
 
 def failed(
@@ -46,7 +46,7 @@ async def _state(context: RequestContext, transactional_id: str) -> TransactionS
     try:
         if not context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        transaction: Transaction = await context.node.transactions.service.submit(
+        transaction: Transaction = await context.broker.transactions.service.submit(
             DescribeTransaction(transactional_id)
         )
     except KafkaError as error:

@@ -5,9 +5,8 @@ Version 1 names the kind of election and has an error for the whole request; 2 i
 
 from __future__ import annotations
 
-from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.node.api.context import ApiRequestContext
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
@@ -16,12 +15,11 @@ from ottla.protocol.messages.elect_leaders import (
 )
 
 
-async def handle(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
-    if not context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+async def handle(context: ApiRequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    context.require_of_cluster(AclOperation.ALTER)
     if request.topic_partitions == []:
         return ElectLeadersResponse()
-    return await context.node.control(lambda controller: controller.elect_leaders(request))
+    return await context.controller.control(lambda controller: controller.elect_leaders(request))
 
 
 def failed(request: ElectLeadersRequest, code: int, message: str | None) -> ElectLeadersResponse:

@@ -40,7 +40,7 @@ async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnRespons
         client_version=2 if tells_epochs else 0,
     )
     try:
-        producer: Producer = await context.node.transactions.service.submit_with_id(asked)
+        producer: Producer = await context.broker.transactions.service.submit_with_id(asked)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     if not tells_epochs:

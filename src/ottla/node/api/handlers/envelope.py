@@ -6,29 +6,22 @@ is elsewhere by then, the envelope as a whole says so, and the broker tries agai
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import require_cluster_action
 from ottla.node.api.context import RequestContext
-from ottla.node.api.forwarding import sender
-from ottla.node.node import Node
+from ottla.node.api.forwarding import answer_forwarded
+from ottla.node.api.services import ApiServices
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 
 
 async def handle(context: RequestContext, request: EnvelopeRequest) -> EnvelopeResponse:
-    require_cluster_action(context)
-    return await decide(context.node, request, context.version)
+    context.require_cluster_action()
+    return await decide(context.services, request, context.version)
 
 
-async def decide(node: Node, request: EnvelopeRequest, _version: int) -> EnvelopeResponse:
-    if node.active_controller.current is None:
+async def decide(services: ApiServices, request: EnvelopeRequest, _version: int) -> EnvelopeResponse:
+    if services.controller.active_controller.current is None:
         return EnvelopeResponse(error_code=ErrorCode.NOT_CONTROLLER)
     try:
-        host = sender(request)
-        answer = await node.quorum.decisions.answer_forwarded(request.request_data, host)
-        return EnvelopeResponse(response_data=answer)
+        return EnvelopeResponse(response_data=await answer_forwarded(services, request))
     except KafkaError as error:
         return EnvelopeResponse(error_code=error.code)
-
-
-def failed(_request: EnvelopeRequest, code: int, _message: str | None) -> EnvelopeResponse:
-    return EnvelopeResponse(error_code=code)

@@ -42,8 +42,16 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
     fetch = _session(context, request)
     if isinstance(fetch, SessionError):
         return _response(context, fetch, {})
-    reader = FetchReader(context, request, fetch)
-    if not context.exchange.is_turn:
+    reader = FetchReader(
+        request,
+        context.version,
+        fetch,
+        context.services.broker,
+        context,
+        context.pending,
+        context.listener.name,
+    )
+    if not context.pending.is_turn:
         return _later(context, fetch, reader, request.max_wait_ms)
     missing: Missing = []
     results = reader.read(missing)
@@ -66,13 +74,13 @@ def _session(context: RequestContext, request: FetchRequest) -> Fetch:
         for topic in request.forgotten_topics_data
         for index in topic.partitions
     ]
-    return context.node.fetch_sessions.begin(
+    return context.broker.fetch_sessions.begin(
         request.session_id,
         request.session_epoch,
         asked,
         forgotten,
         by_id=by_id,
-        privileged=replica_id(context, request) >= 0,
+        privileged=replica_id(request, context.version) >= 0,
     )
 
 
@@ -83,7 +91,7 @@ async def _later(
     max_wait_ms: int,
     results: Results | None = None,
 ) -> FetchResponse:
-    clock = context.node.runtime.clock
+    clock = context.broker.runtime.clock
     deadline_ns = clock.monotonic_ns() + max_wait_ms * 1_000_000
     while True:
         if results is not None:
@@ -91,13 +99,13 @@ async def _later(
             if left_ms <= 0 or reader.satisfied:
                 break
             results = None
-            purgatory = context.node.replicas.purgatory
+            purgatory = context.broker.replicas.purgatory
             await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
-        await context.exchange.turn()
+        await context.pending.turn()
         missing: Missing = []
         results = reader.read(missing)
         if missing:
-            results = await load_and_retry(context.node.runtime.pool, missing, reader.read)
+            results = await load_and_retry(context.broker.runtime.pool, missing, reader.read)
     return _response(context, fetch, results, with_addresses=not reader.follower)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import require_cluster_action
 from ottla.node.api.context import RequestContext
 from ottla.protocol.messages.fetch import FetchRequest
 from ottla.protocol.schema import Response
 
 
 async def handle(context: RequestContext, request: FetchRequest) -> Response:
-    require_cluster_action(context)
-    return await context.node.metadata.client.handle(request, context.version)
+    context.require_cluster_action()
+    return await context.controller.metadata.client.handle(request, context.version)

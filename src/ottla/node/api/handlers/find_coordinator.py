@@ -14,7 +14,7 @@ from typing import Final
 
 from ottla.coordinator.group.service import partition_of
 from ottla.metadata.image.entities import NO_LEADER
-from ottla.node.api.auto_topics import create_missing
+from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import broker_address
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -42,7 +42,7 @@ def handle(
     context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
     topic = _TOPICS.get(request.key_type)
-    if topic is not None and topic not in context.node.image.topics.by_name:
+    if topic is not None and topic not in context.image.topics.by_name:
         return _creating(context, request, topic)
     return _respond(context, request)
 
@@ -61,7 +61,7 @@ def failed(request: FindCoordinatorRequest, code: int, message: str | None) -> F
 async def _creating(
     context: RequestContext, request: FindCoordinatorRequest, topic: str
 ) -> FindCoordinatorResponse:
-    await create_missing(context.node, [topic])
+    await create_missing_topics(context.services, [topic])
     return _respond(context, request)
 
 
@@ -90,7 +90,7 @@ def _find(context: RequestContext, key_type: int, key: str) -> Coordinator:
 def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinator:
     _check(context, key_type, key)
     name = _TOPICS[key_type]
-    image = context.node.image
+    image = context.image
     topic = image.topics.by_name.get(name)
     if topic is None:
         raise KafkaError(
@@ -116,8 +116,7 @@ def _check(context: RequestContext, key_type: int, key: str) -> None:
     elif key_type == SHARE and context.version >= _FIRST_VERSION_OF_SHARES:
         if key.count(":") < 2:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{key!r} is not group:topic-id:partition")
-        if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster"):
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        context.require_cluster_action()
     else:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no key type {key_type}")
 

@@ -7,9 +7,9 @@ changed in this broker only. Version 1 is flexible.
 from __future__ import annotations
 
 from ottla.metadata.image.entities import ConfigResource
-from ottla.node.api.context import RequestContext
+from ottla.node.api.broker_config_changes import Change, all_failed, alter
+from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext
 from ottla.node.api.forwarding import at_controller
-from ottla.node.config.admin import Change, all_failed, alter
 from ottla.protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     AlterConfigsResourceResponse,
@@ -19,13 +19,13 @@ from ottla.protocol.messages.incremental_alter_configs import (
 
 
 async def handle(
-    context: RequestContext, request: IncrementalAlterConfigsRequest
+    context: ApiRequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
     async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
         passed = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
         return (await _decide(context, passed)).responses
 
-    if context.forwarded_for is not None:
+    if isinstance(context, ForwardedRequestContext):
         return await _decide(context, request)
 
     responses = await alter(
@@ -44,10 +44,12 @@ async def handle(
 
 
 async def _decide(
-    context: RequestContext, request: IncrementalAlterConfigsRequest
+    context: ApiRequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
     return await at_controller(
-        context, request, lambda controller: controller.incremental_alter_configs(request, context.control())
+        context,
+        request,
+        lambda controller: controller.incremental_alter_configs(request, context.for_controller()),
     )
 
 

@@ -17,7 +17,7 @@ from ottla.coordinator.runtime.effects import Producer
 from ottla.coordinator.transaction.requests import Initialized, InitProducerId
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.transactions import as_known
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -29,8 +29,7 @@ def handle(
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     transactional_id = request.transactional_id
     if transactional_id is None:
-        if not context.allowed(AclOperation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME):
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        context.require_of_cluster(AclOperation.IDEMPOTENT_WRITE)
         _check_identity(request)
         return _new_id(context)
     operations = [AclOperation.WRITE]
@@ -55,7 +54,7 @@ def _check_identity(request: InitProducerIdRequest) -> None:
 
 
 async def _new_id(context: RequestContext) -> InitProducerIdResponse:
-    return InitProducerIdResponse(producer_id=await context.node.producer_ids.next(), producer_epoch=0)
+    return InitProducerIdResponse(producer_id=await context.broker.producer_ids.next(), producer_epoch=0)
 
 
 async def _transactional(
@@ -70,7 +69,7 @@ async def _transactional(
         request.keep_prepared_txn,
     )
     try:
-        initialized: Initialized = await context.node.transactions.service.submit_with_id(asked)
+        initialized: Initialized = await context.broker.transactions.service.submit_with_id(asked)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     response = InitProducerIdResponse(

@@ -42,7 +42,7 @@ def handle(context: RequestContext, request: ListConfigResourcesRequest) -> List
 
 
 def _names(context: RequestContext, kind: int) -> Iterator[str]:
-    image = context.node.image
+    image = context.image
     match kind:
         case ConfigResourceType.TOPIC:
             yield from image.topics.by_name

@@ -50,7 +50,7 @@ def handle(
 
     missing: Missing = []
     response = search(missing)
-    return load_and_retry(context.node.runtime.pool, missing, search) if missing else response
+    return load_and_retry(context.broker.runtime.pool, missing, search) if missing else response
 
 
 def failed(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
@@ -107,7 +107,7 @@ def _partition(
     timestamp = part.timestamp
     if timestamp < 0 and context.version < _SINCE.get(timestamp, 99):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-    partition = context.node.replicas.partition(TopicPartition(topic, part.partition_index))
+    partition = context.broker.replicas.partition(TopicPartition(topic, part.partition_index))
     if request.replica_id not in (_CONSUMER, _DEBUGGING_CONSUMER):
         isolation = FetchIsolation.LOG_END
     elif request.isolation_level == 1:

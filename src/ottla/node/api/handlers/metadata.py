@@ -18,9 +18,9 @@ from typing import Final
 from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import TopicImage
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.api.auto_topics import create_missing
+from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
-from ottla.node.api.topic_view import TopicView, live_brokers
+from ottla.node.api.topic_view import TopicView, advertised_controller_id, live_brokers
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import (
@@ -50,11 +50,11 @@ def handle(
     missing = [
         name
         for name in names
-        if name not in context.node.image.topics.by_name
+        if name not in context.image.topics.by_name
         and invalid_topic_name(name) is None
         and context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name)
     ]
-    may_create = request.allow_auto_topic_creation and context.node.config.flag("auto.create.topics.enable")
+    may_create = request.allow_auto_topic_creation and context.config.flag("auto.create.topics.enable")
     if missing and may_create:
         return _by_name_creating(context, request, names, missing)
     return _by_name(context, request, names, {})
@@ -78,7 +78,7 @@ def _check(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> N
 
 
 def _everything(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    image = context.node.image
+    image = context.image
     builder = _Topics(context, request, image)
     topics = [
         builder.topic(topic)
@@ -89,7 +89,7 @@ def _everything(context: RequestContext, request: MetadataRequest) -> MetadataRe
 
 
 def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) -> MetadataResponse:
-    image = context.node.image
+    image = context.image
     builder = _Topics(context, request, image)
     unknown: list[MetadataResponseTopic] = []
     found: list[MetadataResponseTopic] = []
@@ -119,14 +119,17 @@ async def _by_name_creating(
         else:
             errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if allowed:
-        errors |= await create_missing(context.node, allowed)
+        errors |= await create_missing_topics(context.services, allowed)
     return _by_name(context, request, names, errors)
 
 
 def _by_name(
-    context: RequestContext, request: MetadataRequest, names: list[str], errors: dict[str, ErrorCode]
+    context: RequestContext,
+    request: MetadataRequest,
+    names: list[str],
+    errors: dict[str, ErrorCode],
 ) -> MetadataResponse:
-    image = context.node.image
+    image = context.image
     builder = _Topics(context, request, image)
     denied: list[MetadataResponseTopic] = []
     found: list[MetadataResponseTopic] = []
@@ -151,7 +154,7 @@ class _Topics:
     def __init__(self, context: RequestContext, request: MetadataRequest, image: MetadataImage) -> None:
         self._context = context
         self._operations = request.include_topic_authorized_operations
-        self._view = TopicView(image, context.endpoint.name, context.version)
+        self._view = TopicView(image, context.listener.name, context.version)
 
     def topic(self, topic: TopicImage) -> MetadataResponseTopic:
         partitions = []
@@ -173,7 +176,7 @@ class _Topics:
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=partitions,
-            topic_authorized_operations=self._context.operations(ResourceType.TOPIC, topic.name)
+            topic_authorized_operations=self._context.authorized_operations(ResourceType.TOPIC, topic.name)
             if self._operations
             else _NOT_ASKED,
         )
@@ -197,10 +200,10 @@ def _response(
     asked = 8 <= context.version <= 10 and request.include_cluster_authorized_operations
     return MetadataResponse(
         brokers=brokers,
-        cluster_id=context.node.cluster_id,
-        controller_id=context.node.told_controller_id(),
+        cluster_id=context.services.node.cluster_id,
+        controller_id=advertised_controller_id(context),
         topics=topics,
-        cluster_authorized_operations=context.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+        cluster_authorized_operations=context.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME)
         if asked
         else _NOT_ASKED,
     )

@@ -54,7 +54,7 @@ def failed(request: OffsetCommitRequest, code: int, _message: str | None) -> Off
 
 
 def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCode:
-    topics = context.node.image.topics
+    topics = context.image.topics
     if context.version >= _FIRST_VERSION_BY_ID:
         known = topics.by_id.get(topic.topic_id)
         if known is None:

@@ -28,7 +28,7 @@ def handle(
         if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             continue
-        image = context.node.image.topics.by_name.get(topic.name)
+        image = context.image.topics.by_name.get(topic.name)
         existing = {} if image is None else image.partitions
         known = [part for part in topic.partitions if part.partition_index in existing]
         unknown = [part for part in topic.partitions if part.partition_index not in existing]

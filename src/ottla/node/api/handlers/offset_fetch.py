@@ -16,7 +16,7 @@ from typing import Final
 from ottla.coordinator.group.requests import FetchOffsets
 from ottla.coordinator.runtime.shard import Ticket
 from ottla.node.api.context import RequestContext
-from ottla.node.api.deduplication import within_bounds
+from ottla.node.api.deduplication import deduplicate_long
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_fetch import (
@@ -53,7 +53,7 @@ def handle(
             )
         ]
     # All offsets of a group are many times as large as the question; those of some topics are not.
-    groups = within_bounds(groups, lambda each: (each.group_id, each.topics is None or id(each)))
+    groups = deduplicate_long(groups, lambda each: (each.group_id, each.topics is None or id(each)))
     fetches = [_Fetch(context, group, request.require_stable) for group in groups]
     if all(fetch.done for fetch in fetches):
         return _respond(context, groups, [fetch.response() for fetch in fetches])
@@ -86,14 +86,14 @@ class _Fetch:
             member_epoch=group.member_epoch,
             topics=None if group.topics is None else self._known(group.topics),
         )
-        self._ticket = context.node.groups.submit(group.group_id, FetchOffsets(wanted, require_stable))
+        self._ticket = context.broker.groups.submit(group.group_id, FetchOffsets(wanted, require_stable))
 
     def _known(self, topics: list[OffsetFetchRequestTopics]) -> list[OffsetFetchRequestTopics]:
         known = []
         for topic in topics:
             code = ErrorCode.NONE
             if self._context.version >= _FIRST_VERSION_BY_ID:
-                image = self._context.node.image.topics.by_id.get(topic.topic_id)
+                image = self._context.image.topics.by_id.get(topic.topic_id)
                 if image is None:
                     code = ErrorCode.UNKNOWN_TOPIC_ID
                 else:
@@ -136,7 +136,7 @@ class _Fetch:
 
     def _all(self, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
         """Of all topics those that the client may see, with the ids that they have now."""
-        by_name = self._context.node.image.topics.by_name
+        by_name = self._context.image.topics.by_name
         shown = [topic for topic in topics if self._may_see(topic.name)]
         if self._context.version >= _FIRST_VERSION_BY_ID:
             shown = [topic for topic in shown if topic.name in by_name]

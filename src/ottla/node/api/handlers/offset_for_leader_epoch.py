@@ -47,7 +47,7 @@ def _partition(
     try:
         if not allowed:
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        partition = context.node.replicas.partition(TopicPartition(topic, part.partition))
+        partition = context.broker.replicas.partition(TopicPartition(topic, part.partition))
         found = partition.last_offset_for_leader_epoch(
             part.leader_epoch, current_leader_epoch=part.current_leader_epoch
         )

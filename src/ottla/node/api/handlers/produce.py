@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.log.producers.state_entry import SENTINEL_GUARD
 from ottla.log.unified_log import LogAppendInfo
 from ottla.node.api.context import RequestContext
 from ottla.node.api.leader_hints import MOVED, LeaderHints
-from ottla.node.network.connection import ProtocolViolation
+from ottla.node.network.connection import ClientConnection, ProtocolViolation
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
@@ -43,7 +43,6 @@ from ottla.runtime.disk import Buffer
 if TYPE_CHECKING:
     from ottla.node.coordinators.produce_verification import Verification
 
-_LAST_IN_LINE: Final = "produce in line"
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _ADMIN_CLIENT: Final = "__admin_client"
@@ -59,8 +58,8 @@ def handle(
 ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
     if request.acks not in (-1, 0, 1):
         return failed(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
-    line = context.exchange.connection.attributes
-    before = line.get(_LAST_IN_LINE)
+    line = context.connection
+    before = line.last_produce
     if before is not None:
         return _in_line(context, request, _join(line), before)
     appends = _Appends(context, request)
@@ -87,16 +86,16 @@ def _is_wide(request: ProduceRequest) -> bool:
 # in line.
 
 
-def _join(line: dict[str, Any]) -> asyncio.Future[None]:
+def _join(line: ClientConnection) -> asyncio.Future[None]:
     place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    line[_LAST_IN_LINE] = place
+    line.last_produce = place
     return place
 
 
 def _leave(context: RequestContext, place: asyncio.Future[None]) -> None:
-    line = context.exchange.connection.attributes
-    if line.get(_LAST_IN_LINE) is place:
-        del line[_LAST_IN_LINE]
+    line = context.connection
+    if line.last_produce is place:
+        line.last_produce = None
     if not place.done():
         place.set_result(None)
 
@@ -258,7 +257,9 @@ class _Appends:
         """Have the coordinator confirm the request's transaction; None if that is done already."""
         from ottla.node.coordinators.produce_verification import Verification
 
-        self._verification = verification = Verification(self._context, transactional_id)
+        self._verification = verification = Verification(
+            self._context.broker.transactions, transactional_id, self._context.version
+        )
         for topic in self._request.topic_data:
             for data in topic.partition_data:
                 try:
@@ -300,7 +301,7 @@ class _Appends:
         try:
             info = partition.append_records_to_leader(
                 data.records,
-                now_ms=self._context.node.now_ms(),
+                now_ms=self._context.broker.now_ms(),
                 acks=self._request.acks,
                 guard=guard,
                 inline_flush=False,
@@ -315,9 +316,9 @@ class _Appends:
 
     def _find(self, topic: TopicProduceData, index: int) -> Partition:
         context = self._context
-        replicas = context.node.replicas
+        replicas = context.broker.replicas
         if self._by_id:
-            found = context.node.image.topics.by_id.get(bytes(topic.topic_id))
+            found = context.image.topics.by_id.get(bytes(topic.topic_id))
             if found is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
             name = found.name
@@ -349,7 +350,7 @@ class _Appends:
         if self._request.acks == -1:
             self.waiting.append((partition, info.last_offset + 1, response))
         if info.rolled:
-            self._context.node.log_flushes.flush_closed_segments(partition.log)
+            self._context.broker.log_flushes.flush_closed_segments(partition.log)
         if info.flush_due:
             self.flushing.append((partition, response))
 
@@ -369,7 +370,7 @@ class _Appends:
         """Do the flushes that are due. Where one fails the records stay, but nobody may rely on them."""
         for partition, response in self.flushing:
             try:
-                await self._context.node.log_flushes.flush(partition)
+                await self._context.broker.log_flushes.flush(partition)
             except KafkaError as error:
                 response.error_code, response.base_offset = int(error.code), -1
                 self.waiting = [each for each in self.waiting if each[2] is not response]
@@ -400,7 +401,7 @@ async def _finish(
     await appends.flush()
     if request.acks == -1:
         keys = [partition.topic_partition for partition, _, _ in appends.waiting]
-        done = await context.node.replicas.purgatory.wait(
+        done = await context.broker.replicas.purgatory.wait(
             keys, lambda: not appends.must_wait(), request.timeout_ms
         )
         if not done:

@@ -39,7 +39,7 @@ def handle(
     for topic in request.topics:
         if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
-        elif topic.name not in context.node.image.topics.by_name:
+        elif topic.name not in context.image.topics.by_name:
             refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         else:
             known, unknown = existing(context, topic)
@@ -50,9 +50,9 @@ def handle(
     if not accepted:
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
-    index = context.node.groups.partition_for(request.group_id)
+    index = context.broker.groups.partition_for(request.group_id)
     offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, index)
-    guard = context.node.transactions.verify_offsets(context, request, offsets)
+    guard = context.broker.transactions.verify_offsets(request, context.version, offsets)
     return _verified(context, request, refused, guard)
 
 
@@ -80,7 +80,7 @@ def _commit(
         merge(response.topics, refused)
         return response
 
-    ticket = context.node.groups.submit(request.group_id, request_of(context, request), guard=guard)
+    ticket = context.broker.groups.submit(request.group_id, request_of(context, request), guard=guard)
     return answer(ticket, complete)  # type: ignore[no-any-return]
 
 

@@ -5,16 +5,15 @@ Version 1 names the kind of downgrade and can only validate; 2 has one result fo
 
 from __future__ import annotations
 
-from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.node.api.context import ApiRequestContext
+from ottla.protocol.acl import AclOperation
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 
 
-async def handle(context: RequestContext, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
-    if not context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    response = await context.node.control(
+async def handle(context: ApiRequestContext, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
+    context.require_of_cluster(AclOperation.ALTER)
+    response = await context.controller.control(
         lambda controller: controller.update_features(request, version=context.version)
     )
     if not response.error_code:

@@ -4,12 +4,11 @@ Version 1 knows voters by their directories too; 2 may ask whether it would get 
 
 from __future__ import annotations
 
-from ottla.node.api.authorization import require_cluster_action
 from ottla.node.api.context import RequestContext
 from ottla.protocol.messages.vote import VoteRequest
 from ottla.protocol.schema import Response
 
 
 async def handle(context: RequestContext, request: VoteRequest) -> Response:
-    require_cluster_action(context)
-    return await context.node.metadata.client.handle(request, context.version)
+    context.require_cluster_action()
+    return await context.controller.metadata.client.handle(request, context.version)

@@ -1,4 +1,4 @@
-"""Answers that are kept: never those of another image, version, address or question; never too many."""
+"""The cache returns no response of another image, version, address or request, and it is bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.wire import WireClient
 
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.api.response_cache import MAX_BYTES, Memo
+from ottla.node.api.response_cache import MAX_CACHE_BYTES, ResponseCache
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -20,33 +20,33 @@ HERE = ("127.0.0.1", 9092)
 
 
 def test_another_image_is_another_answer() -> None:
-    first, memo = MetadataImage(), Memo()
+    first, cache = MetadataImage(), ResponseCache()
     second = replace(first)
-    memo.keep(first, (9, HERE, b"all"), b"one")
-    assert memo.find(first, (9, HERE, b"all")) == b"one"
-    assert memo.find(second, (9, HERE, b"all")) is None
-    memo.keep(second, (9, HERE, b"all"), b"two")
-    assert memo.find(second, (9, HERE, b"all")) == b"two"
-    assert memo.find(first, (9, HERE, b"all")) is None
+    cache.put(first, (9, HERE, b"all"), b"one")
+    assert cache.get(first, (9, HERE, b"all")) == b"one"
+    assert cache.get(second, (9, HERE, b"all")) is None
+    cache.put(second, (9, HERE, b"all"), b"two")
+    assert cache.get(second, (9, HERE, b"all")) == b"two"
+    assert cache.get(first, (9, HERE, b"all")) is None
 
 
 def test_version_address_and_body_are_the_question() -> None:
-    image, memo = MetadataImage(), Memo()
-    memo.keep(image, (9, HERE, b"all"), b"one")
+    image, cache = MetadataImage(), ResponseCache()
+    cache.put(image, (9, HERE, b"all"), b"one")
     for other in ((8, HERE, b"all"), (9, ("10.0.0.1", 9092), b"all"), (9, HERE, b"some")):
-        assert memo.find(image, other) is None
+        assert cache.get(image, other) is None
 
 
 def test_the_oldest_make_room_and_what_is_too_large_is_not_kept() -> None:
-    image, memo = MetadataImage(), Memo()
-    answer = bytes(MAX_BYTES // 4)
+    image, cache = MetadataImage(), ResponseCache()
+    answer = bytes(MAX_CACHE_BYTES // 4)
     for n in range(5):
-        memo.keep(image, (n, HERE, b""), answer)
-    kept = [n for n in range(5) if memo.find(image, (n, HERE, b"")) is not None]
+        cache.put(image, (n, HERE, b""), answer)
+    kept = [n for n in range(5) if cache.get(image, (n, HERE, b"")) is not None]
     assert kept == [2, 3, 4]
-    memo.keep(image, (9, HERE, b""), bytes(MAX_BYTES))
-    assert memo.find(image, (9, HERE, b"")) is None
-    assert memo.find(image, (4, HERE, b"")) is not None
+    cache.put(image, (9, HERE, b""), bytes(MAX_CACHE_BYTES))
+    assert cache.get(image, (9, HERE, b"")) is None
+    assert cache.get(image, (4, HERE, b"")) is not None
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from ottla.metadata.controller.configs import OpType
 from ottla.metadata.controller.state import NO_ERROR, ApiError
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.api.context import RequestContext
+from ottla.node.api.context import ApiRequestContext
 from ottla.node.config.loggers import LOG4J_LEVELS, ROOT, logger_levels, set_level
 from ottla.node.config.node_config import broker_key
 from ottla.node.config.schema import check_broker_settings
@@ -44,7 +44,7 @@ R = TypeVar("R", bound=NamedResource)
 
 
 async def alter(
-    context: RequestContext,
+    context: ApiRequestContext,
     asked: Sequence[A],
     read: Callable[[A], tuple[ConfigResource, Sequence[Change]]],
     pass_on: Callable[[list[A]], Awaitable[list[R]]],
@@ -87,7 +87,7 @@ def all_failed(
 
 
 def _preprocess(
-    context: RequestContext,
+    context: ApiRequestContext,
     resources: Sequence[tuple[ConfigResource, Sequence[Change]]],
     *,
     incremental: bool,
@@ -125,19 +125,18 @@ def _check_form(changes: Sequence[Change]) -> None:
 
 
 def _check_broker(
-    context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
+    context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
 ) -> None:
-    node = context.node
     if resource.name:
         if not resource.name.lstrip("+-").isdecimal():
             raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
-        if int(resource.name) != node.config.node_id:
-            raise _invalid(f"this is broker {node.config.node_id}; ask broker {resource.name} itself")
+        if int(resource.name) != context.config.node_id:
+            raise _invalid(f"this is broker {context.config.node_id}; ask broker {resource.name} itself")
     if incremental:
-        settings = _changed(node.image.config(resource), changes)
+        settings = _changed(context.image.config(resource), changes)
     else:
         settings = {change.name: change.value or "" for change in changes}
-    check_broker_settings(node.config, settings, per_broker=bool(resource.name))
+    check_broker_settings(context.config, settings, per_broker=bool(resource.name))
 
 
 def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
@@ -167,12 +166,12 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
 
 
 def _change_loggers(
-    context: RequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
+    context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
 ) -> None:
     if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         raise KafkaError(error, error.text)
-    own = context.node.config.node_id
+    own = context.config.node_id
     if not resource.name.lstrip("+-").isdecimal():
         raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
     if int(resource.name) != own:

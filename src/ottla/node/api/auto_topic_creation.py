@@ -21,7 +21,7 @@ from ottla.protocol.messages.create_topics import (
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
-    from ottla.node.node import Node
+    from ottla.node.api.services import ApiServices
 
 _log = logging.getLogger(__name__)
 
@@ -69,23 +69,21 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
     )
 
 
-async def create_missing(
-    node: Node, names: Iterable[str], context: ControllerRequestContext | None = None
-) -> dict[str, ErrorCode]:
+async def create_missing_topics(services: ApiServices, names: Iterable[str]) -> dict[str, ErrorCode]:
     """Create topics; by name what a client that asked for it should be told.
 
     A topic that somebody else has created meanwhile is fine. Its replicas are as many as configured, never
     fewer because brokers are missing: those that are registered but away get theirs when they are back, and
     where too few are registered the topic stays unknown, so that clients ask again.
     """
-    request = CreateTopicsRequest(topics=[creatable_topic(name, node.config) for name in names])
+    request = CreateTopicsRequest(topics=[creatable_topic(name, services.node.config) for name in names])
     try:
-        if node.active_controller.current is not None:
-            response = await node.control(
-                lambda controller: controller.create_topics(request, context or ControllerRequestContext())
+        if services.controller.active_controller.current is not None:
+            response = await services.controller.control(
+                lambda controller: controller.create_topics(request, ControllerRequestContext())
             )
         else:
-            answer = await node.controllers.ask(request, _CREATE_TOPICS_VERSION)
+            answer = await services.controller.controllers.ask(request, _CREATE_TOPICS_VERSION)
             assert isinstance(answer, CreateTopicsResponse)
             response = answer
     except KafkaError as error:

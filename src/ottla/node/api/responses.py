@@ -1,0 +1,56 @@
+"""Responses as they go out: encoded, also where a request failed as a whole."""
+
+from __future__ import annotations
+
+import logging
+
+from ottla.node.api.context import ApiRequestContext
+from ottla.node.api.routes import FailureResponse
+from ottla.node.network.connection import Parts, ProtocolViolation
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.fitting import leave_out_what_is_newer
+from ottla.protocol.headers import response_parts
+from ottla.protocol.schema import Request, Response
+
+log = logging.getLogger(__name__)
+
+
+def encode(context: ApiRequestContext, response: Response) -> Parts:
+    """Encode a response; one that cannot be encoded is a fault of the node's, and closes the connection."""
+    try:
+        return response_parts(context.api, context.version, context.correlation_id, response)
+    except Exception as error:
+        log.error(
+            "%s version %d: %r cannot be sent",
+            context.api.name,
+            context.version,
+            response,
+            exc_info=error,
+        )
+        raise ProtocolViolation(f"its {context.api.name} request has no proper answer") from None
+
+
+def failure_response(
+    context: ApiRequestContext, failed: FailureResponse, request: Request, error: Exception
+) -> Response:
+    """Make the response that says that the whole request failed. An error other than KafkaError is a fault of
+    the node's and is logged with its traceback. ProtocolViolation where no response can say it.
+    """
+    if isinstance(error, ProtocolViolation):
+        raise error
+    if isinstance(error, KafkaError):
+        code, message = error.code, error.message
+    else:
+        log.error(
+            "%s version %d of client %r failed",
+            context.api.name,
+            context.version,
+            context.client_id,
+            exc_info=error,
+        )
+        code, message = ErrorCode.UNKNOWN_SERVER_ERROR, None
+    response = failed(request, code, message)
+    if response is None:
+        raise ProtocolViolation(f"its {context.api.name} request failed: {code.name} {message or ''}")
+    leave_out_what_is_newer(response, context.version)
+    return response

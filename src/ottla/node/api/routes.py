@@ -1,0 +1,233 @@
+"""The table of APIs: which requests a node serves, on which listeners, and which module handles each.
+
+`ROUTES` is what ApiVersions announces and what is answered; nothing else is. A route names the module of its
+handler as text: the module is imported when its API is first asked for, so a node starts without the sixty
+handlers that it may never need. `docs/compatibility.md` is made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+from ottla.protocol.api import API, API_BY_NAME, BOTH, BROKER_ONLY, CONTROLLER_ONLY, Api, Listener
+from ottla.protocol.schema import Request, Response
+
+Reply: TypeAlias = Response | Awaitable[Response | None] | None
+"""The response, or an awaitable of it; None where the request gets no response (Produce with acks=0)."""
+
+Handler: TypeAlias = Callable[[Any, Any], Reply]
+"""`handle(context, request)` of a handler's module."""
+
+FailureResponse: TypeAlias = Callable[[Any, int, str | None], Response | None]
+"""`failed(request, error code, message)`: the response that says that the whole request failed; None where no
+response can say it."""
+
+LocalDecision: TypeAlias = Callable[[Any, Any, int], Awaitable[Response]]
+"""`decide(controller services, request, version)`: the answer of the active controller on this node to a
+request of this node's own broker."""
+
+
+class Forwarding(Enum):
+    """What a broker other than the active controller does with a request that the controller decides."""
+
+    NONE = "the broker answers it itself"
+    WHOLE = "the dispatcher forwards it as it came, in an Envelope"
+    PART = "the handler decides a part and forwards the rest"
+
+
+class OnFailure(Enum):
+    """How a client learns that its whole request failed."""
+
+    ERROR_CODE = "the error code, and the message if there is one, at the top of the response"
+    HANDLER = "the handler's module builds the response, by its `failed`"
+    CLOSE = "the response has no place for it, so the connection is closed"
+
+
+class HandlerModule(Protocol):
+    """A module in `handlers/`."""
+
+    def handle(self, context: Any, request: Any) -> Reply: ...
+
+
+class HandlerModuleWithFailure(HandlerModule, Protocol):
+    """A module of a route with `OnFailure.HANDLER`."""
+
+    def failed(self, request: Any, code: int, message: str | None) -> Response: ...
+
+
+class HandlerModuleWithDecision(HandlerModule, Protocol):
+    """A module of a route with `decides_locally`."""
+
+    def decide(self, controller: Any, request: Any, version: int) -> Awaitable[Response]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRoute:
+    """One API as this node serves it."""
+
+    name: str
+    # The module in `handlers/`.
+    handler: str
+    listeners: frozenset[Listener]
+    _: KW_ONLY
+    # The module that handles the request on a controller's listener, where that is another one.
+    controller_handler: str | None = None
+    forwarding: Forwarding = Forwarding.NONE
+    on_failure: OnFailure = OnFailure.ERROR_CODE
+    # Whether responses follow from the metadata image alone, unless they wait for it to change.
+    cached: bool = False
+    # Whether the last version is served although Apache Kafka 4.3 holds it back (decision 0030).
+    serves_unstable_version: bool = False
+    # Whether the module has a `decide` for what this node's broker asks of this node's controller.
+    decides_locally: bool = False
+
+    @property
+    def api(self) -> Api:
+        return API_BY_NAME[self.name]
+
+    def module_name(self, listener: Listener) -> str:
+        name = self.handler
+        if listener is Listener.CONTROLLER and self.controller_handler is not None:
+            name = self.controller_handler
+        return f"ottla.node.api.handlers.{name}"
+
+    def max_version(self, *, unstable: bool) -> int:
+        """The last version that is served; `unstable` is `unstable.api.versions.enable`."""
+        unstable = unstable or self.serves_unstable_version
+        return self.api.last_version if unstable else self.api.max_version
+
+    def announced(self, listener: Listener, *, unstable: bool) -> tuple[int, int]:
+        """The first and last version as ApiVersions reports them."""
+        return self.api.announced(listener, unstable=unstable or self.serves_unstable_version)
+
+    def load_handler(self, listener: Listener) -> Handler:
+        module = cast("HandlerModule", import_module(self.module_name(listener)))
+        return module.handle
+
+    def load_failure_response(self, listener: Listener) -> FailureResponse:
+        if self.on_failure is OnFailure.HANDLER:
+            module = cast("HandlerModuleWithFailure", import_module(self.module_name(listener)))
+            return module.failed
+        return _top_level_error if self.on_failure is OnFailure.ERROR_CODE else _no_response
+
+    def load_decision(self) -> LocalDecision:
+        assert self.decides_locally, f"{self.api.name} has no decision of its own"
+        module = cast("HandlerModuleWithDecision", import_module(self.module_name(Listener.CONTROLLER)))
+        return module.decide
+
+
+def _top_level_error(request: Request, code: int, message: str | None) -> Response:
+    response_class = API[request.API_KEY].response_class
+    values: dict[str, Any] = {"error_code": int(code)}
+    if any(field.name == "error_message" for field in response_class.FIELDS):
+        values["error_message"] = message
+    return response_class(**values)
+
+
+def _no_response(_request: Request, _code: int, _message: str | None) -> None:
+    return None
+
+
+_WHOLE: Final = Forwarding.WHOLE
+_PART: Final = Forwarding.PART
+_HANDLER: Final = OnFailure.HANDLER
+_CLOSE: Final = OnFailure.CLOSE
+
+ROUTES: Final[dict[int, ApiRoute]] = {
+    route.api.key: route
+    for route in (
+        # Records
+        ApiRoute("Produce", "produce", BROKER_ONLY, on_failure=_HANDLER),
+        # On a controller's listener a Fetch reads the metadata log.
+        ApiRoute("Fetch", "fetch", BOTH, controller_handler="fetch_metadata"),
+        ApiRoute("ListOffsets", "list_offsets", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("OffsetForLeaderEpoch", "offset_for_leader_epoch", BROKER_ONLY, on_failure=_CLOSE),
+        ApiRoute("DeleteRecords", "delete_records", BROKER_ONLY, on_failure=_CLOSE),
+        # The cluster as clients see it
+        ApiRoute("ApiVersions", "api_versions", BOTH),
+        ApiRoute("Metadata", "metadata", BROKER_ONLY, on_failure=_HANDLER, cached=True),
+        ApiRoute("DescribeCluster", "describe_cluster", BOTH),
+        ApiRoute("DescribeTopicPartitions", "describe_topic_partitions", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("FindCoordinator", "find_coordinator", BROKER_ONLY, on_failure=_HANDLER),
+        # Groups
+        ApiRoute("JoinGroup", "join_group", BROKER_ONLY),
+        ApiRoute("SyncGroup", "sync_group", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("Heartbeat", "heartbeat", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("LeaveGroup", "leave_group", BROKER_ONLY),
+        ApiRoute("ConsumerGroupHeartbeat", "consumer_group_heartbeat", BROKER_ONLY),
+        ApiRoute("OffsetCommit", "offset_commit", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("OffsetFetch", "offset_fetch", BROKER_ONLY),
+        ApiRoute("OffsetDelete", "offset_delete", BROKER_ONLY),
+        ApiRoute("ListGroups", "list_groups", BROKER_ONLY),
+        ApiRoute("DescribeGroups", "describe_groups", BROKER_ONLY, on_failure=_CLOSE),
+        ApiRoute("ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_HANDLER),
+        # Transactions
+        ApiRoute(
+            "InitProducerId",
+            "init_producer_id",
+            BROKER_ONLY,
+            on_failure=_HANDLER,
+            serves_unstable_version=True,
+        ),
+        ApiRoute("AddPartitionsToTxn", "add_partitions_to_txn", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("AddOffsetsToTxn", "add_offsets_to_txn", BROKER_ONLY),
+        ApiRoute("TxnOffsetCommit", "txn_offset_commit", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("EndTxn", "end_txn", BROKER_ONLY),
+        ApiRoute("WriteTxnMarkers", "write_txn_markers", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("ListTransactions", "list_transactions", BROKER_ONLY),
+        ApiRoute("DescribeTransactions", "describe_transactions", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("DescribeProducers", "describe_producers", BROKER_ONLY, on_failure=_CLOSE),
+        # Topics and partitions
+        ApiRoute(
+            "CreateTopics",
+            "create_topics",
+            BOTH,
+            forwarding=_WHOLE,
+            on_failure=_HANDLER,
+            decides_locally=True,
+        ),
+        ApiRoute("DeleteTopics", "delete_topics", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("CreatePartitions", "create_partitions", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("ElectLeaders", "elect_leaders", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("AlterPartitionReassignments", "alter_partition_reassignments", BOTH, forwarding=_WHOLE),
+        ApiRoute("ListPartitionReassignments", "list_partition_reassignments", BOTH, forwarding=_WHOLE),
+        # Settings
+        ApiRoute("DescribeConfigs", "describe_configs", BOTH, on_failure=_CLOSE),
+        ApiRoute("AlterConfigs", "alter_configs", BOTH, forwarding=_PART, on_failure=_HANDLER),
+        ApiRoute(
+            "IncrementalAlterConfigs",
+            "incremental_alter_configs",
+            BOTH,
+            forwarding=_PART,
+            on_failure=_HANDLER,
+        ),
+        ApiRoute("ListConfigResources", "list_config_resources", BROKER_ONLY),
+        ApiRoute("UpdateFeatures", "update_features", BOTH, forwarding=_WHOLE),
+        # Log directories
+        ApiRoute("DescribeLogDirs", "describe_log_dirs", BROKER_ONLY),
+        ApiRoute("AlterReplicaLogDirs", "alter_replica_log_dirs", BROKER_ONLY, on_failure=_CLOSE),
+        ApiRoute("AssignReplicasToDirs", "assign_replicas_to_dirs", CONTROLLER_ONLY, decides_locally=True),
+        # Brokers to the controller
+        ApiRoute("BrokerRegistration", "broker_registration", CONTROLLER_ONLY, decides_locally=True),
+        ApiRoute("BrokerHeartbeat", "broker_heartbeat", CONTROLLER_ONLY, decides_locally=True),
+        ApiRoute("UnregisterBroker", "unregister_broker", BOTH, forwarding=_WHOLE),
+        ApiRoute("ControllerRegistration", "controller_registration", CONTROLLER_ONLY, decides_locally=True),
+        ApiRoute("AlterPartition", "alter_partition", CONTROLLER_ONLY, decides_locally=True),
+        ApiRoute("AllocateProducerIds", "allocate_producer_ids", CONTROLLER_ONLY, decides_locally=True),
+        ApiRoute("Envelope", "envelope", CONTROLLER_ONLY, decides_locally=True),
+        # The quorum
+        ApiRoute("Vote", "vote", CONTROLLER_ONLY),
+        ApiRoute("BeginQuorumEpoch", "begin_quorum_epoch", CONTROLLER_ONLY),
+        ApiRoute("EndQuorumEpoch", "end_quorum_epoch", CONTROLLER_ONLY),
+        ApiRoute("FetchSnapshot", "fetch_snapshot", CONTROLLER_ONLY),
+        ApiRoute("DescribeQuorum", "describe_quorum", BOTH, forwarding=_WHOLE),
+        ApiRoute("AddRaftVoter", "add_raft_voter", BOTH, forwarding=_WHOLE),
+        ApiRoute("RemoveRaftVoter", "remove_raft_voter", BOTH, forwarding=_WHOLE),
+        ApiRoute("UpdateRaftVoter", "update_raft_voter", CONTROLLER_ONLY),
+    )
+}

@@ -1,0 +1,154 @@
+"""The parts of a node that handlers use, and nothing else of it.
+
+A handler reaches them through its context: `context.broker.replicas`, `context.controller.control(...)`.
+`node.Node` puts them together; handlers, and the tests of handlers, depend on these types only. What changes
+while the node runs (`config`, `image`) is read anew for each use: the objects are replaced, never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ottla.coordinator.group.service import GroupService
+    from ottla.log.log_manager import LogManager
+    from ottla.metadata.controller.controller import Controller
+    from ottla.metadata.controller.quorum_controller import ActiveController
+    from ottla.metadata.controller.state import Result
+    from ottla.metadata.image.image import MetadataImage
+    from ottla.metadata.log.metadata_log import MetadataLog
+    from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
+    from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
+    from ottla.node.cluster.controller_channel import ControllerChannel
+    from ottla.node.cluster.replication import BrokerReplication
+    from ottla.node.config.node_config import NodeConfig
+    from ottla.node.coordinators.producer_ids import ProducerIdManager
+    from ottla.node.coordinators.transactions import NodeTransactions
+    from ottla.node.fetch.session import FetchSessionCache
+    from ottla.node.network.endpoints import NodeEndpoints
+    from ottla.replication.log_flush_scheduler import LogFlushScheduler
+    from ottla.replication.replica_manager import ReplicaManager
+    from ottla.runtime.runtime import Runtime
+
+T = TypeVar("T")
+
+
+class Requester(Protocol):
+    """The sender of a request, as an authorizer knows it."""
+
+    @property
+    def client_id(self) -> str | None: ...
+
+    @property
+    def client_host(self) -> str: ...
+
+
+class Authorizer(Protocol):
+    """Decides what a client may do. A node without one (`authorizer.class.name` is empty) allows all."""
+
+    def allowed(self, requester: Requester, operation: int, resource_type: int, name: str) -> bool: ...
+
+
+class NodeServices(Protocol):
+    """What every node has, whatever its roles."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed metadata that this node has applied."""
+        ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def authorizer(self) -> Authorizer | None: ...
+
+    @property
+    def endpoints(self) -> NodeEndpoints: ...
+
+
+class BrokerServices(NodeServices, Protocol):
+    """What a broker has: replicas, coordinators, and what belongs to them. A controller alone has none of it,
+    and its listeners have no route that uses it.
+    """
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    @property
+    def logs(self) -> LogManager: ...
+
+    @property
+    def log_flushes(self) -> LogFlushScheduler: ...
+
+    @property
+    def replicas(self) -> ReplicaManager: ...
+
+    @property
+    def replication(self) -> BrokerReplication: ...
+
+    @property
+    def alter_log_dirs(self) -> AlterReplicaLogDirsManager: ...
+
+    @property
+    def fetch_sessions(self) -> FetchSessionCache: ...
+
+    @property
+    def groups(self) -> GroupService:
+        """The group coordinator; made when it is first used."""
+        ...
+
+    @property
+    def transactions(self) -> NodeTransactions:
+        """The transaction coordinator; made when it is first used."""
+        ...
+
+    @property
+    def producer_ids(self) -> ProducerIdManager: ...
+
+    def now_ms(self) -> int: ...
+
+
+class ControllerServices(Protocol):
+    """The quorum as this node knows it, the controller if it is active here, and the ways to it if not."""
+
+    @property
+    def metadata(self) -> MetadataLog: ...
+
+    @property
+    def active_controller(self) -> ActiveController:
+        """The active controller, if it is on this node."""
+        ...
+
+    @property
+    def controllers(self) -> ControllerChannel:
+        """Carries this node's own requests to the active controller."""
+        ...
+
+    @property
+    def forwards(self) -> ControllerChannel:
+        """Carries the requests of clients to the active controller."""
+        ...
+
+    @property
+    def liveness(self) -> BrokerLivenessProbe: ...
+
+    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
+        """Let the active controller of this node decide; the response comes once the decision is committed
+        and applied here. KafkaError NOT_CONTROLLER if it is not on this node.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServices:
+    """Everything that handlers of one node may use."""
+
+    node: NodeServices
+    broker: BrokerServices
+    controller: ControllerServices

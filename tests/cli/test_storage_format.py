@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.metadata.storage import read_meta_properties
+from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.protocol.names import parse_uuid
 from ottla.raft.snapshot import decode_snapshot
 from ottla.raft.voters import VoterSet

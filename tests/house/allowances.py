@@ -35,7 +35,6 @@ DUPLICATED_NAMES = frozenset(
         "GroupMember",
         "Kind",
         "Listener",
-        "MetaProperties",
         "NewSettings",
         "Now",
         "OpenTransaction",

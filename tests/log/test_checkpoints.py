@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ottla.log.directory import checkpoints
-from ottla.log.directory.checkpoints import CorruptCheckpoint, MetaProperties, OffsetCheckpoint
+from ottla.log.directory.checkpoints import CorruptCheckpoint, OffsetCheckpoint
+from ottla.log.directory.meta_properties import MetaProperties, read_meta_properties
 from ottla.log.leader_epoch_cache import LeaderEpochCache, read_epochs
-from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import write_file
 from ottla.sim.disk import SimDisk
@@ -88,18 +88,12 @@ def test_meta_properties_of_kafka_are_understood(disk: SimDisk) -> None:
         "#\n#Sat Nov 15 09:00:00 UTC 2025\ncluster.id=MkU3OEVBNTcwNTJENDM2Qk\n"
         "directory.id=Lae6bD3ETI2Kf4vSrYo8nQ\nnode.id=7\nversion=1\n",
     )
-    properties = checkpoints.read_meta_properties(disk, "/data")
+    properties = read_meta_properties(disk, "/data")
     assert properties is not None
     assert (properties.cluster_id, properties.node_id) == ("MkU3OEVBNTcwNTJENDM2Qk", 7)
-    checkpoints.write_meta_properties(disk, "/data", MetaProperties("c", 3, bytes(range(16))))
-    assert checkpoints.read_meta_properties(disk, "/data") == MetaProperties("c", 3, bytes(range(16)))
-    assert checkpoints.read_meta_properties(disk, "/") is None
-
-
-def test_meta_properties_without_a_directory_id_are_refused(disk: SimDisk) -> None:
-    put(disk, "meta.properties", "version=1\nnode.id=7\ncluster.id=c\n")
-    with pytest.raises(KafkaError, match=r"directory\.id"):
-        checkpoints.read_meta_properties(disk, "/data")
+    write_file(disk, "/data/meta.properties", MetaProperties("c", 3, bytes(range(16))).encode())
+    assert read_meta_properties(disk, "/data") == MetaProperties("c", 3, bytes(range(16)))
+    assert read_meta_properties(disk, "/") is None
 
 
 def test_the_mark_of_a_clean_shutdown_carries_the_broker_epoch(disk: SimDisk) -> None:

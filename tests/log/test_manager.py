@@ -12,6 +12,7 @@ import pytest
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
+from ottla.log.directory.meta_properties import MetaProperties
 from ottla.log.files import segment_file_name
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
@@ -19,7 +20,7 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
-from ottla.runtime.disk import Disk, RealDisk
+from ottla.runtime.disk import Disk, RealDisk, write_file
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
@@ -166,7 +167,7 @@ async def test_a_directory_twice_is_refused() -> None:
 async def test_a_directory_knows_its_id() -> None:
     node = Node()
     node.disk.make_dirs(A)
-    checkpoints.write_meta_properties(node.disk, A, checkpoints.MetaProperties("c", 1, bytes(range(16))))
+    write_file(node.disk, f"{A}/meta.properties", MetaProperties("c", 1, bytes(range(16))).encode())
     manager = await node.start()
     assert manager.directories[0].directory_id == bytes(range(16))
     assert manager.directory_of_id(bytes(range(16))) is manager.directories[0]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.metadata.storage import format_directory, read_bootstrap, read_meta_properties
+from ottla.metadata.storage import format_directory, read_bootstrap
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest

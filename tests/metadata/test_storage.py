@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.controller.activation import bootstrap_records
-from ottla.metadata.storage import (
+from ottla.log.directory.meta_properties import (
     MetaProperties,
     StorageError,
     assign_directory_id,
-    format_directory,
     load_directories,
-    read_bootstrap,
     read_meta_properties,
 )
+from ottla.metadata.controller.activation import bootstrap_records
+from ottla.metadata.storage import format_directory, read_bootstrap
 from ottla.raft.snapshot import decode_snapshot
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.node_process import run_start
 
-from ottla.metadata.storage import read_meta_properties
+from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.runtime.disk import RealDisk
 from ottla.testing.cluster_plan import free_ports
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.metadata.storage import read_meta_properties
+from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.storage import open_storage

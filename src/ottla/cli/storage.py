@@ -51,8 +51,8 @@ def _info(path: str) -> dict[str, Any]:
     import os
 
     from ottla.log.directory.checkpoints import LOCK, read_clean_shutdown
+    from ottla.log.directory.meta_properties import StorageError, read_meta_properties
     from ottla.log.files import DirKind, parse_dir_name
-    from ottla.metadata.storage import StorageError, read_meta_properties
     from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import uuid_text
     from ottla.runtime.disk import RealDisk
@@ -135,7 +135,8 @@ def format_directories(
     are given here.
     """
     from ottla.cli.storage_plan import plan_format
-    from ottla.metadata.storage import StorageError, format_directory, load_directories
+    from ottla.log.directory.meta_properties import StorageError, load_directories
+    from ottla.metadata.storage import format_directory
     from ottla.protocol.names import parse_uuid, uuid_text
     from ottla.runtime.clock import SystemClock
     from ottla.runtime.disk import RealDisk

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.directory.directory import LogDirectory
+from ottla.log.directory.meta_properties import StorageError, is_reserved_directory
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
@@ -27,11 +28,9 @@ from ottla.metadata.image.entities import (
     CLUSTER_DEFAULT,
     ConfigResource,
     ConfigResourceType,
-    is_reserved_directory,
 )
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.metadata.storage import StorageError
 from ottla.node.api.dispatch import Dispatcher, decide_locally
 from ottla.node.api.services import ApiServices
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ottla.log.directory.checkpoints import read_clean_shutdown
-from ottla.metadata.storage import (
+from ottla.log.directory.meta_properties import (
     MetaProperties,
     StorageError,
     assign_directory_id,
-    format_directory,
     load_directories,
     read_meta_properties,
 )
+from ottla.metadata.storage import format_directory
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import voter_ids

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ottla.log.directory.directory import LogDirectory
+from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import MetadataDelta
-from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistration, is_reserved_directory
+from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.image.local_changes import LocalReplica
 from ottla.protocol.errors import ErrorCode, KafkaError

@@ -13,7 +13,6 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 from ottla.runtime.disk import Disk, read_file, write_file
 
@@ -21,7 +20,6 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-META_PROPERTIES = "meta.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LOCK = ".lock"
 
@@ -197,48 +195,6 @@ def read_topic_id(disk: Disk, path: str) -> bytes | None:
         return parse_uuid(values.get("topic_id", "").strip())
     except ValueError as error:
         raise CorruptCheckpoint(str(error)) from None
-
-
-@dataclass(frozen=True, slots=True)
-class MetaProperties:
-    """Whose a log directory is."""
-
-    cluster_id: str
-    node_id: int
-    directory_id: bytes
-
-
-def write_meta_properties(disk: Disk, dir: str, properties: MetaProperties) -> None:
-    text = (
-        f"version=1\nnode.id={properties.node_id}\ncluster.id={properties.cluster_id}\n"
-        f"directory.id={uuid_text(properties.directory_id)}\n"
-    )
-    write_file(disk, posixpath.join(dir, META_PROPERTIES), text.encode())
-
-
-def read_meta_properties(disk: Disk, dir: str) -> MetaProperties | None:
-    """The properties of a formatted directory; None of one that was never formatted."""
-    path = posixpath.join(dir, META_PROPERTIES)
-    try:
-        data = read_file(disk, path)
-    except FileNotFoundError:
-        return None
-    values = {}
-    for line in data.decode("utf-8", "replace").splitlines():
-        if line.strip() and line.lstrip()[0] not in "#!":
-            key, _, value = line.partition("=")
-            values[key.strip()] = value.strip().replace("\\=", "=").replace("\\:", ":")
-    try:
-        if values["version"] != "1":
-            raise ValueError(f"version {values['version']}")
-        return MetaProperties(
-            values["cluster.id"], int(values["node.id"]), parse_uuid(values["directory.id"])
-        )
-    except (KeyError, ValueError) as error:
-        raise KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR,
-            f"{path} cannot be read ({error}); it needs version=1, node.id, cluster.id and directory.id",
-        ) from None
 
 
 def write_clean_shutdown(disk: Disk, dir: str, broker_epoch: int) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
+from ottla.log.directory.meta_properties import StorageError, read_meta_properties
 from ottla.log.files import DirKind, parse_dir_name
 from ottla.log.log_config import LogConfig
 from ottla.log.recovery.log_loader import LoadOptions, load_log
@@ -61,7 +62,7 @@ def open_directory(directory: LogDirectory, *, lock: bool) -> Lock | None:
         _make_durable_dirs(disk, path)
         if lock:
             taken = disk.lock(posixpath.join(path, checkpoints.LOCK))
-        properties = checkpoints.read_meta_properties(disk, path)
+        properties = read_meta_properties(disk, path)
         if properties is not None:
             directory.directory_id = properties.directory_id
         directory.load_checkpoints()
@@ -72,10 +73,10 @@ def open_directory(directory: LogDirectory, *, lock: bool) -> Lock | None:
         ) from error
     except OSError as error:
         directory.fail(f"it could not be opened: {error}")
-    except KafkaError:
+    except StorageError as error:
         if taken is not None:
             taken.release()
-        raise
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
     return taken
 
 

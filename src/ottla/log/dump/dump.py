@@ -15,7 +15,8 @@ from enum import Enum
 from struct import Struct
 from typing import Any, Final
 
-from ottla.log.directory.checkpoints import CLEAN_SHUTDOWN, META_PROPERTIES, CorruptCheckpoint, decode_entries
+from ottla.log.directory.checkpoints import CLEAN_SHUTDOWN, CorruptCheckpoint, decode_entries
+from ottla.log.directory.meta_properties import META_PROPERTIES
 from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_control, decode_record
 from ottla.log.files import (
     INDEX,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.metadata.controller.heartbeats import BrokerControlState, BrokerHeartbeatManager
 from ottla.metadata.controller.partitions import leader_and_isr_updates, partitions_where
 from ottla.metadata.controller.state import ControllerState, Result
 from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, VersionRange
-from ottla.metadata.image.entities import NO_LEADER, is_reserved_directory
+from ottla.metadata.image.entities import NO_LEADER
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest

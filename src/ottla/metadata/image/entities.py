@@ -41,10 +41,6 @@ DIRECTORY_UNASSIGNED: Final = bytes(15) + b"\x01"
 DIRECTORY_LOST: Final = bytes(15) + b"\x02"
 
 
-def is_reserved_directory(directory: bytes) -> bool:
-    return directory[:15] == bytes(15) and directory[15] < 100
-
-
 class LeaderRecoveryState(IntEnum):
     RECOVERED = 0
     RECOVERING = 1

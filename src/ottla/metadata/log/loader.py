@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ottla.log.directory.meta_properties import StorageError
 from ottla.metadata.image.delta import MetadataDelta, ReplayError
 from ottla.metadata.image.difference import records_between
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
-from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import decode_metadata_record
 from ottla.raft.driver.disk_log import DiskLog, LoadedSnapshot

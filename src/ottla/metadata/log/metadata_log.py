@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from ottla.log.directory.meta_properties import StorageError
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage, Provenance
@@ -24,7 +25,6 @@ from ottla.metadata.log.loader import Subscriber
 from ottla.metadata.log.opening import DEFAULT_CONFIG, Loaded, MetadataLogConfig, load
 from ottla.metadata.log.snapshot_generator import SnapshotGenerator
 from ottla.metadata.records import MetadataRecord, encode_record
-from ottla.metadata.storage import StorageError
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CLUSTER_METADATA_PARTITION
 from ottla.raft.config import QuorumConfig

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ottla.log.directory.meta_properties import StorageError
 from ottla.metadata.log.loader import MetadataLoader
-from ottla.metadata.storage import StorageError
 from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig, LogGap
 from ottla.raft.driver.kafka_raft_client import read_election
 from ottla.raft.election_state import BadQuorumState, ElectionState

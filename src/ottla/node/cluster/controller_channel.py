@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ottla.metadata.storage import StorageError
+from ottla.log.directory.meta_properties import StorageError
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response

@@ -198,7 +198,7 @@ def test_a_fault_of_ours_is_an_error_that_producers_retry(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Partition, "append", fail)
+        patch.setattr(Partition, "append_records_to_leader", fail)
         answer = produce(wire, "fault", records(b"1"))
     assert ErrorCode(answer.error_code).retriable
     assert "a bug" in caplog.text

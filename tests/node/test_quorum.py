@@ -268,7 +268,7 @@ def test_a_broker_that_was_forgotten_registers_again() -> None:
         assert active is not None
         other = next(id for id in nodes.roles if id != active)
         epoch = nodes.nodes[other].broker_epoch
-        await nodes.nodes[active].control(lambda controller: controller.unregister_broker(other))
+        await nodes.nodes[active].quorum.control(lambda controller: controller.unregister_broker(other))
         await nodes.until(lambda: nodes.nodes[other].broker_epoch > epoch)
         await nodes.until(lambda: not nodes.fenced(other, active))
 

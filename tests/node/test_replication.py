@@ -42,7 +42,7 @@ def append(nodes: SimNodes, broker: int) -> int:
     """One record to the leader; the offset that acks=all waits for."""
     node = nodes.nodes[broker]
     batch = build_batch([(node.now_ms(), None, b"record")])
-    return replica(nodes, broker).append(batch, now_ms=node.now_ms()).last_offset + 1
+    return replica(nodes, broker).append_records_to_leader(batch, now_ms=node.now_ms()).last_offset + 1
 
 
 async def made(nodes: SimNodes) -> int:

@@ -59,7 +59,7 @@ from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ottla.coordinator.group.service import GroupService
+    from ottla.coordinator.group.service import GroupCoordinatorService
     from ottla.node.api.services import Authorizer
     from ottla.node.coordinators.transactions import NodeTransactions
 
@@ -127,7 +127,7 @@ class Node:
         return self.quorum.controllers
 
     @property
-    def groups(self) -> GroupService:
+    def groups(self) -> GroupCoordinatorService:
         return self.coordinators.groups
 
     @property

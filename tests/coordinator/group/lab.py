@@ -1,6 +1,6 @@
 """A group machine on a workbench: a virtual clock, a log in memory, and clients in one line each.
 
-`Lab` does what the engine does, without asyncio: an event's records are encoded, kept as the log, decoded
+`Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
 and replayed, and its answers are collected. With `fail_writes` a write is refused as a full disk would.
 `reload` builds another machine from the log alone, as after a restart.
 """
@@ -15,8 +15,20 @@ from ottla.coordinator.group.classic.group import ClassicGroup
 from ottla.coordinator.group.config import GroupConfig, GroupSettings
 from ottla.coordinator.group.consumer.group import ConsumerGroup
 from ottla.coordinator.group.machine import GroupMachine
-from ottla.coordinator.group.requests import FetchOffsets, GroupRequest, NewImage
-from ottla.coordinator.runtime.effects import Effects, Now, Producer, ReplayedRecord
+from ottla.coordinator.group.requests import (
+    CommitOffsets,
+    CommitTransactionalOffsets,
+    ConsumerGroupHeartbeat,
+    DeleteOffsets,
+    FetchOffsets,
+    GroupRequest,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    NewMetadataImage,
+    SyncGroup,
+)
+from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplayedRecord
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import RECORDS
 from ottla.protocol.coordinator_records import encode_key, encode_value
@@ -38,6 +50,7 @@ from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from ottla.protocol.messages.offset_delete import OffsetDeleteRequest
 from ottla.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from ottla.protocol.messages.txn_offset_commit import (
@@ -58,6 +71,18 @@ from ottla.protocol.subscription import (
 )
 
 GROUP = "readers"
+
+KINDS: dict[type, type[GroupRequest[Any, Any]]] = {
+    JoinGroupRequest: JoinGroup,
+    SyncGroupRequest: SyncGroup,
+    HeartbeatRequest: Heartbeat,
+    LeaveGroupRequest: LeaveGroup,
+    ConsumerGroupHeartbeatRequest: ConsumerGroupHeartbeat,
+    OffsetCommitRequest: CommitOffsets,
+    TxnOffsetCommitRequest: CommitTransactionalOffsets,
+    OffsetDeleteRequest: DeleteOffsets,
+}
+"""The operation for the request of each API."""
 
 
 class Answer:
@@ -88,7 +113,7 @@ class Entry:
 
     key: bytes
     value: bytes | None
-    producer: Producer | None = None
+    producer: ProducerIdAndEpoch | None = None
     marker: bool | None = None
 
 
@@ -99,7 +124,7 @@ def topic_id(name: str) -> bytes:
 class Lab:
     def __init__(self, topics: dict[str, int] | None = None, **config: Any) -> None:
         self.settings = GroupSettings(GroupConfig(**config))
-        self.now = Now(1_700_000_000_000, 1_000)
+        self.now = EventTime(1_700_000_000_000, 1_000)
         self.log: list[Entry] = []
         self.answers: list[Answer] = []
         self.fail_writes = False
@@ -119,12 +144,12 @@ class Lab:
         self.ids += 1
         return f"id{self.ids}"
 
-    # The engine's part
+    # The runtime's part
 
     def send(self, body: Any, version: int = 9, client: str = "client") -> Answer:
         answer = Answer()
         request = (
-            body if isinstance(body, FetchOffsets) else GroupRequest(body, version, client, "/127.0.0.1")
+            body if isinstance(body, FetchOffsets) else KINDS[type(body)](body, version, client, "/127.0.0.1")
         )
         return self.submit(request, answer)
 
@@ -163,7 +188,7 @@ class Lab:
         self.log.append(entry)
         _replay(self.machine, len(self.log) - 1, entry, self.now)
 
-    def end_transaction(self, producer: Producer, commit: bool) -> None:
+    def end_transaction(self, producer: ProducerIdAndEpoch, commit: bool) -> None:
         self._append(Entry(b"", None, producer, commit))
 
     def advance(self, ms: int) -> None:
@@ -178,7 +203,7 @@ class Lab:
         self._tick(end)
 
     def _tick(self, tick_ms: int) -> None:
-        self.now = Now(self.now.wall_ms + tick_ms - self.now.tick_ms, tick_ms)
+        self.now = EventTime(self.now.wall_ms + tick_ms - self.now.tick_ms, tick_ms)
 
     def replayed(self, entries: list[Entry] | None = None) -> GroupMachine:
         """What a restart would find."""
@@ -209,7 +234,7 @@ class Lab:
 
     def _new_image(self, image: MetadataImage, deleted: frozenset[str] = frozenset()) -> None:
         self.image = image
-        self._carry_out(self.machine.handle(None, NewImage(image, deleted), self.now))
+        self._carry_out(self.machine.handle(None, NewMetadataImage(image, deleted), self.now))
 
     # Looking
 
@@ -364,7 +389,7 @@ class Lab:
                 for name, partitions in owned.items()
             ],
         )
-        return self.submit(GroupRequest(body, version, "client", "/127.0.0.1", sees_topic))
+        return self.submit(ConsumerGroupHeartbeat(body, version, "client", "/127.0.0.1", sees_topic))
 
     # Offsets
 
@@ -415,7 +440,7 @@ class Lab:
 
     def txn_commit(
         self,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         offsets: dict[tuple[str, int], int],
         *,
         member_id: str = "",
@@ -498,7 +523,7 @@ def assigned(response: ConsumerGroupHeartbeatResponse) -> dict[str, list[int]]:
     }
 
 
-def _replay(machine: GroupMachine, offset: int, entry: Entry, now: Now) -> None:
+def _replay(machine: GroupMachine, offset: int, entry: Entry, now: EventTime) -> None:
     if entry.marker is not None:
         assert entry.producer is not None
         machine.replay_end_transaction(entry.producer, entry.marker)

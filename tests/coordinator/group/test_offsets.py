@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.group.requests import DeleteGroup, DescribeClassic, DescribeConsumer, ListGroups
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.group.requests import (
+    DeleteGroup,
+    DescribeClassicGroup,
+    DescribeConsumerGroup,
+    ListGroups,
+)
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.consumer_offsets_records import RECORDS, OffsetCommitValue
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_delete import (
@@ -15,7 +20,7 @@ from ottla.protocol.messages.offset_delete import (
 )
 from tests.coordinator.group.lab import GROUP, Lab, topic_id
 
-P = Producer(9, 0)
+P = ProducerIdAndEpoch(9, 0)
 LOGS = ("logs", 0)
 DAY_MS = 24 * 3600 * 1000
 
@@ -375,27 +380,27 @@ class TestLooking:
 
     def test_a_classic_group_shows_its_members_and_what_they_have_when_stable(self) -> None:
         lab = lab_with()
-        assert lab.submit(DescribeClassic(GROUP)).error is ErrorCode.GROUP_ID_NOT_FOUND
+        assert lab.submit(DescribeClassicGroup(GROUP)).error is ErrorCode.GROUP_ID_NOT_FOUND
         one, two = lab.stable(2)
-        described = lab.submit(DescribeClassic(GROUP)).ok()
+        described = lab.submit(DescribeClassicGroup(GROUP)).ok()
         assert (described.group_state, described.protocol_data) == ("Stable", "range")
         assert [member.member_assignment for member in described.members if member.member_id == one] == [
             f"of {one}".encode()
         ]
         lab.leave(two)
-        described = lab.submit(DescribeClassic(GROUP)).ok()
+        described = lab.submit(DescribeClassicGroup(GROUP)).ok()
         assert (described.group_state, described.protocol_data) == ("PreparingRebalance", "")
         assert described.members[0].member_metadata == b""
         assert described.members[0].member_assignment == f"of {one}".encode()
         lab.beat("a", 0, group="modern")
-        assert lab.submit(DescribeClassic("modern")).error is ErrorCode.GROUP_ID_NOT_FOUND
+        assert lab.submit(DescribeClassicGroup("modern")).error is ErrorCode.GROUP_ID_NOT_FOUND
 
     def test_a_consumer_group_shows_what_members_have_and_shall_have(self) -> None:
         lab = lab_with()
-        assert lab.submit(DescribeConsumer(GROUP)).error is ErrorCode.GROUP_ID_NOT_FOUND
+        assert lab.submit(DescribeConsumerGroup(GROUP)).error is ErrorCode.GROUP_ID_NOT_FOUND
         lab.beat("a", 0)
         lab.beat("b", 0)
-        described = lab.submit(DescribeConsumer(GROUP)).ok()
+        described = lab.submit(DescribeConsumerGroup(GROUP)).ok()
         assert (described.group_state, described.group_epoch, described.assignment_epoch) == (
             "Reconciling",
             3,
@@ -408,7 +413,7 @@ class TestLooking:
         assert member.member_type == 1
         # What a member is asked to give up it has until it says that it has not.
         lab.beat("a", 2)
-        described = lab.submit(DescribeConsumer(GROUP)).ok()
+        described = lab.submit(DescribeConsumerGroup(GROUP)).ok()
         member = next(member for member in described.members if member.member_id == "a")
         held, target = (each.topic_partitions[0] for each in (member.assignment, member.target_assignment))
         assert set(target.partitions) < set(held.partitions)

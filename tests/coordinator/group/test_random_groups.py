@@ -17,7 +17,7 @@ import pytest
 from ottla.coordinator.group.classic.group import ClassicGroup
 from ottla.coordinator.group.consumer.coordinator import ConsumerCoordinator
 from ottla.coordinator.group.consumer.group import ConsumerGroup
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
 from tests.support.effort import seeds
@@ -268,7 +268,7 @@ def test_offsets_never_go_back(seed: int) -> None:
         roll = rng.random()
         where = ("a", rng.randrange(2))
         lab.fail_writes = rng.random() < 0.1
-        producer = Producer(rng.randrange(3), 0)
+        producer = ProducerIdAndEpoch(rng.randrange(3), 0)
         if roll < 0.4:
             if lab.commit({where: value}).error is ErrorCode.NONE:
                 acknowledged[where] = value

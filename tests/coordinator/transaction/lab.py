@@ -1,6 +1,6 @@
 """A transaction machine on a workbench: a virtual clock, a log in memory, and requests in one line each.
 
-`Lab` does what the engine does, without asyncio: an event's records are encoded, kept as the log, decoded
+`Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
 and replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are
 written. With `fail_writes` a write is refused as if replicas were missing. `reload` builds another machine
 from the log alone, as after a restart, with the coordinator's next epoch.
@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ottla.coordinator.runtime.effects import Effects, Now, Producer, ReplayedRecord
+from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplayedRecord
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.coordinator.transaction.machine import TransactionMachine
 from ottla.coordinator.transaction.requests import (
     AbortTimedOut,
     AddPartitions,
@@ -22,14 +21,14 @@ from ottla.coordinator.transaction.requests import (
     InitProducerId,
     MarkersWritten,
     Missing,
-    NewSettings,
+    NewTransactionSettings,
     ProducerIdWanted,
-    Settings,
+    TransactionSettings,
     VerifyPartitions,
     WriteMarkers,
 )
-from ottla.coordinator.transaction.state import TransactionState
-from ottla.coordinator.transaction.transaction import Transaction
+from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata, TransactionState
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -44,18 +43,18 @@ _NO_ANSWER = object()
 
 class Lab:
     def __init__(self, config: TransactionConfig | None = None, *, version: int = 2) -> None:
-        self.settings = Settings(config or TransactionConfig(), version)
+        self.settings = TransactionSettings(config or TransactionConfig(), version)
         self.log: list[tuple[bytes, bytes | None]] = []
         self.clock_error_ms = 0
-        self.now = Now(WALL_MS, 0)
+        self.now = EventTime(WALL_MS, 0)
         self.epoch = 0
         self.markers: list[WriteMarkers] = []
         self.fail_writes = False
         self.fresh_ids = iter(range(1000, 10_000))
-        self.machine = TransactionMachine(self.settings, self.epoch)
+        self.machine = TransactionCoordinator(self.settings, self.epoch)
         self._run(self.machine.on_loaded(self.now))
 
-    def __getitem__(self, transactional_id: str) -> Transaction:
+    def __getitem__(self, transactional_id: str) -> TransactionMetadata:
         return self.machine.transactions[transactional_id]
 
     @property
@@ -63,10 +62,10 @@ class Lab:
         return self[TXN].state
 
     @property
-    def client(self) -> Producer:
+    def client(self) -> ProducerIdAndEpoch:
         return self[TXN].client
 
-    # The engine's part
+    # The runtime's part
 
     def submit(self, request: Any) -> Any:
         """The answer; an error is raised. A fresh producer id is there as soon as one is asked for."""
@@ -121,7 +120,7 @@ class Lab:
     def reload(self) -> None:
         self.epoch += 1
         self.markers.clear()
-        self.machine = TransactionMachine(self.settings, self.epoch)
+        self.machine = TransactionCoordinator(self.settings, self.epoch)
         for offset in range(len(self.log)):
             self._replay(offset)
         self._run(self.machine.on_loaded(self.now))
@@ -141,7 +140,7 @@ class Lab:
             self._run(self.machine.on_timer(self.now))
 
     def _set(self, tick_ms: int) -> None:
-        self.now = Now(WALL_MS + self.clock_error_ms + tick_ms, tick_ms)
+        self.now = EventTime(WALL_MS + self.clock_error_ms + tick_ms, tick_ms)
 
     def set_clock_back(self, ms: int) -> None:
         """The wall clock, as that of a machine may be to which the coordinator moves."""
@@ -149,10 +148,10 @@ class Lab:
         self._set(self.now.tick_ms)
 
     def configure(self, config: TransactionConfig | None = None, *, version: int | None = None) -> None:
-        self.settings = Settings(
+        self.settings = TransactionSettings(
             config or self.settings.config, self.settings.transaction_version if version is None else version
         )
-        self._event(NewSettings(self.settings))
+        self._event(NewTransactionSettings(self.settings))
 
     # What producers and leaders do
 
@@ -163,40 +162,44 @@ class Lab:
             self._event(MarkersWritten(marker.transactional_id, marker.writer))
 
     def init(
-        self, expected: Producer | None = None, *, timeout_ms: int = 60_000, **options: Any
+        self, expected: ProducerIdAndEpoch | None = None, *, timeout_ms: int = 60_000, **options: Any
     ) -> Initialized:
         answer = self.submit(InitProducerId(TXN, timeout_ms, expected, **options))
         assert isinstance(answer, Initialized)
         return answer
 
-    def begin(self) -> Producer:
+    def begin(self) -> ProducerIdAndEpoch:
         """A new producer, whatever the one before has left."""
         if TXN in self.machine.transactions and self.state is TransactionState.ONGOING:
             assert self.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
         self.confirm()
         return self.init().producer
 
-    def add(self, producer: Producer, *partitions: TopicPartition, version: int = 2) -> None:
+    def add(self, producer: ProducerIdAndEpoch, *partitions: TopicPartition, version: int = 2) -> None:
         self.submit(AddPartitions(TXN, producer, frozenset(partitions or (A,)), version))
 
-    def verify(self, producer: Producer, *partitions: TopicPartition) -> dict[TopicPartition, ErrorCode]:
+    def verify(
+        self, producer: ProducerIdAndEpoch, *partitions: TopicPartition
+    ) -> dict[TopicPartition, ErrorCode]:
         codes: dict[TopicPartition, ErrorCode] = self.submit(
             VerifyPartitions(TXN, producer, frozenset(partitions))
         )
         return codes
 
-    def end(self, producer: Producer, *, commit: bool = True, version: int = 2) -> Producer:
+    def end(
+        self, producer: ProducerIdAndEpoch, *, commit: bool = True, version: int = 2
+    ) -> ProducerIdAndEpoch:
         answer = self.submit(EndTransaction(TXN, producer, commit, version))
-        assert isinstance(answer, Producer)
+        assert isinstance(answer, ProducerIdAndEpoch)
         return answer
 
-    def commit(self, producer: Producer, **options: Any) -> Producer:
+    def commit(self, producer: ProducerIdAndEpoch, **options: Any) -> ProducerIdAndEpoch:
         """To the very end, markers included."""
         after = self.end(producer, commit=True, **options)
         self.confirm()
         return after
 
-    def abort(self, producer: Producer, **options: Any) -> Producer:
+    def abort(self, producer: ProducerIdAndEpoch, **options: Any) -> ProducerIdAndEpoch:
         after = self.end(producer, commit=False, **options)
         self.confirm()
         return after

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_transactions import (
@@ -66,14 +66,14 @@ class Talk:
         assert isinstance(answer, InitProducerIdResponse)
         return answer
 
-    def begin(self, **fields: Any) -> Producer:
+    def begin(self, **fields: Any) -> ProducerIdAndEpoch:
         answer = self.init(**fields)
         assert answer.error_code == 0
-        return Producer(answer.producer_id, answer.producer_epoch)
+        return ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
 
     def write(
         self,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         value: bytes,
         *,
         sequence: int = 0,
@@ -99,7 +99,7 @@ class Talk:
         answer = self.client.get(request, version, ProduceResponse)
         return ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
 
-    def end(self, producer: Producer, *, commit: bool = True, version: int = 5) -> EndTxnResponse:
+    def end(self, producer: ProducerIdAndEpoch, *, commit: bool = True, version: int = 5) -> EndTxnResponse:
         request = EndTxnRequest(
             transactional_id=self.name,
             producer_id=producer.id,

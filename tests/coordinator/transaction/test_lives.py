@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.coordinator.transaction.records import transaction_of, transaction_record
 from ottla.coordinator.transaction.requests import (
     AddPartitions,
     DescribeTransaction,
@@ -16,8 +15,8 @@ from ottla.coordinator.transaction.requests import (
     MarkersWritten,
     WriteMarkers,
 )
-from ottla.coordinator.transaction.state import BY_TITLE, TransactionState
-from ottla.coordinator.transaction.transaction import Transaction
+from ottla.coordinator.transaction.transaction_log import transaction_of, transaction_record
+from ottla.coordinator.transaction.transaction_metadata import BY_TITLE, TransactionMetadata, TransactionState
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.transaction_state_records import TransactionLogValue
@@ -31,7 +30,7 @@ TINY = TransactionConfig(max_epoch=3)
 def test_a_transaction_of_version_1() -> None:
     lab = Lab()
     me = lab.init().producer
-    assert me == Producer(1000, 0)
+    assert me == ProducerIdAndEpoch(1000, 0)
     lab.add(me, A, version=0)
     lab.add(me, B, version=0)
     assert lab.end(me, version=0) == me
@@ -46,7 +45,7 @@ def test_a_transaction_of_version_2_moves_the_epoch() -> None:
     me = lab.init().producer
     lab.add(me, A)
     after = lab.end(me)
-    assert after == Producer(me.id, me.epoch + 1)
+    assert after == ProducerIdAndEpoch(me.id, me.epoch + 1)
     assert lab.markers == [WriteMarkers(TXN, after, True, frozenset({A}), 0, 2)]
     lab.confirm()
     assert lab.client == after
@@ -76,7 +75,7 @@ def test_an_abort_of_nothing_moves_the_epoch_on() -> None:
 def test_markers_that_were_confirmed_for_another_end_complete_nothing() -> None:
     lab = in_state(TransactionState.PREPARE_COMMIT, version=2)
     me = lab[TXN].writer
-    lab.submit(MarkersWritten(TXN, Producer(me.id, me.epoch - 1)))
+    lab.submit(MarkersWritten(TXN, ProducerIdAndEpoch(me.id, me.epoch - 1)))
     lab.submit(MarkersWritten("nobody", me))
     assert lab.state is TransactionState.PREPARE_COMMIT
     lab.confirm()
@@ -158,12 +157,12 @@ def test_the_end_that_runs_over_writes_markers_with_the_last_epoch() -> None:
         me = lab.commit(me)
     lab.add(me, A)
     after = lab.end(me)
-    assert after == Producer(1001, 0)
-    assert lab.markers[0].writer == Producer(1000, 3)
+    assert after == ProducerIdAndEpoch(1001, 0)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(1000, 3)
     # The next transaction has to wait, though the producer has its new id already.
     assert lab.code(AddPartitions(TXN, after, frozenset({A}), 2)) is ErrorCode.CONCURRENT_TRANSACTIONS
     lab.reload()
-    assert lab.markers[0].writer == Producer(1000, 3)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(1000, 3)
     lab.confirm()
     assert lab.end(me) == after  # the end once more, as its answer was lost
     assert lab.code(EndTransaction(TXN, me, False, 2)) is ErrorCode.INVALID_TXN_STATE
@@ -184,7 +183,7 @@ def test_a_producer_that_goes_on_over_the_end_of_its_epochs_may_ask_twice() -> N
     for _ in range(3):
         me = lab.init().producer
     after = lab.init(me).producer
-    assert after == Producer(1001, 0)
+    assert after == ProducerIdAndEpoch(1001, 0)
     assert lab.init(me).producer == after
     lab.add(after, A)
     assert lab.code(InitProducerId(TXN, 60_000, me)) is ErrorCode.PRODUCER_FENCED
@@ -197,7 +196,7 @@ def test_replacing_a_producer_at_the_last_epoch_does_not_overflow() -> None:
             me = lab.init().producer
         lab.add(me, A, version=0)
         assert lab.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
-        assert lab.markers[0].writer == Producer(1000, 3)
+        assert lab.markers[0].writer == ProducerIdAndEpoch(1000, 3)
         lab.confirm()
         assert lab.init().producer.id > me.id
         assert lab.client.epoch < TINY.max_epoch
@@ -209,18 +208,18 @@ def test_a_timeout_at_the_last_epoch_does_not_overflow() -> None:
         me = lab.init(timeout_ms=1_000).producer
     lab.add(me, A)
     lab.advance(20_000)
-    assert lab.markers[0].writer == Producer(1000, 3)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(1000, 3)
     lab.confirm()
-    assert lab.client == Producer(1001, 0)
+    assert lab.client == ProducerIdAndEpoch(1001, 0)
     # The producer that was too slow aborts, and is told who it is.
-    assert lab.end(me, commit=False) == Producer(1001, 0)
+    assert lab.end(me, commit=False) == ProducerIdAndEpoch(1001, 0)
 
 
 def test_initialisation_does_not_move_the_epoch_twice_when_it_aborts() -> None:
     lab = in_state(TransactionState.ONGOING, version=2)
     me = lab.client
     assert lab.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert lab.markers[0].writer == Producer(me.id, me.epoch + 1)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(me.id, me.epoch + 1)
     for _ in range(3):
         assert lab.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert len(lab.markers) == 1
@@ -253,7 +252,7 @@ def test_a_transaction_past_its_timeout_is_aborted(version: int) -> None:
     lab.advance(10_002)
     assert lab.state is TransactionState.PREPARE_ABORT
     assert not lab.markers[0].commit
-    assert lab.markers[0].writer == Producer(me.id, me.epoch + 1)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(me.id, me.epoch + 1)
     lab.confirm()
     # A commit that was on its way comes too late.
     assert lab.code(EndTransaction(TXN, me, True, client_version)) is ErrorCode.PRODUCER_FENCED
@@ -352,7 +351,7 @@ def test_an_id_that_nobody_uses_expires() -> None:
     lab.reload()
     assert not lab.machine.transactions
     assert lab.code(EndTransaction(TXN, me, True, 2)) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    assert lab.init(me).producer == Producer(1001, 0)  # who comes back begins anew
+    assert lab.init(me).producer == ProducerIdAndEpoch(1001, 0)  # who comes back begins anew
 
 
 @pytest.mark.parametrize(
@@ -444,7 +443,7 @@ def test_an_old_cluster_gets_records_of_version_0() -> None:
 
 
 def test_every_field_survives_a_record() -> None:
-    full = Transaction(
+    full = TransactionMetadata(
         TXN, 5, 6, 7, TransactionState.ONGOING, frozenset({A, B}), 8, 9, 10, 11, 12, 2
     )  # fmt: skip
     record = transaction_record(full, 2)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ottla.coordinator.runtime.effects import Effects
-from ottla.coordinator.transaction.machine import TransactionMachine
-from ottla.coordinator.transaction.transaction import Transaction
+from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
 from ottla.protocol.names import TopicPartition
 from tests.support.effort import seeds
 
@@ -46,34 +46,43 @@ def test_every_transaction_ends_in_one_way_on_all_partitions(version: int) -> No
 
 
 def _forget_decisions(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionMachine, "on_loaded", lambda self, now: Effects())
+    patch.setattr(TransactionCoordinator, "on_loaded", lambda self, now: Effects())
 
 
 def _drop_a_partition(patch: pytest.MonkeyPatch) -> None:
-    with_partitions = Transaction.with_partitions
+    with_partitions = TransactionMetadata.with_partitions
 
-    def forgetful(self: Transaction, added: frozenset[TopicPartition], *rest: int) -> Transaction:
+    def forgetful(
+        self: TransactionMetadata, added: frozenset[TopicPartition], *rest: int
+    ) -> TransactionMetadata:
         return with_partitions(replace(self, partitions=frozenset()), added, *rest)
 
-    patch.setattr(Transaction, "with_partitions", forgetful)
+    patch.setattr(TransactionMetadata, "with_partitions", forgetful)
 
 
 def _end_without_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
-    prepared = Transaction.prepared
+    prepare = TransactionMetadata.prepare
 
-    def standing(self: Transaction, **step: Any) -> Transaction:
-        return prepared(self, **{**step, "epoch": self.producer_epoch})
+    def standing(self: TransactionMetadata, **step: Any) -> TransactionMetadata:
+        return prepare(self, **{**step, "epoch": self.producer_epoch})
 
-    patch.setattr(Transaction, "prepared", standing)
+    patch.setattr(TransactionMetadata, "prepare", standing)
 
 
 def _serve_the_replaced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("ottla.coordinator.transaction.machine.check_client", lambda transaction, producer: None)
-    patch.setattr("ottla.coordinator.transaction.end_rules.check_client", lambda transaction, producer: None)
+    patch.setattr(
+        "ottla.coordinator.transaction.transaction_coordinator.check_client",
+        lambda transaction, producer: None,
+    )
+    patch.setattr(
+        "ottla.coordinator.transaction.end_txn_rules.check_client", lambda transaction, producer: None
+    )
 
 
 def _begin_while_the_last_one_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("ottla.coordinator.transaction.machine.check_not_prepared", lambda transaction: None)
+    patch.setattr(
+        "ottla.coordinator.transaction.transaction_coordinator.check_not_prepared", lambda transaction: None
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import (
     AddPartitions,
     DescribeTransaction,
@@ -14,8 +14,11 @@ from ottla.coordinator.transaction.requests import (
     InitProducerId,
     VerifyPartitions,
 )
-from ottla.coordinator.transaction.state import VALID_PREVIOUS_STATES, TransactionState
-from ottla.coordinator.transaction.transaction import Transaction
+from ottla.coordinator.transaction.transaction_metadata import (
+    VALID_PREVIOUS_STATES,
+    TransactionMetadata,
+    TransactionState,
+)
 from ottla.protocol.errors import ErrorCode
 
 from .lab import TXN, A, B, Lab, in_state
@@ -79,7 +82,7 @@ def test_end_of_version_2(
         lab = in_state(state, version=2)
         before = lab[TXN]
         epoch = before.producer_epoch - 1 if repeated else before.producer_epoch
-        request = EndTransaction(TXN, Producer(before.producer_id, epoch), committed, 2)
+        request = EndTransaction(TXN, ProducerIdAndEpoch(before.producer_id, epoch), committed, 2)
         assert lab.code(request) is expected, (committed, repeated)
         if expected is NONE and repeated:
             assert lab[TXN] == before
@@ -97,10 +100,10 @@ def test_end_of_somebody_else(state: TransactionState, version: int) -> None:
     busy = state.is_prepared and version == 2
     for commit in (True, False):
         lab = in_state(state, version=version)
-        other_id = Producer(lab.client.id + 7, lab.client.epoch)
+        other_id = ProducerIdAndEpoch(lab.client.id + 7, lab.client.epoch)
         assert lab.code(EndTransaction(TXN, other_id, commit, version)) is (CONCURRENT if busy else MAPPING)
         for epoch in (lab.client.epoch - 2, lab.client.epoch + 1):
-            stranger = Producer(lab.client.id, epoch)
+            stranger = ProducerIdAndEpoch(lab.client.id, epoch)
             expected = CONCURRENT if busy else FENCED
             assert lab.code(EndTransaction(TXN, stranger, commit, version)) is expected
 
@@ -120,9 +123,9 @@ def test_add_partitions(state: TransactionState, version: int) -> None:
         assert lab[TXN].start_ms == lab.now.wall_ms
     assert lab[TXN].client == producer
     for stranger, expected in (
-        (Producer(producer.id + 7, producer.epoch), MAPPING),
-        (Producer(producer.id, producer.epoch - 1), FENCED),
-        (Producer(producer.id, producer.epoch + 1), FENCED),
+        (ProducerIdAndEpoch(producer.id + 7, producer.epoch), MAPPING),
+        (ProducerIdAndEpoch(producer.id, producer.epoch - 1), FENCED),
+        (ProducerIdAndEpoch(producer.id, producer.epoch + 1), FENCED),
     ):
         assert lab.code(replace(add, producer=stranger)) is (CONCURRENT if busy else expected)
 
@@ -137,8 +140,8 @@ def test_verify_partitions(state: TransactionState) -> None:
     else:
         part = NONE if state is ONGOING else ErrorCode.TRANSACTION_ABORTABLE
         assert lab.verify(producer, A) == {A: part}
-    assert lab.code(replace(request, producer=Producer(producer.id + 7, producer.epoch))) is MAPPING
-    assert lab.code(replace(request, producer=Producer(producer.id, producer.epoch + 1))) is FENCED
+    assert lab.code(replace(request, producer=ProducerIdAndEpoch(producer.id + 7, producer.epoch))) is MAPPING
+    assert lab.code(replace(request, producer=ProducerIdAndEpoch(producer.id, producer.epoch + 1))) is FENCED
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -148,13 +151,13 @@ def test_a_new_producer(state: TransactionState, version: int) -> None:
     before = lab.client
     request = InitProducerId(TXN, 60_000)
     if state in (EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT):
-        assert lab.init().producer == Producer(before.id, before.epoch + 1)
+        assert lab.init().producer == ProducerIdAndEpoch(before.id, before.epoch + 1)
         assert lab.state is EMPTY
         return
     assert lab.code(request) is CONCURRENT
     assert lab.state is (PREPARE_ABORT if state is ONGOING else state)
     lab.confirm()
-    assert lab.init().producer == Producer(before.id, before.epoch + (2 if state is ONGOING else 1))
+    assert lab.init().producer == ProducerIdAndEpoch(before.id, before.epoch + (2 if state is ONGOING else 1))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -166,12 +169,14 @@ def test_a_producer_that_goes_on(state: TransactionState) -> None:
         assert code is CONCURRENT
         return
     assert code is NONE
-    assert lab.client == Producer(me.id, me.epoch + 1)
-    assert lab.init(me).producer == Producer(me.id, me.epoch + 1)  # once more, as the answer was lost
+    assert lab.client == ProducerIdAndEpoch(me.id, me.epoch + 1)
+    assert lab.init(me).producer == ProducerIdAndEpoch(
+        me.id, me.epoch + 1
+    )  # once more, as the answer was lost
     for stranger in (
-        Producer(me.id, me.epoch - 1),
-        Producer(me.id, me.epoch + 2),
-        Producer(me.id + 7, me.epoch),
+        ProducerIdAndEpoch(me.id, me.epoch - 1),
+        ProducerIdAndEpoch(me.id, me.epoch + 2),
+        ProducerIdAndEpoch(me.id + 7, me.epoch),
     ):
         assert lab.code(InitProducerId(TXN, 60_000, stranger)) is FENCED
 
@@ -179,7 +184,7 @@ def test_a_producer_that_goes_on(state: TransactionState) -> None:
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_transactional_id_that_nobody_has(version: int) -> None:
     lab = Lab()
-    nobody = Producer(1, 0)
+    nobody = ProducerIdAndEpoch(1, 0)
     assert lab.code(AddPartitions(TXN, nobody, frozenset({A}), version)) is MAPPING
     assert lab.code(VerifyPartitions(TXN, nobody, frozenset({A}))) is MAPPING
     assert lab.code(EndTransaction(TXN, nobody, True, version)) is MAPPING
@@ -191,8 +196,8 @@ def test_a_transactional_id_that_nobody_has(version: int) -> None:
 def test_a_failed_write_changes_nothing(state: TransactionState) -> None:
     for request in (
         InitProducerId(TXN, 60_000),
-        AddPartitions(TXN, Producer(1000, 0), frozenset({A, B}), 2),
-        EndTransaction(TXN, Producer(1000, 0), False, 2),
+        AddPartitions(TXN, ProducerIdAndEpoch(1000, 0), frozenset({A, B}), 2),
+        EndTransaction(TXN, ProducerIdAndEpoch(1000, 0), False, 2),
     ):
         lab = in_state(state, version=2)
         if not isinstance(request, InitProducerId):
@@ -210,14 +215,14 @@ def test_a_failed_write_changes_nothing(state: TransactionState) -> None:
 def test_the_table_of_steps_is_kept() -> None:
     """A step that the table does not have is refused, whatever asked for it."""
     for state in STATES:
-        transaction = Transaction(TXN, 1, 0, 1, state)
+        transaction = TransactionMetadata(TXN, 1, 0, 1, state)
         steps = {
             EMPTY: lambda it: it.with_epoch(1, 1, 1),
             ONGOING: lambda it: it.with_partitions(frozenset({A}), 0, 1),
-            PREPARE_COMMIT: lambda it: it.prepared(
+            PREPARE_COMMIT: lambda it: it.prepare(
                 commit=True, client_version=0, epoch=0, next_client=None, wall_ms=1
             ),
-            PREPARE_ABORT: lambda it: it.prepared(
+            PREPARE_ABORT: lambda it: it.prepare(
                 commit=False, client_version=0, epoch=0, next_client=None, wall_ms=1
             ),
         }
@@ -225,5 +230,5 @@ def test_the_table_of_steps_is_kept() -> None:
             if state in VALID_PREVIOUS_STATES[target]:
                 assert step(transaction).state is target
             else:
-                with pytest.raises(ValueError, match="no way from"):
+                with pytest.raises(ValueError, match="cannot go from"):
                     step(transaction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import NO_TIMEOUT_MS, TransactionConfig
 from ottla.coordinator.transaction.requests import (
     AddPartitions,
@@ -12,7 +12,7 @@ from ottla.coordinator.transaction.requests import (
     InitProducerId,
     VerifyPartitions,
 )
-from ottla.coordinator.transaction.state import TransactionState
+from ottla.coordinator.transaction.transaction_metadata import TransactionState
 from ottla.protocol.errors import ErrorCode
 
 from .lab import TXN, A, B, Lab
@@ -21,7 +21,7 @@ CONFIG = TransactionConfig(two_phase_commit_enabled=True)
 TINY = TransactionConfig(two_phase_commit_enabled=True, max_epoch=3)
 
 
-def prepared(config: TransactionConfig = CONFIG) -> tuple[Lab, Producer]:
+def prepared(config: TransactionConfig = CONFIG) -> tuple[Lab, ProducerIdAndEpoch]:
     """A transaction that is written and waits for the decision; its producer is gone."""
     lab = Lab(config)
     writer = lab.init(enable_two_phase=True).producer
@@ -64,14 +64,14 @@ def test_a_resumed_producer_decides(commit: bool) -> None:
     resumed = lab.init(enable_two_phase=True, keep_prepared=True)
     assert resumed.ongoing == writer
     me = resumed.producer
-    assert me == Producer(writer.id, writer.epoch + 1)
+    assert me == ProducerIdAndEpoch(writer.id, writer.epoch + 1)
     assert lab.state is TransactionState.ONGOING
     # The one that wrote it has lost its say.
     assert lab.code(EndTransaction(TXN, writer, commit, 2)) is ErrorCode.PRODUCER_FENCED
     after = lab.end(me, commit=commit)
-    assert after == Producer(me.id, me.epoch + 1)
+    assert after == ProducerIdAndEpoch(me.id, me.epoch + 1)
     marker = lab.markers[0]
-    assert (marker.writer, marker.commit) == (Producer(writer.id, writer.epoch + 1), commit)
+    assert (marker.writer, marker.commit) == (ProducerIdAndEpoch(writer.id, writer.epoch + 1), commit)
     assert marker.partitions == {A, B}
     lab.confirm()
     assert lab.client == after
@@ -86,13 +86,13 @@ def test_a_kept_transaction_survives_restarts_and_further_producers() -> None:
         lab.reload()
         resumed = lab.init(enable_two_phase=True, keep_prepared=True)
         assert resumed.ongoing == writer
-        assert resumed.producer == Producer(writer.id, writer.epoch + count)
+        assert resumed.producer == ProducerIdAndEpoch(writer.id, writer.epoch + count)
     me = resumed.producer
     after = lab.end(me)
     lab.reload()
-    assert lab.markers[0].writer == Producer(writer.id, writer.epoch + 1)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(writer.id, writer.epoch + 1)
     lab.confirm()
-    assert lab.client == after == Producer(me.id, me.epoch + 1)
+    assert lab.client == after == ProducerIdAndEpoch(me.id, me.epoch + 1)
 
 
 def test_a_kept_transaction_can_only_be_ended() -> None:
@@ -111,17 +111,17 @@ def test_without_keeping_the_prepared_transaction_is_aborted() -> None:
     kept = lab.init(enable_two_phase=True, keep_prepared=True).producer
     assert lab.code(InitProducerId(TXN, 1, enable_two_phase=True)) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert not lab.markers[0].commit
-    assert lab.markers[0].writer == Producer(writer.id, writer.epoch + 1)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(writer.id, writer.epoch + 1)
     lab.confirm()
-    assert lab.init(enable_two_phase=True).producer == Producer(kept.id, kept.epoch + 2)
+    assert lab.init(enable_two_phase=True).producer == ProducerIdAndEpoch(kept.id, kept.epoch + 2)
 
 
 def test_there_may_be_nothing_to_keep() -> None:
     lab = Lab(CONFIG)
     first = lab.init(enable_two_phase=True, keep_prepared=True)
-    assert (first.producer, first.ongoing) == (Producer(1000, 0), None)
+    assert (first.producer, first.ongoing) == (ProducerIdAndEpoch(1000, 0), None)
     again = lab.init(enable_two_phase=True, keep_prepared=True)
-    assert (again.producer, again.ongoing) == (Producer(1000, 1), None)
+    assert (again.producer, again.ongoing) == (ProducerIdAndEpoch(1000, 1), None)
     lab.add(again.producer, A)
     lab.end(again.producer)
     request = InitProducerId(TXN, 1, enable_two_phase=True, keep_prepared=True)
@@ -136,12 +136,17 @@ def test_keeping_needs_transactions_of_version_2() -> None:
 def test_a_decision_over_the_end_of_the_epochs() -> None:
     lab, writer = prepared(TINY)
     seen = [lab.init(enable_two_phase=True, keep_prepared=True).producer for _ in range(4)]
-    assert seen == [Producer(1000, 1), Producer(1000, 2), Producer(1001, 0), Producer(1001, 1)]
+    assert seen == [
+        ProducerIdAndEpoch(1000, 1),
+        ProducerIdAndEpoch(1000, 2),
+        ProducerIdAndEpoch(1001, 0),
+        ProducerIdAndEpoch(1001, 1),
+    ]
     last = lab.init(enable_two_phase=True, keep_prepared=True).producer
-    assert last == Producer(1001, 2)
+    assert last == ProducerIdAndEpoch(1001, 2)
     after = lab.end(last)
-    assert after == Producer(1002, 0)
-    assert lab.markers[0].writer == Producer(writer.id, writer.epoch + 1)
+    assert after == ProducerIdAndEpoch(1002, 0)
+    assert lab.markers[0].writer == ProducerIdAndEpoch(writer.id, writer.epoch + 1)
     lab.reload()
     lab.confirm()
     assert lab.client == after

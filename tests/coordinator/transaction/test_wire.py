@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.coordinators.marker_sender import TransactionMarkerSender
@@ -72,7 +72,7 @@ def test_writing_adds_the_partition_and_ending_moves_the_epoch(talk: Talk) -> No
     assert (talk.read(0), talk.read(1)) == (([b"one"], 0), ([b"two"], 0))
     # Late messages of the first transaction never get into another one.
     assert talk.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
-    again = Producer(ended.producer_id, ended.producer_epoch)
+    again = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
     assert talk.write(again, b"three") is ErrorCode.NONE
     assert talk.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert talk.end(me).error_code == ErrorCode.PRODUCER_FENCED
@@ -114,7 +114,7 @@ def test_nothing_begins_while_the_last_transaction_is_being_ended(
     assert talk.write(me, b"one") is ErrorCode.NONE
     ended = talk.end(me)
     assert (ended.error_code, talk.state()) == (0, "PrepareCommit")
-    after = Producer(ended.producer_id, ended.producer_epoch)
+    after = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
     assert talk.write(after, b"two") is ErrorCode.CONCURRENT_TRANSACTIONS
     assert talk.end(after, commit=False).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
     assert talk.end(me).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
@@ -175,7 +175,7 @@ def test_epochs_run_over_to_new_producer_ids(monkeypatch: pytest.MonkeyPatch) ->
             assert talk.write(me, value) is ErrorCode.NONE
             ended = talk.end(me, commit=number != 3)
             assert ended.error_code == 0
-            me = Producer(ended.producer_id, ended.producer_epoch)
+            me = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
             seen.append(me)
             values += [value] if number != 3 else []
             talk.await_state("CompleteAbort" if number == 3 else "CompleteCommit")
@@ -242,14 +242,14 @@ def test_a_prepared_transaction_outlives_the_node_and_its_producer(tmp_path: Pat
         assert (kept.ongoing_txn_producer_id, kept.ongoing_txn_producer_epoch) == writer
         assert (kept.producer_id, kept.producer_epoch) == (writer.id, writer.epoch + 1)
         assert (talk.state(), talk.read()) == ("Ongoing", ([], 0))
-        me = Producer(kept.producer_id, kept.producer_epoch)
+        me = ProducerIdAndEpoch(kept.producer_id, kept.producer_epoch)
         assert talk.end(writer).error_code == ErrorCode.PRODUCER_FENCED
         ended = talk.end(me)
         assert ended.error_code == 0
         talk.await_state("CompleteCommit")
         assert talk.read() == ([b"prepared"], 0)
         # The next transaction of the one who took over.
-        after = Producer(ended.producer_id, ended.producer_epoch)
+        after = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
         assert talk.write(after, b"next") is ErrorCode.NONE
         assert talk.end(after).error_code == 0
         talk.await_state("CompleteCommit")

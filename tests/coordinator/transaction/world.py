@@ -16,7 +16,7 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.requests import (
     AddPartitions,
@@ -105,7 +105,7 @@ class Partition:
 @dataclass
 class Attempt:
     number: int
-    writer: Producer
+    writer: ProducerIdAndEpoch
     sent: dict[tuple[TopicPartition, int], bool] = field(default_factory=dict)  # whether it was confirmed
     told: bool | None = None  # committed or aborted, if the producer knows
     is_added: bool = False  # version 1: the coordinator knows of it
@@ -136,9 +136,9 @@ class Client:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.identity: Producer | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         self.attempt: Attempt | None = None
-        self.sequences: dict[tuple[Producer, TopicPartition], int] = {}
+        self.sequences: dict[tuple[ProducerIdAndEpoch, TopicPartition], int] = {}
         self.decision: bool | None = None
         self.lost_an_answer = False
         self.dead = False
@@ -225,7 +225,7 @@ class Client:
         else:
             self._over(after, told=self.decision)
 
-    def _over(self, identity: Producer | None, *, told: bool | None) -> None:
+    def _over(self, identity: ProducerIdAndEpoch | None, *, told: bool | None) -> None:
         assert self.attempt is not None
         self.attempt.told = told
         self.attempt.is_over = True
@@ -250,7 +250,7 @@ class World:
     def loses(self) -> bool:
         return self.random.random() < 0.15
 
-    def new_attempt(self, writer: Producer) -> Attempt:
+    def new_attempt(self, writer: ProducerIdAndEpoch) -> Attempt:
         attempt = Attempt(len(self.attempts), writer)
         self.attempts.append(attempt)
         return attempt
@@ -315,7 +315,7 @@ class World:
         if not self.loses():
             send.attempt.sent[partition.name, send.sequence] = True
 
-    def _ask(self, producer: Producer, partition: TopicPartition) -> None:
+    def _ask(self, producer: ProducerIdAndEpoch, partition: TopicPartition) -> None:
         if self.version == 2:
             self.lab.submit(AddPartitions(TXN, producer, frozenset({partition}), 2))
             return

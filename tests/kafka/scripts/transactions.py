@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from ottla.protocol.messages.add_partitions_to_txn import (
@@ -56,16 +56,16 @@ def find_coordinator(session: Session, transactional_id: str, *, key_type: int =
     )
 
 
-def begin(session: Session, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
+def begin(session: Session, transactional_id: str, timeout_ms: int = 60_000) -> ProducerIdAndEpoch:
     find_coordinator(session, transactional_id)
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
     made = session.until(request, InitProducerIdResponse, lambda answer: answer.error_code == 0)
     session.know("producer_id", made.producer_id)
-    return Producer(made.producer_id, made.producer_epoch)
+    return ProducerIdAndEpoch(made.producer_id, made.producer_epoch)
 
 
 def _add(
-    transactional_id: str, producer: Producer, *topics: str, partition: int = 0
+    transactional_id: str, producer: ProducerIdAndEpoch, *topics: str, partition: int = 0
 ) -> AddPartitionsToTxnRequest:
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=transactional_id,
@@ -75,7 +75,7 @@ def _add(
     )
 
 
-def _end(transactional_id: str, producer: Producer, *, commit: bool) -> EndTxnRequest:
+def _end(transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool) -> EndTxnRequest:
     return EndTxnRequest(
         transactional_id=transactional_id,
         producer_id=producer.id,
@@ -85,7 +85,7 @@ def _end(transactional_id: str, producer: Producer, *, commit: bool) -> EndTxnRe
 
 
 def _write(
-    transactional_id: str | None, producer: Producer, topic: str, topic_id: bytes, sequence: int = 0
+    transactional_id: str | None, producer: ProducerIdAndEpoch, topic: str, topic_id: bytes, sequence: int = 0
 ) -> ProduceRequest:
     batch = batch_of(
         b"value",
@@ -167,12 +167,12 @@ def transactions_of_version_2(session: Session) -> None:
             if commit:
                 session.ask("abort instead", _end(name, producer, commit=False))
             session.ask("late write", _write(name, producer, name, topic_id, 2), version)
-            producer = Producer(ended.producer_id, ended.producer_epoch)
+            producer = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
             _describe(session, how, name)
     for _ in range(2):
         ended = session.ask("abort nothing", _end(name, producer, commit=False))
         _settle(session, name)
-        producer = Producer(ended.producer_id, ended.producer_epoch)
+        producer = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
     _views(session, "end", topic_id)
 
 
@@ -183,9 +183,9 @@ def transactions_of_strangers(session: Session) -> None:
     topic_id = make_topic(session, name)
     producer = begin(session, name)
     strangers = {
-        "other id": Producer(producer.id + 1_000_000, producer.epoch),
-        "future epoch": Producer(producer.id, producer.epoch + 5),
-        "negative epoch": Producer(producer.id, -1),
+        "other id": ProducerIdAndEpoch(producer.id + 1_000_000, producer.epoch),
+        "future epoch": ProducerIdAndEpoch(producer.id, producer.epoch + 5),
+        "negative epoch": ProducerIdAndEpoch(producer.id, -1),
     }
     for who, stranger in strangers.items():
         session.know("producer_id", stranger.id)
@@ -245,7 +245,7 @@ def transactional_init_producer_id(session: Session) -> None:
         init("future epoch", version, producer_id=made.producer_id, producer_epoch=went_on.producer_epoch + 3)
         init("other id", version, producer_id=made.producer_id + 1_000_000, producer_epoch=0)
         mine = {"producer_id": went_on.producer_id, "producer_epoch": went_on.producer_epoch}
-    producer = Producer(mine["producer_id"], mine["producer_epoch"])
+    producer = ProducerIdAndEpoch(mine["producer_id"], mine["producer_epoch"])
     session.ask("write", _write(name, producer, name, topic_id))
     init("while one is open")
     _settle(session, name)
@@ -265,7 +265,7 @@ def transactions_verified_by_brokers(session: Session) -> None:
     one, two = begin(session, f"{name}-1"), begin(session, f"{name}-2")
     session.ask("add to the first", _add(f"{name}-1", one, name), 3)
 
-    def ask(label: str, version: int, *wanted: tuple[str, Producer, bool, list[int]]) -> None:
+    def ask(label: str, version: int, *wanted: tuple[str, ProducerIdAndEpoch, bool, list[int]]) -> None:
         session.ask(
             label,
             AddPartitionsToTxnRequest(
@@ -287,8 +287,8 @@ def transactions_verified_by_brokers(session: Session) -> None:
         ask("verify", version, (f"{name}-1", one, True, [0]), (f"{name}-2", two, True, [0]))
         ask("verify some", version, (f"{name}-1", one, True, [0, 2]))
         ask("verify unknown partition", version, (f"{name}-1", one, True, [0, 9]))
-        ask("verify old", version, (f"{name}-1", Producer(one.id, one.epoch + 1), True, [0]))
-        ask("verify other", version, (f"{name}-1", Producer(two.id, one.epoch), True, [0]))
+        ask("verify old", version, (f"{name}-1", ProducerIdAndEpoch(one.id, one.epoch + 1), True, [0]))
+        ask("verify other", version, (f"{name}-1", ProducerIdAndEpoch(two.id, one.epoch), True, [0]))
         ask("verify unknown", version, ("nobody", one, True, [0]))
     ask("add", 5, (f"{name}-1", one, False, [1]), (f"{name}-2", two, False, [1, 2]))
     for number in (1, 2):
@@ -386,13 +386,13 @@ def transactions_with_offsets(session: Session) -> None:
     producer = begin(session, name)
     find_coordinator(session, name, key_type=0)
 
-    def add(group: str, who: Producer = producer, id: str = name) -> AddOffsetsToTxnRequest:
+    def add(group: str, who: ProducerIdAndEpoch = producer, id: str = name) -> AddOffsetsToTxnRequest:
         return AddOffsetsToTxnRequest(
             transactional_id=id, producer_id=who.id, producer_epoch=who.epoch, group_id=group
         )
 
     def commit(
-        group: str, who: Producer = producer, id: str = name, topic: str = name
+        group: str, who: ProducerIdAndEpoch = producer, id: str = name, topic: str = name
     ) -> TxnOffsetCommitRequest:
         return TxnOffsetCommitRequest(
             transactional_id=id,
@@ -419,13 +419,17 @@ def transactions_with_offsets(session: Session) -> None:
         session.ask("offsets without adding", commit(name), version)
     for version in session.versions(AddOffsetsToTxnRequest):
         session.ask("add", add(name), version)
-        session.ask("add with old epoch", add(name, Producer(producer.id, producer.epoch + 1)), version)
+        session.ask(
+            "add with old epoch", add(name, ProducerIdAndEpoch(producer.id, producer.epoch + 1)), version
+        )
         session.ask("add to unknown id", add(name, id="nobody"), version)
     for version in range(5):
         session.ask("offsets", commit(name), version)
         session.ask("offsets of unknown topic", commit(name, topic="no-such-topic"), version)
         session.ask(
-            "offsets with old epoch", commit(name, Producer(producer.id, producer.epoch - 1)), version
+            "offsets with old epoch",
+            commit(name, ProducerIdAndEpoch(producer.id, producer.epoch - 1)),
+            version,
         )
     _offsets(session, "while it is open", name)
     session.ask("commit", _end(name, producer, commit=True), 4)

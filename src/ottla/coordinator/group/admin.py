@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ottla.coordinator.group import records
 from ottla.coordinator.group.classic.group import ClassicGroup, ClassicState
 from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, Partitions, partitions_of
@@ -9,7 +11,7 @@ from ottla.coordinator.group.migration import group_tombstones
 from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.group.requests import ListGroups
 from ottla.coordinator.group.state import Group, GroupState
-from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now, Token
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
 from ottla.protocol.consumer_offsets_records import OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_messages
@@ -31,7 +33,7 @@ class GroupAdmin:
         self._state = state
         self._store = store
 
-    def list_groups(self, token: Token, request: ListGroups) -> Effects:
+    def list_groups(self, token: ReplyTo[Any] | None, request: ListGroups) -> Effects:
         listed = [
             ListedGroup(
                 group_id=group.group_id,
@@ -47,7 +49,7 @@ class GroupAdmin:
 
     # Describing
 
-    def describe_classic(self, token: Token, group_id: str) -> Effects:
+    def describe_classic(self, token: ReplyTo[Any] | None, group_id: str) -> Effects:
         group = self._state.groups.get(group_id)
         if not isinstance(group, ClassicGroup):
             what = "is not a classic group" if group is not None else "does not exist"
@@ -73,7 +75,7 @@ class GroupAdmin:
         )
         return Effects().reply(token, described)
 
-    def describe_consumer(self, token: Token, group_id: str) -> Effects:
+    def describe_consumer(self, token: ReplyTo[Any] | None, group_id: str) -> Effects:
         group = self._state.groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             what = "is not a consumer group" if group is not None else "does not exist"
@@ -117,7 +119,7 @@ class GroupAdmin:
 
     # Deleting
 
-    def delete(self, token: Token, group_id: str) -> Effects:
+    def delete(self, token: ReplyTo[Any] | None, group_id: str) -> Effects:
         group = self._state.group(group_id)
         if not group.is_empty:
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"group {group_id} has members")
@@ -151,7 +153,7 @@ class GroupAdmin:
 
     # Expiry
 
-    def expire(self, now: Now) -> Effects:
+    def expire(self, now: EventTime) -> Effects:
         """Forget offsets that are too old, and then groups that are empty and have none."""
         effects = Effects(atomic=False)
         for group_id, group in list(self._state.groups.items()):

@@ -22,7 +22,7 @@ from ottla.coordinator.group.classic.rebalance import ClassicRebalance, join_err
 from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, Owned, partitions_of
 from ottla.coordinator.group.consumer.subscriptions import metadata_hash
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import ClassicMemberMetadata, ClassicProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
@@ -48,7 +48,7 @@ class Migration:
 
     # Classic to consumer
 
-    def upgrade(self, group: ClassicGroup, effects: Effects, now: Now) -> ConsumerGroup:
+    def upgrade(self, group: ClassicGroup, effects: Effects, now: EventTime) -> ConsumerGroup:
         """A consumer group of the members of a classic one; its records are added to the effects."""
         self._check_upgrade(group)
         try:
@@ -103,7 +103,7 @@ class Migration:
         )
 
     def downgrade(
-        self, group: ConsumerGroup, leaving: frozenset[str], now: Now, *, rebalance: bool
+        self, group: ConsumerGroup, leaving: frozenset[str], now: EventTime, *, rebalance: bool
     ) -> Effects:
         """A classic group of those who stay. `group` may be a draft that holds what changes on the way."""
         out: list[CoordinatorRecord] = []
@@ -112,7 +112,7 @@ class Migration:
         out.append(records.group_metadata(group.group_id, classic.to_value()))
         return Effects(records=out, applied=partial(self._downgraded, classic, rebalance))
 
-    def _downgraded(self, drafted: ClassicGroup, rebalance: bool, now: Now) -> Effects | None:
+    def _downgraded(self, drafted: ClassicGroup, rebalance: bool, now: EventTime) -> Effects | None:
         group = self._state.groups[drafted.group_id]
         assert isinstance(group, ClassicGroup)
         for member in group.members.values():
@@ -175,7 +175,7 @@ def _consumer_group(group: ClassicGroup, image: MetadataImage) -> ConsumerGroup:
 
 
 def _classic_group(
-    group: ConsumerGroup, leaving: frozenset[str], image: MetadataImage, now: Now
+    group: ConsumerGroup, leaving: frozenset[str], image: MetadataImage, now: EventTime
 ) -> ClassicGroup:
     classic = ClassicGroup(
         group.group_id,

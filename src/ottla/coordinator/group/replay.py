@@ -14,7 +14,7 @@ from ottla.coordinator.group.classic.group import ClassicGroup
 from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, MemberState, ResolvedRegex
 from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import Producer, ReplayedRecord
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch, ReplayedRecord
 from ottla.protocol.consumer_offsets_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -67,7 +67,7 @@ class GroupReplay:
             if handler is not None:
                 handler(key, value)
 
-    def end_transaction(self, producer: Producer, commit: bool) -> None:
+    def end_transaction(self, producer: ProducerIdAndEpoch, commit: bool) -> None:
         for group_id in self._store.end_transaction(producer.id, commit):
             if commit:
                 self._state.groups.setdefault(group_id, ClassicGroup(group_id))

@@ -7,16 +7,15 @@ id names, as Java hashes strings, so that every broker and client looks in the s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Final, TypeVar
 
 from ottla.coordinator.group.config import GroupConfig, GroupSettings
 from ottla.coordinator.group.machine import GroupMachine
-from ottla.coordinator.group.requests import ListGroups, NewImage, NewSettings
-from ottla.coordinator.runtime.effects import Producer
-from ottla.coordinator.runtime.engine import Engine
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.group.requests import ListGroups, NewGroupSettings, NewMetadataImage
+from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime, Ticket
+from ottla.coordinator.runtime.effects import CoordinatorOperation, ProducerIdAndEpoch
+from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
@@ -28,29 +27,10 @@ from ottla.records.types import Codec
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 
-_REMEMBERED_KEYS: Final = 4096
-_LONGEST_REMEMBERED: Final = 256
+R = TypeVar("R")
 
 
-def java_hash(text: str) -> int:
-    """`String.hashCode`: over UTF-16 code units, in 32 bits."""
-    data = text.encode("utf-16-be", "surrogatepass")
-    value = 0
-    for at in range(0, len(data), 2):
-        value = (31 * value + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
-    return value - 2**32 if value >= 2**31 else value
-
-
-def partition_of(key: str, partitions: int) -> int:
-    """The partition of a coordinator's topic in which a key lives."""
-    value = _remembered_hash(key) if len(key) <= _LONGEST_REMEMBERED else java_hash(key)
-    return (0 if value == -(2**31) else abs(value)) % partitions
-
-
-_remembered_hash = lru_cache(_REMEMBERED_KEYS)(java_hash)
-
-
-class GroupService:
+class GroupCoordinatorService:
     def __init__(
         self,
         runtime: Runtime,
@@ -63,7 +43,7 @@ class GroupService:
         self._random: Final = runtime.random
         self._settings = GroupSettings(config)
         self._image = MetadataImage.EMPTY
-        self.engine: Final[Engine[GroupMachine]] = Engine(
+        self.runtime: Final[CoordinatorRuntime[GroupMachine]] = CoordinatorRuntime(
             RECORDS,
             lambda _index, _epoch: GroupMachine(self._settings, self._image, self._new_id),
             runtime.clock,
@@ -84,7 +64,7 @@ class GroupService:
 
     # The node's part
 
-    def follow(
+    def on_metadata_update(
         self,
         image: MetadataImage,
         *,
@@ -96,29 +76,29 @@ class GroupService:
         before, self._image = self._image, image
         for partition in followers:
             if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
-                self.engine.resigned(partition.topic_partition.partition)
+                self.runtime.unload(partition.topic_partition.partition)
         if before.configs is not image.configs:
             self.configure(self._settings.node)
         gone = frozenset(deleted_topics)
         if CONSUMER_OFFSETS_TOPIC in gone:
-            for index in self.engine.partitions:
-                self.engine.resigned(index)
+            for index in self.runtime.partitions:
+                self.runtime.unload(index)
         if before.topics is not image.topics or gone:
-            self.engine.notify(NewImage(image, gone))
+            self.runtime.notify(NewMetadataImage(image, gone))
         for partition in leaders:
             if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
-                self.engine.elected(partition)
+                self.runtime.load(partition)
 
-    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
+    def on_resignation(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that this node can no longer serve."""
         for partition in partitions:
             if partition.topic == CONSUMER_OFFSETS_TOPIC:
-                self.engine.resigned(partition.partition)
+                self.runtime.unload(partition.partition)
 
-    def progressed(self, partition: Partition) -> None:
+    def on_partition_progress(self, partition: Partition) -> None:
         """For the listener of partitions: the high watermark may have moved."""
         if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
-            self.engine.progressed(partition.topic_partition.partition)
+            self.runtime.on_partition_progress(partition.topic_partition.partition)
 
     def configure(self, config: GroupConfig) -> None:
         """Put settings in force: those of the node, and what the metadata has for single groups."""
@@ -128,10 +108,10 @@ class GroupService:
             if resource.type == ConfigResourceType.GROUP
         }
         self._settings = GroupSettings(config, overrides)
-        self.engine.notify(NewSettings(self._settings))
+        self.runtime.notify(NewGroupSettings(self._settings))
 
     async def close(self) -> None:
-        await self.engine.close()
+        await self.runtime.close()
 
     # Requests
 
@@ -142,35 +122,36 @@ class GroupService:
             raise KafkaError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC} does not exist yet; ask again"
             )
-        return partition_of(group_id, len(topic.partitions))
+        return partition_for(group_id, len(topic.partitions))
 
-    def submit(self, group_id: str, request: Any, *, guard: VerificationGuard = SENTINEL_GUARD) -> Ticket:
+    def submit(
+        self, group_id: str, operation: CoordinatorOperation[R], *, guard: VerificationGuard = SENTINEL_GUARD
+    ) -> Ticket[R]:
+        """Give an operation to the shard of a group."""
         try:
             index = self.partition_for(group_id)
         except KafkaError as error:
-            ticket = Ticket()
-            ticket.resolve(error)
-            return ticket
-        return self.engine.submit(index, request, guard=guard)
+            return Ticket.failed(error)
+        return self.runtime.submit(index, operation, guard=guard)
 
     def list_groups(self, states: Iterable[str], types: Iterable[str]) -> Awaitable[list[ListedGroup]]:
         """The groups of all partitions led here, once all of them are loaded."""
         request = ListGroups(
             frozenset(state.lower() for state in states), frozenset(name.lower() for name in types)
         )
-        return _joined(self.engine.submit_all(request))
+        return _joined(self.runtime.submit_all(request))
 
-    def end_transaction(
+    def complete_transaction(
         self,
         index: int,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         *,
         commit: bool,
         coordinator_epoch: int,
         transaction_version: int,
-    ) -> Ticket:
+    ) -> Ticket[None]:
         """Write a transaction's marker to a partition of the topic, and let its offsets count or not."""
-        return self.engine.end_transaction(
+        return self.runtime.complete_transaction(
             index,
             producer,
             commit=commit,
@@ -179,19 +160,8 @@ class GroupService:
         )
 
 
-async def _joined(tickets: list[Ticket]) -> list[ListedGroup]:
+async def _joined(tickets: list[Ticket[list[ListedGroup]]]) -> list[ListedGroup]:
     found: list[ListedGroup] = []
     for ticket in tickets:
         found += await ticket
     return found
-
-
-def answer(ticket: Ticket, convert: Callable[[Any], Any] = lambda response: response) -> Any:
-    """The response if it is there, or what can be awaited for it; an error is raised either way."""
-    if ticket.done:
-        return convert(ticket.result())
-    return _later(ticket, convert)
-
-
-async def _later(ticket: Ticket, convert: Callable[[Any], Any]) -> Any:
-    return convert(await ticket)

@@ -8,13 +8,13 @@ from typing import TypeAlias
 from ottla.coordinator.group.classic.group import ClassicGroup
 from ottla.coordinator.group.config import GroupSettings
 from ottla.coordinator.group.consumer.group import ConsumerGroup
-from ottla.coordinator.runtime.effects import Effects, Now
-from ottla.coordinator.runtime.timers import Timers
+from ottla.coordinator.runtime.effects import Effects, EventTime
+from ottla.coordinator.runtime.timers import CoordinatorTimer
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 Group: TypeAlias = ClassicGroup | ConsumerGroup
-Action: TypeAlias = Callable[[Now], Effects]
+Action: TypeAlias = Callable[[EventTime], Effects]
 
 
 class GroupState:
@@ -22,7 +22,7 @@ class GroupState:
 
     def __init__(self, settings: GroupSettings, image: MetadataImage, new_id: Callable[[], str]) -> None:
         self.groups: dict[str, Group] = {}
-        self.timers: Timers[Action] = Timers()  # keys begin with the group id
+        self.timers: CoordinatorTimer[Action] = CoordinatorTimer()  # keys begin with the group id
         self.settings = settings
         self.image = image
         self.new_id = new_id  # ids for members, never twice the same

@@ -1,1 +1,1 @@
-"""The coordinator runtime: shards over the partitions of an internal topic, their timers and writes."""
+"""The coordinator runtime: shards over an internal topic's partitions, their loading, timers and writes."""

@@ -1,38 +1,52 @@
-"""The words that a coordinator's machine and its engine speak.
+"""The interface between a coordinator's state machine and the runtime that drives it.
 
-A machine is given a request and the time and says what shall happen, as `Effects`: records to write, answers
-to give, work to start. It changes its durable state only when the engine replays those records, which is
-after they have been appended; so a write that fails has changed nothing, and the state is always what its
-partition holds.
+A `CoordinatorShard` is given an operation and the time, and says what shall happen as `Effects`: records to
+write, replies to give, work to start. It changes its durable state only when the runtime replays those
+records, which is after they have been appended. So a write that fails has changed nothing, and the state is
+always that of the shard's partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Message
 
-Token: TypeAlias = Any
-"""Whom an answer is for. The engine makes tokens; a machine keeps them and gives them back, no more."""
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
-class Now(NamedTuple):
-    """The time of an event, by both clocks: records are dated by the wall clock, deadlines are kept by the
-    ticks of the monotonic one, so that a wall clock that is set expires nobody.
+class EventTime(NamedTuple):
+    """The time of an event, by both clocks. Records carry the wall clock's time. Deadlines are ticks of the
+    monotonic clock, so that setting the wall clock expires nothing.
     """
 
     wall_ms: int
     tick_ms: int
 
 
-class Producer(NamedTuple):
-    """The producer in whose transaction records are written."""
+class ProducerIdAndEpoch(NamedTuple):
+    """A producer: in requests, or as the writer of a transaction's records."""
 
     id: int
     epoch: int
+
+
+class CoordinatorOperation(Generic[R]):
+    """A request or event for a shard; `R` is the type of the reply."""
+
+    __slots__ = ()
+
+
+class ReplyTo(Protocol[R_contra]):
+    """The receiver of the reply to an operation: the runtime's `Ticket`. A shard may keep it and reply in a
+    later event.
+    """
+
+    def resolve(self, value: R_contra | KafkaError, /) -> None: ...
 
 
 class CoordinatorRecord(NamedTuple):
@@ -44,44 +58,44 @@ class CoordinatorRecord(NamedTuple):
 
 
 class ReplayedRecord(NamedTuple):
-    """A record that is in the log, with what a machine may need to know of its batch."""
+    """A record of the log, with what a shard may need to know of its batch."""
 
     key: Message
     value: Message | None
     offset: int
     timestamp_ms: int
-    producer: Producer | None = None
-    """Set if the record belongs to a transaction, and counts only once that is committed."""
+    producer: ProducerIdAndEpoch | None = None
+    """Set if the record belongs to a transaction, and counts only after that is committed."""
 
 
 @dataclass(slots=True)
 class Effects:
-    """What an event does. Without records, the state has not changed in any durable way."""
+    """What an event does (Kafka's `CoordinatorResult`). Without records, no durable state has changed."""
 
     records: list[CoordinatorRecord] = field(default_factory=list)
-    replies: list[tuple[Token, Any]] = field(default_factory=list)
-    """Answers: a response, or the error that stands for one. They are given when the records, and all that
-    was written before them, are committed; if the append fails, each of them gets that error instead."""
+    replies: list[tuple[ReplyTo[Any], Any]] = field(default_factory=list)
+    """Replies: a response, or the error that stands for one. The runtime gives them when the records, and
+    all records written before them, are committed; if the append fails, each gets that error instead."""
     sends: list[Any] = field(default_factory=list)
-    """Work for others, handed out when the records are committed."""
-    producer: Producer | None = None
+    """Work outside of the shard, handed out when the records are committed."""
+    producer: ProducerIdAndEpoch | None = None
     """The transaction that the records belong to."""
-    applied: Callable[[Now], Effects | None] | None = None
-    """Called once the records are appended and replayed: for state that is not durable, and for what comes
-    next, which is carried out as an event of its own."""
-    failed: Callable[[KafkaError, Now], Effects] | None = None
-    """Called if they could not be appended; what it gives back must not hold records."""
+    applied: Callable[[EventTime], Effects | None] | None = None
+    """Called after the records are appended and replayed: for state that is not durable, and for follow-up
+    effects, which are carried out as an event of their own."""
+    failed: Callable[[KafkaError, EventTime], Effects] | None = None
+    """Called if the records could not be appended; its effects must not hold records."""
     atomic: bool = True
     """False where the records may be spread over several batches, as in a clean-up."""
 
-    def reply(self, token: Token, response: Any) -> Effects:
-        """Answer `token`, if anybody asked."""
-        if token is not None:
-            self.replies.append((token, response))
+    def reply(self, to: ReplyTo[R] | None, response: R | KafkaError) -> Effects:
+        """Reply to an operation; None stands for an event that expects no reply."""
+        if to is not None:
+            self.replies.append((to, response))
         return self
 
     def extend(self, other: Effects) -> Effects:
-        """Do that as well, in the same batch."""
+        """Add other effects, to the same batch."""
         if other.producer != self.producer and other.records and self.records:
             raise ValueError(
                 f"records of {other.producer} cannot share a batch with those of {self.producer}"
@@ -108,26 +122,28 @@ def _both(
     return run
 
 
-class Machine(Protocol):
-    """The state of one partition of a coordinator's topic. Nothing here waits or reads a clock."""
+class CoordinatorShard(Protocol):
+    """The state of one partition of a coordinator's topic. It never waits and reads no clock."""
 
-    def handle(self, token: Token, request: Any, now: Now) -> Effects:
-        """What a request does. A `KafkaError` that is raised is its answer, and nothing has changed."""
+    def handle(
+        self, to: ReplyTo[Any] | None, operation: CoordinatorOperation[Any], now: EventTime
+    ) -> Effects:
+        """What an operation does. A `KafkaError` that is raised is its reply, and nothing has changed."""
 
-    def on_timer(self, now: Now) -> Effects:
+    def on_timer(self, now: EventTime) -> Effects:
         """What is due now. Called again until no deadline is in the past."""
 
     def next_deadline_ms(self) -> int | None:
         """When `on_timer` is to be called next, by the monotonic clock."""
 
     def replay(self, record: ReplayedRecord) -> None:
-        """Take a record of the log into the state; the only way in which durable state changes."""
+        """Apply a record of the log to the state; the only way in which durable state changes."""
 
-    def replay_end_transaction(self, producer: Producer, commit: bool) -> None:
-        """The producer's transaction ended in this partition: its records count, or never did."""
+    def replay_end_transaction(self, producer: ProducerIdAndEpoch, commit: bool) -> None:
+        """The producer's transaction ended in this partition: its records count, or are dropped."""
 
-    def on_loaded(self, now: Now) -> Effects:
-        """The whole partition has been replayed: set deadlines, take up what was under way."""
+    def on_loaded(self, now: EventTime) -> Effects:
+        """The whole partition has been replayed: set deadlines, resume what was under way."""
 
     def on_unloaded(self) -> None:
-        """The partition is led elsewhere now; whoever waits is told by the engine."""
+        """Another broker leads the partition; the runtime answers the requests that wait."""

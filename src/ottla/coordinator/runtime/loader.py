@@ -1,10 +1,10 @@
-"""Loading: from the log of a partition to the state of its machine.
+"""Load the log of a coordinator's partition into its shard (Kafka's `CoordinatorLoader`).
 
-The whole log is read, up to its end as of the start of the load; what lies above the high watermark is ours
-too, since a leader never cuts its own log, and answers wait for it. Records of a transaction are replayed as
-such and count when their marker comes. A record of a type from the future is skipped, as Kafka does: an
-upgrade that was undone may leave it behind. Anything else that cannot be read fails the load and names its
-offset.
+The whole log is read, up to its end as of the start of the load. Records above the high watermark count too,
+since a leader never truncates its own log, and replies wait until they are committed. Records of a
+transaction are replayed as such and count when their marker comes. A record of an unknown type is skipped,
+as Kafka does: an upgrade that was undone may leave it behind. Any other record that cannot be read fails the
+load; the error names its offset.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Final
 
-from ottla.coordinator.runtime.effects import Machine, Producer, ReplayedRecord
+from ottla.coordinator.runtime.effects import CoordinatorShard, ProducerIdAndEpoch, ReplayedRecord
 from ottla.protocol.coordinator_records import CoordinatorRecords
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.schema import Buffer, Message
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 _RECORDS_AT_A_TIME: Final = 500
 
 
-async def load(
-    partition: Partition, machine: Machine, records: CoordinatorRecords, pool: Pool, read_bytes: int
+async def load_partition(
+    partition: Partition, shard: CoordinatorShard, records: CoordinatorRecords, pool: Pool, read_bytes: int
 ) -> int:
-    """Replay the partition into the machine; the offset up to which the state now reaches."""
+    """Replay the partition into the shard; returns the offset up to which the state now reaches."""
     log = partition.log
     end = log.log_end_offset
     offset = log.log_start_offset
@@ -42,7 +42,7 @@ async def load(
             if header.last_offset < offset:
                 continue
             verify_crc(data, position, header)
-            _replay_batch(data, position, header, machine, records, str(partition.topic_partition))
+            _replay_batch(data, position, header, shard, records, str(partition.topic_partition))
             offset = header.next_offset
             since_yield += header.count
             if since_yield >= _RECORDS_AT_A_TIME:
@@ -57,13 +57,20 @@ async def load(
 
 
 def _replay_batch(
-    data: Buffer, position: int, header: BatchHeader, machine: Machine, records: CoordinatorRecords, name: str
+    data: Buffer,
+    position: int,
+    header: BatchHeader,
+    shard: CoordinatorShard,
+    records: CoordinatorRecords,
+    name: str,
 ) -> None:
-    producer = Producer(header.producer_id, header.producer_epoch) if header.is_transactional else None
+    producer = (
+        ProducerIdAndEpoch(header.producer_id, header.producer_epoch) if header.is_transactional else None
+    )
     if header.is_control:
         for control in read_control_records(data, position):
             if isinstance(control.value, EndTransactionMarker) and producer is not None:
-                machine.replay_end_transaction(producer, control.type is ControlType.COMMIT)
+                shard.replay_end_transaction(producer, control.type is ControlType.COMMIT)
         return
     for record in read_records(data, position):
         try:
@@ -72,7 +79,7 @@ def _replay_batch(
             replayed = _decode(records, record.key, record.value, record.offset, name)
             if replayed is not None:
                 key, value = replayed
-                machine.replay(ReplayedRecord(key, value, record.offset, record.timestamp, producer))
+                shard.replay(ReplayedRecord(key, value, record.offset, record.timestamp, producer))
         except (KafkaError, ValueError, LookupError) as error:
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE,

@@ -1,4 +1,4 @@
-"""Deadlines by name: one for each key, moved and cancelled at will, in a heap that forgets lazily.
+"""Deadlines by key: one for each, which can be moved and cancelled, in a heap with lazy deletion.
 
 Invariant: an entry of the heap counts only while its number is the one that its key holds, so moving a
 deadline costs a push and never a search. The heap is rebuilt when most of it is stale, which bounds it to a
@@ -16,8 +16,8 @@ A = TypeVar("A")
 _SLACK: Final = 64
 
 
-class Timers(Generic[A]):
-    """`A` is what a deadline stands for: a function to call, or whatever its owner can tell apart."""
+class CoordinatorTimer(Generic[A]):
+    """`A` is the type of a deadline's action: a function to call, or any value that its owner interprets."""
 
     __slots__ = ("_count", "_heap", "_live")
 
@@ -64,7 +64,7 @@ class Timers(Generic[A]):
         return None
 
     def pop_due(self, tick_ms: int) -> tuple[Hashable, A] | None:
-        """Take out the earliest deadline that has come, if there is one."""
+        """Remove the earliest deadline that has passed, if there is one."""
         when = self.next_deadline_ms()
         if when is None or when > tick_ms:
             return None

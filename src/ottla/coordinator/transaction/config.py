@@ -7,7 +7,7 @@ from typing import Final
 
 MAX_EPOCH: Final = 2**15 - 1
 NO_TIMEOUT_MS: Final = 2**31 - 1
-"""The timeout of a transaction in two-phase commit, which somebody else decides, however long that takes."""
+"""The timeout of a transaction in two-phase commit, which an external coordinator decides at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +20,14 @@ class TransactionConfig:
     marker_retry_backoff_ms: int = 20
     marker_retry_backoff_max_ms: int = 1_000
     max_epoch: int = MAX_EPOCH
-    """Epochs end here and a new producer id begins. Only tests set it, so that it happens."""
+    """The last epoch, after which a new producer id begins. Only tests set it, to reach it soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    """The node's settings, with the cluster's finalized level of the feature `transaction.version`, which
+    applies to transactions that no client ends.
+    """
+
+    config: TransactionConfig
+    transaction_version: int

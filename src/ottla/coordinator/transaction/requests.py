@@ -1,123 +1,146 @@
-"""What comes to a transaction machine, what it answers, and what it sends out."""
+"""The operations of the transaction coordinator with their replies, and the work that it sends out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Generic, TypeVar
 
-from ottla.coordinator.runtime.effects import Producer
-from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.coordinator.runtime.effects import CoordinatorOperation, ProducerIdAndEpoch
+from ottla.coordinator.transaction.config import TransactionSettings
+from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
+
+R = TypeVar("R")
 
 
 class Missing(Enum):
-    """An answer that asks for something first."""
+    """A reply that asks for something first."""
 
-    PRODUCER_ID = "the request is to be repeated with a fresh producer id"
+    PRODUCER_ID = "the operation is to be repeated with a fresh producer id"
 
 
-@dataclass(frozen=True, slots=True)
-class InitProducerId:
+class TransactionOperation(CoordinatorOperation[R], Generic[R]):
+    """An operation on one transactional id."""
+
+    __slots__ = ()
+
     transactional_id: str
-    timeout_ms: int
-    expected: Producer | None = None
-    """Who the producer thinks it is; None for one that begins."""
-    enable_two_phase: bool = False
-    keep_prepared: bool = False
-    fresh_id: int | None = None
+
+
+class ProducerIdOperation(TransactionOperation[R | Missing], Generic[R]):
+    """An operation that may need a fresh producer id."""
+
+    __slots__ = ()
+
+    def with_fresh_id(self, fresh_id: int) -> ProducerIdOperation[R]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    producer: Producer
-    ongoing: Producer | None = None
+    """The reply to InitProducerId."""
+
+    producer: ProducerIdAndEpoch
+    ongoing: ProducerIdAndEpoch | None = None
     """The writer of a prepared transaction that was kept, and is to be committed or aborted."""
 
 
 @dataclass(frozen=True, slots=True)
-class AddPartitions:
+class InitProducerId(ProducerIdOperation[Initialized]):
     transactional_id: str
-    producer: Producer
+    timeout_ms: int
+    expected: ProducerIdAndEpoch | None = None
+    """The identity that the producer believes to have; None for a producer that begins."""
+    enable_two_phase: bool = False
+    keep_prepared: bool = False
+    fresh_id: int | None = None
+
+    def with_fresh_id(self, fresh_id: int) -> InitProducerId:
+        return replace(self, fresh_id=fresh_id)
+
+
+@dataclass(frozen=True, slots=True)
+class AddPartitions(TransactionOperation[None]):
+    transactional_id: str
+    producer: ProducerIdAndEpoch
     partitions: frozenset[TopicPartition]
     client_version: int
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyPartitions:
-    """Are these partitions part of the producer's transaction? The answer is an error code for each."""
+class VerifyPartitions(TransactionOperation[dict[TopicPartition, ErrorCode]]):
+    """Verify that partitions are part of the producer's transaction; the reply is an error code for each."""
 
     transactional_id: str
-    producer: Producer
+    producer: ProducerIdAndEpoch
     partitions: frozenset[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
-class EndTransaction:
-    """The answer is the `Producer` as whom the client goes on."""
+class EndTransaction(ProducerIdOperation[ProducerIdAndEpoch]):
+    """End a transaction; the reply is the identity with which the client goes on."""
 
     transactional_id: str
-    producer: Producer
+    producer: ProducerIdAndEpoch
     commit: bool
     client_version: int
     fresh_id: int | None = None
 
+    def with_fresh_id(self, fresh_id: int) -> EndTransaction:
+        return replace(self, fresh_id=fresh_id)
+
 
 @dataclass(frozen=True, slots=True)
-class AbortTimedOut:
+class AbortTimedOut(TransactionOperation[None]):
     """Abort a transaction that is past its timeout, if it still is that of `writer`."""
 
     transactional_id: str
-    writer: Producer
+    writer: ProducerIdAndEpoch
     fresh_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class MarkersWritten:
-    """Every partition has confirmed the marker that was written in the name of `writer`."""
+class MarkersWritten(TransactionOperation[None]):
+    """Every partition has confirmed the marker that carries the id and epoch of `writer`."""
 
     transactional_id: str
-    writer: Producer
+    writer: ProducerIdAndEpoch
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeTransaction:
+class DescribeTransaction(TransactionOperation[TransactionMetadata]):
     transactional_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ListTransactions:
+class ListTransactions(CoordinatorOperation[list[TransactionMetadata]]):
     states: frozenset[int] | None
     """None for all."""
     producer_ids: frozenset[int]
     """Empty for all."""
     duration_ms: int
-    """Only what has been open for longer; negative for all."""
+    """Only transactions that have been open for longer; negative for all."""
     matches: Callable[[str], bool] | None
     """Whether a transactional id is wanted; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    config: TransactionConfig
-    transaction_version: int
-    """The cluster's finalised level of the feature, which counts for what no client asked for."""
+class NewTransactionSettings(CoordinatorOperation[None]):
+    settings: TransactionSettings
 
 
-@dataclass(frozen=True, slots=True)
-class NewSettings:
-    settings: Settings
-
-
-# What is sent out
+# The work that the coordinator sends out
 
 
 @dataclass(frozen=True, slots=True)
 class WriteMarkers:
-    """Write the markers of a decided transaction, however often it takes, and then say `MarkersWritten`."""
+    """Write the markers of a decided transaction, with retries, and then submit `MarkersWritten`."""
 
     transactional_id: str
-    writer: Producer
+    writer: ProducerIdAndEpoch
     commit: bool
     partitions: frozenset[TopicPartition]
     coordinator_epoch: int
@@ -126,7 +149,7 @@ class WriteMarkers:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdWanted:
-    """Get a fresh producer id, and then say `AbortTimedOut`."""
+    """Get a fresh producer id, and then submit `AbortTimedOut`."""
 
     transactional_id: str
-    writer: Producer
+    writer: ProducerIdAndEpoch

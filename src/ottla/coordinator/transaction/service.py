@@ -1,8 +1,8 @@
-"""The transactions of this node: the shards of `__transaction_state` that it leads, and what handlers ask.
+"""The transaction coordinator of this broker: the partitions of `__transaction_state` that it leads.
 
-A transactional id lives in the partition that the hash of its name gives, as with groups. The node tells
-the service what it follows; the service drives markers and gets fresh producer ids where machines ask for
-them. An answer is there at once or can be awaited.
+A transactional id lives in the partition that the hash of its name gives, as with groups. The broker passes
+metadata updates on to the service. The service has markers written and gets fresh producer ids for the shards
+that ask for them. A reply is there at once or can be awaited.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ottla.coordinator.group.service import partition_of
-from ottla.coordinator.runtime.engine import Engine
-from ottla.coordinator.runtime.shard import Ticket
-from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.coordinator.transaction.machine import TransactionMachine
-from ottla.coordinator.transaction.markers import MarkerDriver, MarkerWriter
+from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime, Ticket
+from ottla.coordinator.runtime.partitioning import partition_for
+from ottla.coordinator.transaction.config import TransactionConfig, TransactionSettings
 from ottla.coordinator.transaction.requests import (
     AbortTimedOut,
-    EndTransaction,
-    InitProducerId,
     ListTransactions,
     MarkersWritten,
     Missing,
-    NewSettings,
+    NewTransactionSettings,
+    ProducerIdOperation,
     ProducerIdWanted,
-    Settings,
+    TransactionOperation,
     WriteMarkers,
 )
-from ottla.coordinator.transaction.transaction import Transaction
+from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+from ottla.coordinator.transaction.transaction_marker_channel_manager import (
+    MarkerWriter,
+    TransactionMarkerChannelManager,
+)
+from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
 from ottla.metadata.features import TRANSACTION_VERSION
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -43,9 +43,11 @@ from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 
-class TransactionService:
-    """`new_producer_id` gives an id that nobody has."""
+
+class TransactionCoordinatorService:
+    """`new_producer_id` gives an id that no producer has had."""
 
     def __init__(
         self,
@@ -58,14 +60,16 @@ class TransactionService:
         load_bytes: int = 5 * 1024 * 1024,
     ) -> None:
         self._new_producer_id: Final = new_producer_id
-        self._settings = Settings(config, 0)
+        self._settings = TransactionSettings(config, 0)
         self._image = MetadataImage.EMPTY
-        self._markers: Final = MarkerDriver(markers, lambda: self._settings.config, self._written)
+        self._markers: Final = TransactionMarkerChannelManager(
+            markers, lambda: self._settings.config, self._on_written
+        )
         self._sends: deque[tuple[int, Any]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.engine: Final[Engine[TransactionMachine]] = Engine(
+        self.runtime: Final[CoordinatorRuntime[TransactionCoordinator]] = CoordinatorRuntime(
             RECORDS,
-            lambda _index, epoch: TransactionMachine(self._settings, epoch),
+            lambda _index, epoch: TransactionCoordinator(self._settings, epoch),
             runtime.clock,
             runtime.pool,
             on_sends=self._on_sends,
@@ -77,9 +81,9 @@ class TransactionService:
     def config(self) -> TransactionConfig:
         return self._settings.config
 
-    # The node's part
+    # Events of the broker
 
-    def follow(
+    def on_metadata_update(
         self,
         image: MetadataImage,
         *,
@@ -87,50 +91,52 @@ class TransactionService:
         followers: Iterable[Partition] = (),
         deleted_topics: Iterable[str] = (),
     ) -> None:
-        """The metadata moved on: partitions that are now led and followed here, topics that are gone."""
+        """Follow a new metadata image: partitions that this broker leads or follows now, deleted topics."""
         self._image = image
-        self._settle(Settings(self.config, image.features.levels.get(TRANSACTION_VERSION, 0)))
-        self.resigned(partition.topic_partition for partition in followers)
+        self._update_settings(
+            TransactionSettings(self.config, image.features.levels.get(TRANSACTION_VERSION, 0))
+        )
+        self.on_resignation(partition.topic_partition for partition in followers)
         if TRANSACTION_STATE_TOPIC in deleted_topics:
-            self.resigned(
-                [TopicPartition(TRANSACTION_STATE_TOPIC, index) for index in self.engine.partitions]
+            self.on_resignation(
+                [TopicPartition(TRANSACTION_STATE_TOPIC, index) for index in self.runtime.partitions]
             )
         for partition in leaders:
             if partition.topic_partition.topic == TRANSACTION_STATE_TOPIC:
-                self._markers.resigned(partition.topic_partition.partition)
-                self.engine.elected(partition)
+                self._markers.remove_markers(partition.topic_partition.partition)
+                self.runtime.load(partition)
 
-    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions that this node no longer leads, or cannot serve."""
+    def on_resignation(self, partitions: Iterable[TopicPartition]) -> None:
+        """Unload partitions that this broker no longer leads, or cannot serve."""
         for partition in partitions:
             if partition.topic == TRANSACTION_STATE_TOPIC:
-                self._markers.resigned(partition.partition)
-                self.engine.resigned(partition.partition)
+                self._markers.remove_markers(partition.partition)
+                self.runtime.unload(partition.partition)
 
-    def progressed(self, partition: Partition) -> None:
-        """For the listener of partitions: the high watermark may have moved."""
+    def on_partition_progress(self, partition: Partition) -> None:
+        """Give the replies that wait for the high watermark of a partition."""
         if partition.topic_partition.topic == TRANSACTION_STATE_TOPIC:
-            self.engine.progressed(partition.topic_partition.partition)
+            self.runtime.on_partition_progress(partition.topic_partition.partition)
 
     def configure(self, config: TransactionConfig) -> None:
-        self._settle(Settings(config, self._settings.transaction_version))
+        self._update_settings(TransactionSettings(config, self._settings.transaction_version))
 
-    def _settle(self, settings: Settings) -> None:
+    def _update_settings(self, settings: TransactionSettings) -> None:
         if settings != self._settings:
             self._settings = settings
-            self.engine.notify(NewSettings(settings))
+            self.runtime.notify(NewTransactionSettings(settings))
 
     async def close(self) -> None:
         await self._markers.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.engine.close()
+        await self.runtime.close()
 
-    # What machines send
+    # Work that shards send
 
     def _on_sends(self, index: int, sends: list[Any]) -> None:
-        """Called in the midst of an event; the work begins after it."""
+        """Called within an event of the shard; the work begins after it."""
         if not self._sends:
             asyncio.get_running_loop().call_soon(self._work)
         self._sends.extend((index, send) for send in sends)
@@ -139,21 +145,21 @@ class TransactionService:
         sends, self._sends = self._sends, deque()
         for index, send in sends:
             if isinstance(send, WriteMarkers):
-                self._markers.drive(index, send)
+                self._markers.add_markers(index, send)
             else:
                 assert isinstance(send, ProducerIdWanted)
                 self._start(self._abort_with_fresh_id(index, send))
 
-    def _written(self, index: int, marker: WriteMarkers) -> None:
-        self.engine.submit(index, MarkersWritten(marker.transactional_id, marker.writer))
+    def _on_written(self, index: int, marker: WriteMarkers) -> None:
+        self.runtime.submit(index, MarkersWritten(marker.transactional_id, marker.writer))
 
     async def _abort_with_fresh_id(self, index: int, wanted: ProducerIdWanted) -> None:
         try:
             fresh_id = await self._new_producer_id()
         except KafkaError as error:
             _log.warning("%r is past its timeout and stays open: %s", wanted.transactional_id, error)
-            return  # it is found again when timeouts are looked at next
-        self.engine.submit(index, AbortTimedOut(wanted.transactional_id, wanted.writer, fresh_id))
+            return  # the next check of timeouts finds it again
+        self.runtime.submit(index, AbortTimedOut(wanted.transactional_id, wanted.writer, fresh_id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -169,38 +175,36 @@ class TransactionService:
     # Requests
 
     def partition_for(self, transactional_id: str) -> int:
-        """Where the id lives; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
+        """The partition of a transactional id; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
         topic = self._image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
         if topic is None:
             raise KafkaError(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                f"{TRANSACTION_STATE_TOPIC} does not exist yet; ask again",
+                f"{TRANSACTION_STATE_TOPIC} does not exist yet; try again",
             )
-        return partition_of(transactional_id, len(topic.partitions))
+        return partition_for(transactional_id, len(topic.partitions))
 
-    def submit(self, request: Any) -> Ticket:
-        """Give a request to the transactional id that it names."""
-        ticket = Ticket()
+    def submit(self, request: TransactionOperation[R]) -> Ticket[R]:
+        """Give an operation to the shard of its transactional id."""
         if not request.transactional_id:
-            ticket.resolve(KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty"))
-            return ticket
+            return Ticket.failed(KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty"))
         try:
             index = self.partition_for(request.transactional_id)
         except KafkaError as error:
-            ticket.resolve(error)
-            return ticket
-        return self.engine.submit(index, request)
+            return Ticket.failed(error)
+        return self.runtime.submit(index, request)
 
-    async def submit_with_id(self, request: InitProducerId | EndTransaction) -> Any:
-        """The same for a request that may need a fresh producer id."""
-        answer = await self.submit(request)
-        if answer is not Missing.PRODUCER_ID:
-            return answer
-        return await self.submit(replace(request, fresh_id=await self._new_producer_id()))
+    async def submit_with_id(self, request: ProducerIdOperation[R]) -> R:
+        """Submit an operation that may need a fresh producer id; it is repeated with one if it does."""
+        reply = await self.submit(request)
+        if isinstance(reply, Missing):
+            reply = await self.submit(request.with_fresh_id(await self._new_producer_id()))
+            assert not isinstance(reply, Missing), f"{request} needs another producer id"
+        return reply
 
-    async def list(self, request: ListTransactions) -> list[Transaction]:
-        """What all partitions led here hold, once all of them are loaded."""
-        found: list[Transaction] = []
-        for ticket in self.engine.submit_all(request):
+    async def list(self, request: ListTransactions) -> list[TransactionMetadata]:
+        """The transactions of all partitions that this broker leads; an error while one of them is loaded."""
+        found: list[TransactionMetadata] = []
+        for ticket in self.runtime.submit_all(request):
             found += await ticket
         return found

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ottla.coordinator.group.requests import GroupRequest
-from ottla.coordinator.group.service import answer
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
+from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
 
+B = TypeVar("B")
+R = TypeVar("R")
 CommittedTopic = TypeVar("CommittedTopic", OffsetCommitRequestTopic, TxnOffsetCommitRequestTopic)
 
 
 def submit(
     context: RequestContext,
     group_id: str,
-    body: Any,
-    convert: Callable[[Any], Any] = lambda response: response,
-) -> Any | Awaitable[Any]:
-    """Give a client's request to the group it names."""
-    return answer(context.broker.groups.submit(group_id, request_of(context, body)), convert)
-
-
-def request_of(context: RequestContext, body: Any) -> GroupRequest:
-    return GroupRequest(
+    kind: type[GroupRequest[B, R]],
+    body: B,
+    *,
+    guard: VerificationGuard = SENTINEL_GUARD,
+) -> Ticket[R]:
+    """Give a client's request to the coordinator of its group."""
+    request = kind(
         body,
         context.version,
         context.client_id or "",
         f"/{context.client_host}",
         lambda topic: context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic),
     )
+    return context.broker.groups.submit(group_id, request, guard=guard)
 
 
 def check_group(context: RequestContext, group_id: str, operation: AclOperation = AclOperation.READ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from ottla.coordinator.group.service import GroupService
+    from ottla.coordinator.group.service import GroupCoordinatorService
     from ottla.log.log_manager import LogManager
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.quorum_controller import ActiveController
@@ -99,7 +99,7 @@ class BrokerServices(NodeServices, Protocol):
     def fetch_sessions(self) -> FetchSessionCache: ...
 
     @property
-    def groups(self) -> GroupService:
+    def groups(self) -> GroupCoordinatorService:
         """The group coordinator; made when it is first used."""
         ...
 

@@ -17,7 +17,7 @@ from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
 
 if TYPE_CHECKING:
-    from ottla.coordinator.group.service import GroupService
+    from ottla.coordinator.group.service import GroupCoordinatorService
     from ottla.node.coordinators.transactions import NodeTransactions
     from ottla.node.node import Node
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 class Coordinators:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._groups: GroupService | None = None
+        self._groups: GroupCoordinatorService | None = None
         self._transactions: NodeTransactions | None = None
 
     @property
-    def groups(self) -> GroupService:
+    def groups(self) -> GroupCoordinatorService:
         if self._groups is None:
             self._groups = self._make_groups()
         return self._groups
 
-    def _make_groups(self) -> GroupService:
-        from ottla.coordinator.group.service import GroupService
+    def _make_groups(self) -> GroupCoordinatorService:
+        from ottla.coordinator.group.service import GroupCoordinatorService
         from ottla.node.config.coordinator_settings import group_config
         from ottla.records.types import Codec
 
         node = self._node
         config = node.config
-        groups = GroupService(
+        groups = GroupCoordinatorService(
             node.runtime,
             group_config(config),
             codec=Codec(config.number("offsets.topic.compression.codec")),
             commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
             load_bytes=config.number("offsets.load.buffer.size"),
         )
-        node.replicas.add_progress_listener(groups.progressed)
-        groups.follow(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS_TOPIC))
+        node.replicas.add_progress_listener(groups.on_partition_progress)
+        groups.on_metadata_update(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS_TOPIC))
         return groups
 
     @property
@@ -64,8 +64,8 @@ class Coordinators:
         node = self._node
         transactions = NodeTransactions(node)
         service = transactions.service
-        node.replicas.add_progress_listener(service.progressed)
-        service.follow(node.image, leaders=_led(node.replicas, TRANSACTION_STATE_TOPIC))
+        node.replicas.add_progress_listener(service.on_partition_progress)
+        service.on_metadata_update(node.image, leaders=_led(node.replicas, TRANSACTION_STATE_TOPIC))
         return transactions
 
     def follow(
@@ -77,13 +77,13 @@ class Coordinators:
         self.resigned(changes.deleted)
         led = {partition.topic_partition.topic for partition in changes.leaders}
         if self._groups is not None:
-            self._groups.follow(
+            self._groups.on_metadata_update(
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
         elif CONSUMER_OFFSETS_TOPIC in led:
             self._groups = self._make_groups()
         if self._transactions is not None:
-            self._transactions.service.follow(
+            self._transactions.service.on_metadata_update(
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
             if delta is not None:
@@ -94,9 +94,9 @@ class Coordinators:
     def resigned(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions that this node can no longer serve."""
         if self._groups is not None:
-            self._groups.resigned(partitions)
+            self._groups.on_resignation(partitions)
         if self._transactions is not None:
-            self._transactions.service.resigned(partitions)
+            self._transactions.service.on_resignation(partitions)
 
     def configure(self) -> None:
         """The node's settings have changed."""

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -150,11 +150,11 @@ class TransactionMarkerSender:
         NOT_LEADER_OR_FOLLOWER.
         """
         codes: dict[TopicPartition, ErrorCode] = {}
-        tickets: dict[TopicPartition, Ticket] = {}
+        tickets: dict[TopicPartition, Ticket[None]] = {}
         appended: dict[TopicPartition, tuple[Partition, int]] = {}
         for tp in sorted(partitions):
             if tp.topic == CONSUMER_OFFSETS_TOPIC:
-                ticket = self._node.groups.end_transaction(
+                ticket = self._node.groups.complete_transaction(
                     tp.partition,
                     marker.writer,
                     commit=marker.commit,
@@ -205,7 +205,7 @@ class TransactionMarkerSender:
     async def _confirmed(
         self,
         codes: dict[TopicPartition, ErrorCode],
-        tickets: Mapping[TopicPartition, Ticket],
+        tickets: Mapping[TopicPartition, Ticket[None]],
         appended: Mapping[TopicPartition, tuple[Partition, int]],
     ) -> Codes:
         """Wait for the replicas, as long as any request may."""
@@ -228,7 +228,7 @@ class TransactionMarkerSender:
         return codes
 
 
-def _code_of(ticket: Ticket) -> ErrorCode:
+def _code_of(ticket: Ticket[None]) -> ErrorCode:
     """What became of a marker in a partition of groups."""
     try:
         ticket.result()

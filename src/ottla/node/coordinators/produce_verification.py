@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.node.coordinators.marker_sender import Codes
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -50,13 +50,13 @@ class Verification:
         self._transactional_id = transactional_id
         self._version_2 = produce_version >= _FIRST_VERSION_THAT_ADDS
         self._can_abort = produce_version >= _FIRST_VERSION_THAT_CAN_ABORT
-        self._producer: Producer | None = None
+        self._producer: ProducerIdAndEpoch | None = None
         self._guards: dict[TopicPartition, VerificationGuard] = {}
         self._errors: dict[TopicPartition, KafkaError] = {}
 
     def want(self, partition: Partition, header: BatchHeader) -> None:
         """This batch is to be appended there."""
-        producer = Producer(header.producer_id, header.producer_epoch)
+        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
         tp = partition.topic_partition
         if self._producer is not None and producer != self._producer:
             self._errors[tp] = KafkaError(

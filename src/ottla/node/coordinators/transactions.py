@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ottla.coordinator.group.service import partition_of
-from ottla.coordinator.runtime.effects import Producer
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
+from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
-from ottla.coordinator.transaction.service import TransactionService
+from ottla.coordinator.transaction.service import TransactionCoordinatorService
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.config.coordinator_settings import transaction_config
@@ -43,6 +43,9 @@ _QUESTION_VERSION: Final = 5
 _FIRST_OFFSETS_THAT_ADD: Final = 5
 _FIRST_OFFSETS_THAT_CAN_ABORT: Final = 4
 
+_PartitionsTicket: TypeAlias = Ticket[None] | Ticket[dict[TopicPartition, ErrorCode]] | Ticket[Codes]
+"""The reply about partitions: a code for each, or None if all were added."""
+
 
 class NodeTransactions:
     def __init__(self, node: Node) -> None:
@@ -51,7 +54,7 @@ class NodeTransactions:
         self.markers: Final = TransactionMarkerSender(node)
         self._line: Final = node.replication.peers.line("transactions")
         self._questions: Final = Questions(self._send, lambda question: question.transactional_id)
-        self.service: Final = TransactionService(
+        self.service: Final = TransactionCoordinatorService(
             node.runtime,
             transaction_config(config),
             self.markers,
@@ -67,7 +70,7 @@ class NodeTransactions:
         return version_2 or self._node.config.flag("transaction.partition.verification.enable")
 
     def begin_verification(
-        self, partition: Partition, producer: Producer, sequence: int, *, version_2: bool
+        self, partition: Partition, producer: ProducerIdAndEpoch, sequence: int, *, version_2: bool
     ) -> VerificationGuard:
         """The guard to present with the write; the sentinel if the transaction is open there already."""
         return partition.log.producer_state_manager.maybe_start_verification(
@@ -81,7 +84,7 @@ class NodeTransactions:
     def ask(
         self,
         transactional_id: str,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         partitions: frozenset[TopicPartition],
         *,
         version_2: bool,
@@ -99,9 +102,9 @@ class NodeTransactions:
 
     async def _ask_again(
         self,
-        ticket: Ticket,
+        ticket: _PartitionsTicket,
         transactional_id: str,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         partitions: frozenset[TopicPartition],
         *,
         version_2: bool,
@@ -125,11 +128,11 @@ class NodeTransactions:
     def _submit(
         self,
         transactional_id: str,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         partitions: frozenset[TopicPartition],
         *,
         version_2: bool,
-    ) -> Ticket:
+    ) -> _PartitionsTicket:
         coordinator = self._coordinator(transactional_id)
         if coordinator is not None and coordinator != self._node.config.node_id:
             return self._ask_elsewhere(coordinator, transactional_id, producer, partitions, version_2)
@@ -144,17 +147,17 @@ class NodeTransactions:
         topic = self._node.image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
         if topic is None or not transactional_id:
             return None
-        leader = topic.partitions[partition_of(transactional_id, len(topic.partitions))].leader
+        leader = topic.partitions[partition_for(transactional_id, len(topic.partitions))].leader
         return None if leader == NO_LEADER else leader
 
     def _ask_elsewhere(
         self,
         coordinator: int,
         transactional_id: str,
-        producer: Producer,
+        producer: ProducerIdAndEpoch,
         partitions: frozenset[TopicPartition],
         version_2: bool,
-    ) -> Ticket:
+    ) -> Ticket[Codes]:
         question = AddPartitionsToTxnTransaction(
             transactional_id=transactional_id,
             producer_id=producer.id,
@@ -165,7 +168,7 @@ class NodeTransactions:
                 for name, indexes in by_topic(partitions).items()
             ],
         )
-        ticket = Ticket()
+        ticket: Ticket[Codes] = Ticket()
         answer = self._questions.ask(coordinator, question)
         answer.add_done_callback(lambda done: ticket.resolve(_answer_of(done, coordinator, partitions)))
         return ticket
@@ -208,7 +211,7 @@ class NodeTransactions:
         self, request: TxnOffsetCommitRequest, version: int, tp: TopicPartition
     ) -> VerificationGuard:
         """For TxnOffsetCommit: the guard with which the offsets may be written, or the error to answer."""
-        producer = Producer(request.producer_id, request.producer_epoch)
+        producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
         version_2 = version >= _FIRST_OFFSETS_THAT_ADD
         try:
             partition = self._node.replicas.partition(tp)
@@ -250,15 +253,14 @@ def _answer_of(
     return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in partitions}
 
 
-def _told(ticket: Ticket, partitions: frozenset[TopicPartition], *, can_abort: bool) -> Codes:
+def _told(ticket: _PartitionsTicket, partitions: frozenset[TopicPartition], *, can_abort: bool) -> Codes:
     """The coordinator's answer, as producers expect it."""
     try:
-        answer = ticket.result()
+        codes: Codes | None = ticket.result()
     except KafkaError as error:
-        answer = dict.fromkeys(partitions, error.code)
-    if answer is None:
+        codes = dict.fromkeys(partitions, error.code)
+    if codes is None:
         return dict.fromkeys(partitions, ErrorCode.NONE)
-    codes: dict[TopicPartition, ErrorCode] = answer
     return {tp: _known_to_producers(code, can_abort=can_abort) for tp, code in codes.items()}
 
 

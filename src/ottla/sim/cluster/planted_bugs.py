@@ -16,9 +16,9 @@ from unittest import mock
 
 from ottla.coordinator.group.offsets.requests import OffsetCoordinator
 from ottla.coordinator.group.offsets.store import OffsetStore
-from ottla.coordinator.runtime.engine import Engine
-from ottla.coordinator.transaction.machine import TransactionMachine
-from ottla.coordinator.transaction.markers import MarkerDriver
+from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
+from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+from ottla.coordinator.transaction.transaction_marker_channel_manager import TransactionMarkerChannelManager
 from ottla.log.local_log import FlushPlan
 from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEntry
 from ottla.log.producers.state_manager import ProducerAppend
@@ -135,20 +135,23 @@ def _aborted_records_shown() -> list[Patch]:
 
 
 def _marker_dropped() -> list[Patch]:
-    return [(MarkerDriver, "_unconfirmed", lambda self, marker, results: frozenset())]
+    return [(TransactionMarkerChannelManager, "_unconfirmed", lambda self, marker, results: frozenset())]
 
 
 def _markers_not_driven_again() -> list[Patch]:
     from ottla.coordinator.runtime.effects import Effects
 
-    return [(TransactionMachine, "on_loaded", lambda self, now: Effects())]
+    return [(TransactionCoordinator, "on_loaded", lambda self, now: Effects())]
 
 
 def _coordinator_answers_too_soon() -> list[Patch]:
-    def answer(self: Any, shard: Any, effects: Any, now: Any) -> None:
-        self._give(shard, effects.replies, effects.sends)
+    def answer(self: Any, context: Any, effects: Any, now: Any) -> None:
+        for to, response in effects.replies:
+            context.resolve(to, response)
+        if effects.sends and self._on_sends is not None:
+            self._on_sends(context.index, effects.sends)
 
-    return [(Engine, "_answer", answer)]
+    return [(CoordinatorRuntime, "_answer", answer)]
 
 
 def _generations_not_checked() -> list[Patch]:

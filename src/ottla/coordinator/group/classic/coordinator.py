@@ -7,6 +7,7 @@ error comes first. What then happens to the group is in `classic_rebalance`.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.classic.group import (
@@ -21,7 +22,7 @@ from ottla.coordinator.group.classic.rebalance import ClassicRebalance, join_err
 from ottla.coordinator.group.config import MOST_PENDING_IDS
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import Effects, Now, Token
+from ottla.coordinator.runtime.effects import Effects, EventTime, ReplyTo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -42,7 +43,7 @@ COMPLETING = ClassicState.COMPLETING_REBALANCE
 STABLE = ClassicState.STABLE
 
 
-def needs_known_id(request: GroupRequest) -> bool:
+def needs_known_id(request: GroupRequest[Any, Any]) -> bool:
     """Whether a new member is first given an id to come back with."""
     body: JoinGroupRequest = request.body
     return (
@@ -70,7 +71,13 @@ class ClassicCoordinator:
 
     # JoinGroup
 
-    def join(self, token: Token, request: GroupRequest, group: ClassicGroup | None, now: Now) -> Effects:
+    def join(
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ClassicGroup | None,
+        now: EventTime,
+    ) -> Effects:
         body: JoinGroupRequest = request.body
         if group is None:
             if body.member_id:
@@ -99,7 +106,9 @@ class ClassicCoordinator:
             return self._join_new(token, request, group, now)
         return self._join_known(token, request, group, now)
 
-    def _join_created(self, token: Token, request: GroupRequest, now: Now) -> Effects:
+    def _join_created(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], now: EventTime
+    ) -> Effects:
         group = self._state.groups[request.body.group_id]
         assert isinstance(group, ClassicGroup)
         try:
@@ -117,7 +126,9 @@ class ClassicCoordinator:
             return (member is not None and member.is_awaiting_join) or len(group.joined) < limit
         return member is not None or len(group.members) < limit
 
-    def _join_new(self, token: Token, request: GroupRequest, group: ClassicGroup, now: Now) -> Effects:
+    def _join_new(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], group: ClassicGroup, now: EventTime
+    ) -> Effects:
         body: JoinGroupRequest = request.body
         instance_id = body.group_instance_id
         member_id = f"{instance_id if instance_id is not None else request.client_id}-{self._state.new_id()}"
@@ -133,7 +144,12 @@ class ClassicCoordinator:
         return self._add(token, request, group, member_id, now)
 
     def _add(
-        self, token: Token, request: GroupRequest, group: ClassicGroup, member_id: str, now: Now
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ClassicGroup,
+        member_id: str,
+        now: EventTime,
     ) -> Effects:
         body: JoinGroupRequest = request.body
         member = ClassicMember(
@@ -149,7 +165,9 @@ class ClassicCoordinator:
         )
         return self.rebalance.add_member(group, member, now)
 
-    def _join_known(self, token: Token, request: GroupRequest, group: ClassicGroup, now: Now) -> Effects:
+    def _join_known(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], group: ClassicGroup, now: EventTime
+    ) -> Effects:
         body: JoinGroupRequest = request.body
         if body.member_id in group.pending and body.group_instance_id is None:
             return self._add(token, request, group, body.member_id, now)
@@ -166,7 +184,11 @@ class ClassicCoordinator:
         return effects.extend(self.rebalance.prepare_or_complete(group, now))
 
     def _update(
-        self, token: Token, request: GroupRequest, group: ClassicGroup, member: ClassicMember
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ClassicGroup,
+        member: ClassicMember,
     ) -> Effects:
         """Take what the member says now; an earlier JoinGroup of its that waits is answered as lost."""
         body: JoinGroupRequest = request.body
@@ -181,7 +203,13 @@ class ClassicCoordinator:
     # Static members
 
     def _replace_static(
-        self, token: Token, request: GroupRequest, group: ClassicGroup, old_id: str, new_id: str, now: Now
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ClassicGroup,
+        old_id: str,
+        new_id: str,
+        now: EventTime,
     ) -> Effects:
         """A static member is back without its id: it gets a new one, and who has the old one is fenced."""
         old = group.members[old_id]
@@ -212,7 +240,11 @@ class ClassicCoordinator:
         return effects.extend(self.rebalance.prepare(group, now))
 
     def _rejoined(
-        self, request: GroupRequest, group: ClassicGroup, member: ClassicMember, old_leader: str | None
+        self,
+        request: GroupRequest[Any, Any],
+        group: ClassicGroup,
+        member: ClassicMember,
+        old_leader: str | None,
     ) -> JoinGroupResponse:
         """A leader that may skip the assignment is told who is in the group; one that cannot is told that
         its old self leads, so that it does not assign.
@@ -232,7 +264,7 @@ class ClassicCoordinator:
         new_id: str,
         before: tuple[Protocols, int, int],
         error: KafkaError,
-        now: Now,
+        now: EventTime,
     ) -> Effects:
         if new_id in group.members:
             member = group.replace_static(new_id, old_id)
@@ -244,7 +276,9 @@ class ClassicCoordinator:
 
     # SyncGroup
 
-    def sync(self, token: Token, request: GroupRequest, group: ClassicGroup, now: Now) -> Effects:
+    def sync(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], group: ClassicGroup, now: EventTime
+    ) -> Effects:
         body: SyncGroupRequest = request.body
         group.check_member(body.member_id, body.group_instance_id)
         self._check_generation(group, body.generation_id)
@@ -277,7 +311,9 @@ class ClassicCoordinator:
 
     # Heartbeat
 
-    def heartbeat(self, token: Token, request: GroupRequest, group: ClassicGroup, now: Now) -> Effects:
+    def heartbeat(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], group: ClassicGroup, now: EventTime
+    ) -> Effects:
         body: HeartbeatRequest = request.body
         group.check_member(body.member_id, body.group_instance_id)
         self._check_generation(group, body.generation_id)
@@ -295,7 +331,9 @@ class ClassicCoordinator:
 
     # LeaveGroup
 
-    def leave(self, token: Token, request: GroupRequest, group: ClassicGroup, now: Now) -> Effects:
+    def leave(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], group: ClassicGroup, now: EventTime
+    ) -> Effects:
         body: LeaveGroupRequest = request.body
         effects = Effects()
         response = LeaveGroupResponse()
@@ -333,7 +371,7 @@ class ClassicCoordinator:
 
     # After a restart
 
-    def loaded(self, group: ClassicGroup, now: Now) -> Effects:
+    def loaded(self, group: ClassicGroup, now: EventTime) -> Effects:
         for member in group.members.values():
             self.rebalance.alive(group, member, now)
         if len(group.members) > self._state.settings.node.group_max_size:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
-from ottla.coordinator.runtime.effects import Token
+from ottla.coordinator.runtime.effects import ReplyTo
 from ottla.protocol.consumer_offsets_records import GroupMetadataValue, MemberMetadata
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.subscription import decode_subscription
@@ -53,8 +53,8 @@ class ClassicMember:
     assignment: bytes = b""
     is_new: bool = False
     """True until its first rebalance ends; a new member may be dropped while it waits."""
-    join_token: Token = None
-    sync_token: Token = None
+    join_token: ReplyTo[Any] | None = None
+    sync_token: ReplyTo[Any] | None = None
 
     @property
     def is_awaiting_join(self) -> bool:
@@ -150,7 +150,7 @@ class ClassicGroup:
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
 
-    def await_join(self, member: ClassicMember, token: Token) -> None:
+    def await_join(self, member: ClassicMember, token: ReplyTo[Any] | None) -> None:
         member.join_token = token
         self.joined.add(member.member_id)
 

@@ -19,7 +19,7 @@ from ottla.coordinator.group.classic.group import (
 )
 from ottla.coordinator.group.config import NEW_MEMBER_JOIN_TIMEOUT_MS
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import Effects, Now
+from ottla.coordinator.runtime.effects import Effects, EventTime
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from ottla.protocol.messages.sync_group import SyncGroupResponse
@@ -44,7 +44,7 @@ class ClassicRebalance:
 
     # Sessions
 
-    def watch(self, group: ClassicGroup, member_id: str, timeout_ms: int, now: Now) -> None:
+    def watch(self, group: ClassicGroup, member_id: str, timeout_ms: int, now: EventTime) -> None:
         """Expect a sign of life within the timeout."""
         self._state.timers.schedule(
             (group.group_id, "session", member_id),
@@ -52,7 +52,7 @@ class ClassicRebalance:
             partial(self._session_over, group, member_id),
         )
 
-    def alive(self, group: ClassicGroup, member: ClassicMember, now: Now) -> None:
+    def alive(self, group: ClassicGroup, member: ClassicMember, now: EventTime) -> None:
         self.watch(group, member.member_id, member.session_timeout_ms, now)
 
     def unwatch(self, group: ClassicGroup, member_id: str) -> None:
@@ -64,7 +64,7 @@ class ClassicRebalance:
             del group.pending[member_id]
             self.unwatch(group, member_id)
 
-    def _session_over(self, group: ClassicGroup, member_id: str, now: Now) -> Effects:
+    def _session_over(self, group: ClassicGroup, member_id: str, now: EventTime) -> Effects:
         if self._state.groups.get(group.group_id) is not group:
             return Effects()
         if member_id in group.pending:
@@ -89,7 +89,7 @@ class ClassicRebalance:
         member.join_token = member.sync_token = None
         group.remove(member.member_id)
 
-    def shrunk(self, group: ClassicGroup, now: Now) -> Effects:
+    def shrunk(self, group: ClassicGroup, now: EventTime) -> Effects:
         """Members were removed: rebalance, or see whether that was the last one to wait for."""
         if group.state in (STABLE, COMPLETING):
             return self.prepare(group, now)
@@ -99,7 +99,7 @@ class ClassicRebalance:
 
     # Joining
 
-    def add_member(self, group: ClassicGroup, member: ClassicMember, now: Now) -> Effects:
+    def add_member(self, group: ClassicGroup, member: ClassicMember, now: EventTime) -> Effects:
         member.is_new = True
         if group.state is PREPARING and group.previous_state is EMPTY:
             group.new_member_added = True
@@ -107,10 +107,10 @@ class ClassicRebalance:
         self.watch(group, member.member_id, NEW_MEMBER_JOIN_TIMEOUT_MS, now)
         return self.prepare_or_complete(group, now)
 
-    def prepare_or_complete(self, group: ClassicGroup, now: Now) -> Effects:
+    def prepare_or_complete(self, group: ClassicGroup, now: EventTime) -> Effects:
         return self.joined(group, now) if group.state is PREPARING else self.prepare(group, now)
 
-    def prepare(self, group: ClassicGroup, now: Now) -> Effects:
+    def prepare(self, group: ClassicGroup, now: EventTime) -> Effects:
         """Begin a rebalance."""
         effects = Effects()
         if group.state is COMPLETING:
@@ -129,24 +129,26 @@ class ClassicRebalance:
         self._await_joins(group, now)
         return effects
 
-    def _await_joins(self, group: ClassicGroup, now: Now) -> None:
+    def _await_joins(self, group: ClassicGroup, now: EventTime) -> None:
         self._state.timers.schedule(
             (group.group_id, "join"),
             now.tick_ms + group.rebalance_timeout_ms,
             partial(self._join_over, group),
         )
 
-    def _join_over(self, group: ClassicGroup, now: Now) -> Effects:
+    def _join_over(self, group: ClassicGroup, now: EventTime) -> Effects:
         return self.complete(group, now) if group.state is PREPARING else Effects()
 
-    def _delay_first(self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now: Now) -> None:
+    def _delay_first(self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now: EventTime) -> None:
         self._state.timers.schedule(
             (group.group_id, "join"),
             now.tick_ms + delay_ms,
             partial(self._first_delay_over, group, delay_ms, remaining_ms),
         )
 
-    def _first_delay_over(self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now: Now) -> Effects:
+    def _first_delay_over(
+        self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now: EventTime
+    ) -> Effects:
         if group.state is not PREPARING:
             return Effects()
         if group.new_member_added and remaining_ms > 0:
@@ -156,13 +158,13 @@ class ClassicRebalance:
             return Effects()
         return self.complete(group, now)
 
-    def joined(self, group: ClassicGroup, now: Now) -> Effects:
+    def joined(self, group: ClassicGroup, now: EventTime) -> Effects:
         """Complete if the one that came or went was the last; the first rebalance sits out its delay."""
         if group.state is PREPARING and group.previous_state is not EMPTY and group.all_joined:
             return self.complete(group, now)
         return Effects()
 
-    def complete(self, group: ClassicGroup, now: Now) -> Effects:
+    def complete(self, group: ClassicGroup, now: EventTime) -> Effects:
         """End the join phase: a new generation of those who have joined."""
         self._state.timers.cancel((group.group_id, "join"))
         group.new_member_added = False
@@ -220,7 +222,7 @@ class ClassicRebalance:
         if not group.pending_sync:
             self._state.timers.cancel((group.group_id, "sync"))
 
-    def _sync_over(self, group: ClassicGroup, generation: int, now: Now) -> Effects:
+    def _sync_over(self, group: ClassicGroup, generation: int, now: EventTime) -> Effects:
         if (
             generation != group.generation
             or group.state not in (COMPLETING, STABLE)
@@ -234,7 +236,7 @@ class ClassicRebalance:
                 self.drop_member(group, member, effects)
         return effects.extend(self.prepare(group, now))
 
-    def assign(self, group: ClassicGroup, assignments: dict[str, bytes], now: Now) -> Effects:
+    def assign(self, group: ClassicGroup, assignments: dict[str, bytes], now: EventTime) -> Effects:
         """The leader has assigned: write the generation and give everybody who waits its part."""
         assignments = {id: assignments.get(id, b"") for id in group.members}
         group.state_timestamp_ms = now.wall_ms
@@ -252,19 +254,19 @@ class ClassicRebalance:
             protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=assignment
         )
 
-    def _assigned(self, group: ClassicGroup, now: Now) -> None:
+    def _assigned(self, group: ClassicGroup, now: EventTime) -> None:
         for member in group.members.values():
             if member.is_awaiting_sync:
                 member.sync_token = None
                 self.alive(group, member, now)
 
-    def _not_assigned(self, group: ClassicGroup, error: Exception, now: Now) -> Effects:
+    def _not_assigned(self, group: ClassicGroup, error: Exception, now: EventTime) -> Effects:
         # Those who wait have been told that the write failed.
         for member in group.members.values():
             member.sync_token = None
         return self.prepare(group, now)
 
-    def _fail_syncs(self, group: ClassicGroup, code: ErrorCode, effects: Effects, now: Now) -> None:
+    def _fail_syncs(self, group: ClassicGroup, code: ErrorCode, effects: Effects, now: EventTime) -> None:
         for member in group.members.values():
             member.assignment = b""
             if member.is_awaiting_sync:

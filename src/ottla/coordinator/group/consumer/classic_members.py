@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ottla.coordinator.group.classic.coordinator import (
     member_protocols,
@@ -26,7 +27,7 @@ from ottla.coordinator.group.consumer.members import check_static, replace_membe
 from ottla.coordinator.group.migration import Migration, assignment_bytes
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import Effects, Now, Token
+from ottla.coordinator.runtime.effects import Effects, EventTime, ReplyTo
 from ottla.protocol.consumer_offsets_records import ClassicMemberMetadata, ClassicProtocol
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -51,7 +52,13 @@ class MixedCoordinator:
 
     # JoinGroup
 
-    def join(self, token: Token, request: GroupRequest, group: ConsumerGroup, now: Now) -> Effects:
+    def join(
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ConsumerGroup,
+        now: EventTime,
+    ) -> Effects:
         body: JoinGroupRequest = request.body
         limit = self._state.settings.node.consumer_max_size
         if len(group.members) >= limit and body.member_id not in group.members:
@@ -107,7 +114,12 @@ class MixedCoordinator:
         return effects
 
     def _downgrade(
-        self, token: Token, draft: ConsumerGroup, member: ConsumerMember, changed: bool, now: Now
+        self,
+        token: ReplyTo[Any] | None,
+        draft: ConsumerGroup,
+        member: ConsumerMember,
+        changed: bool,
+        now: EventTime,
     ) -> Effects:
         member = replace(member, epoch=draft.epoch)
         draft.update(member)
@@ -122,7 +134,7 @@ class MixedCoordinator:
             if topic.topic in by_name
         }
 
-    def _joined(self, group_id: str, member_id: str, session_timeout_ms: int, now: Now) -> None:
+    def _joined(self, group_id: str, member_id: str, session_timeout_ms: int, now: EventTime) -> None:
         self._state.timers.cancel((group_id, "join", member_id))
         group = self._state.groups.get(group_id)
         if isinstance(group, ConsumerGroup) and member_id in group.members:
@@ -130,11 +142,11 @@ class MixedCoordinator:
             timeout_ms = group.members[member_id].rebalance_timeout_ms
             self._deadline(group_id, "sync", member_id, timeout_ms, now)
 
-    def _deadline(self, group_id: str, kind: str, member_id: str, timeout_ms: int, now: Now) -> None:
+    def _deadline(self, group_id: str, kind: str, member_id: str, timeout_ms: int, now: EventTime) -> None:
         key = (group_id, kind, member_id)
         self._state.timers.schedule(key, now.tick_ms + timeout_ms, partial(self._overdue, key))
 
-    def _overdue(self, key: tuple[str, str, str], now: Now) -> Effects:
+    def _overdue(self, key: tuple[str, str, str], now: EventTime) -> Effects:
         group_id, _, member_id = key
         group = self._state.groups.get(group_id)
         member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
@@ -144,7 +156,13 @@ class MixedCoordinator:
 
     # SyncGroup
 
-    def sync(self, token: Token, request: GroupRequest, group: ConsumerGroup, now: Now) -> Effects:
+    def sync(
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ConsumerGroup,
+        now: EventTime,
+    ) -> Effects:
         body: SyncGroupRequest = request.body
         member, classic = self._classic_member(group, body.member_id, body.group_instance_id)
         self._check_generation(group, member, body.generation_id)
@@ -172,7 +190,13 @@ class MixedCoordinator:
 
     # Heartbeat
 
-    def heartbeat(self, token: Token, request: GroupRequest, group: ConsumerGroup, now: Now) -> Effects:
+    def heartbeat(
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ConsumerGroup,
+        now: EventTime,
+    ) -> Effects:
         body: HeartbeatRequest = request.body
         member, classic = self._classic_member(group, body.member_id, body.group_instance_id)
         self._check_generation(group, member, body.generation_id)
@@ -186,7 +210,7 @@ class MixedCoordinator:
             raise rebalancing(group.group_id)
         return Effects().reply(token, HeartbeatResponse())
 
-    def _must_join(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
+    def _must_join(self, group: ConsumerGroup, member: ConsumerMember, now: EventTime) -> None:
         if (group.group_id, "join", member.member_id) not in self._state.timers:
             self._deadline(group.group_id, "join", member.member_id, member.rebalance_timeout_ms, now)
 
@@ -214,7 +238,13 @@ class MixedCoordinator:
 
     # LeaveGroup
 
-    def leave(self, token: Token, request: GroupRequest, group: ConsumerGroup, now: Now) -> Effects:
+    def leave(
+        self,
+        token: ReplyTo[Any] | None,
+        request: GroupRequest[Any, Any],
+        group: ConsumerGroup,
+        now: EventTime,
+    ) -> Effects:
         body: LeaveGroupRequest = request.body
         response = LeaveGroupResponse()
         leaving: dict[str, ConsumerMember] = {}

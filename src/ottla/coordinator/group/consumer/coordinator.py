@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.consumer.group import (
@@ -46,7 +46,7 @@ from ottla.coordinator.group.consumer.target_assignment import new_target
 from ottla.coordinator.group.migration import Migration
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now, Token
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -65,7 +65,9 @@ class ConsumerCoordinator:
 
     # Heartbeats
 
-    def heartbeat(self, token: Token, request: GroupRequest, now: Now) -> Effects:
+    def heartbeat(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], now: EventTime
+    ) -> Effects:
         body: ConsumerGroupHeartbeatRequest = request.body
         check_request(request, self._state.settings.node.consumer_assignors)
         if body.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
@@ -109,7 +111,7 @@ class ConsumerCoordinator:
             heartbeat_interval_ms=self._state.settings.heartbeat_interval_ms(body.group_id),
         )
 
-    def _is_quiet(self, request: GroupRequest, now: Now) -> bool:
+    def _is_quiet(self, request: GroupRequest[Any, Any], now: EventTime) -> bool:
         """Whether the member says nothing new and there is nothing to tell it, which holds for nearly all
         heartbeats: then no draft is needed to know that nothing changes.
         """
@@ -132,7 +134,7 @@ class ConsumerCoordinator:
         )
 
     def _group_of(
-        self, body: ConsumerGroupHeartbeatRequest, effects: Effects, now: Now
+        self, body: ConsumerGroupHeartbeatRequest, effects: Effects, now: EventTime
     ) -> tuple[ConsumerGroup, bool]:
         """A draft of the group, and whether this heartbeat makes it."""
         group = self._state.groups.get(body.group_id)
@@ -153,7 +155,7 @@ class ConsumerCoordinator:
         effects.extend(Effects(applied=partial(self._watch_all, body.group_id)))
         return draft, True
 
-    def _watch_all(self, group_id: str, now: Now) -> None:
+    def _watch_all(self, group_id: str, now: EventTime) -> None:
         group = self._state.groups[group_id]
         assert isinstance(group, ConsumerGroup)
         self.loaded(group, now)
@@ -185,7 +187,7 @@ class ConsumerCoordinator:
         check_epoch(member, body)
         return member
 
-    def _updated(self, member: ConsumerMember, request: GroupRequest) -> ConsumerMember:
+    def _updated(self, member: ConsumerMember, request: GroupRequest[Any, Any]) -> ConsumerMember:
         body: ConsumerGroupHeartbeatRequest = request.body
         names, regex = body.subscribed_topic_names, body.subscribed_topic_regex
         return replace(
@@ -213,9 +215,9 @@ class ConsumerCoordinator:
         member: ConsumerMember,
         updated: ConsumerMember,
         owned: Partitions | None,
-        request: GroupRequest,
+        request: GroupRequest[Any, Any],
         out: list[CoordinatorRecord],
-        now: Now,
+        now: EventTime,
         *,
         created: bool = False,
     ) -> ConsumerMember:
@@ -253,9 +255,9 @@ class ConsumerCoordinator:
         draft: ConsumerGroup,
         member: ConsumerMember,
         updated: ConsumerMember,
-        request: GroupRequest,
+        request: GroupRequest[Any, Any],
         out: list[CoordinatorRecord],
-        now: Now,
+        now: EventTime,
     ) -> None:
         """Match regular expressions that are new, or all of them if there may be other topics now."""
         if not (member.regex or updated.regex or draft.regexes):
@@ -286,7 +288,7 @@ class ConsumerCoordinator:
         self,
         draft: ConsumerGroup,
         out: list[CoordinatorRecord],
-        now: Now,
+        now: EventTime,
         member: ConsumerMember | None = None,
     ) -> None:
         """Compute a new target if the group is ahead of the one it has and the last is old enough."""
@@ -309,7 +311,7 @@ class ConsumerCoordinator:
         draft.target_timestamp_ms = now.wall_ms
         self._state.timers.cancel((group_id, "target"))
 
-    def _target_delay_ms(self, group: ConsumerGroup, now: Now) -> int:
+    def _target_delay_ms(self, group: ConsumerGroup, now: EventTime) -> int:
         """How long a new target has to wait, as the last one is so young; one for a single member never."""
         if group.target_timestamp_ms < 0 or len(group.members) <= 1:
             return 0
@@ -317,7 +319,7 @@ class ConsumerCoordinator:
         since_ms = now.wall_ms - group.target_timestamp_ms
         return interval_ms - since_ms if 0 <= since_ms < interval_ms else 0
 
-    def _target_due(self, group_id: str, now: Now) -> Effects:
+    def _target_due(self, group_id: str, now: EventTime) -> Effects:
         group = self._state.groups.get(group_id)
         effects = Effects()
         if isinstance(group, ConsumerGroup) and group.members:
@@ -352,14 +354,14 @@ class ConsumerCoordinator:
 
     # Deadlines
 
-    def _watch(self, group_id: str, member_id: str, now: Now) -> None:
+    def _watch(self, group_id: str, member_id: str, now: EventTime) -> None:
         self.watch_session(group_id, member_id, self._state.settings.session_timeout_ms(group_id), now)
 
-    def watch_session(self, group_id: str, member_id: str, timeout_ms: int, now: Now) -> None:
+    def watch_session(self, group_id: str, member_id: str, timeout_ms: int, now: EventTime) -> None:
         key = (group_id, "session", member_id)
         self._state.timers.schedule(key, now.tick_ms + timeout_ms, partial(self._overdue, key, None))
 
-    def _watch_revocation(self, group_id: str, member: ConsumerMember, now: Now) -> None:
+    def _watch_revocation(self, group_id: str, member: ConsumerMember, now: EventTime) -> None:
         """Give a member that has just been asked to revoke its time for that. Called once the member is
         written: a deadline that a failed write had cancelled or set would not be that of the member.
         """
@@ -370,7 +372,7 @@ class ConsumerCoordinator:
             deadline_ms = now.tick_ms + max(member.rebalance_timeout_ms, 0)
             self._state.timers.schedule(key, deadline_ms, partial(self._overdue, key, member.epoch))
 
-    def _overdue(self, key: tuple[str, str, str], epoch: int | None, now: Now) -> Effects:
+    def _overdue(self, key: tuple[str, str, str], epoch: int | None, now: EventTime) -> Effects:
         """A session is over, or a revocation was not confirmed in the epoch in which it was asked for."""
         group_id, _, member_id = key
         group = self._state.groups.get(group_id)
@@ -390,20 +392,20 @@ class ConsumerCoordinator:
         group: ConsumerGroup,
         member: ConsumerMember,
         key: tuple[str, str, str],
-        again: Callable[[Now], Effects],
-        now: Now,
+        again: Callable[[EventTime], Effects],
+        now: EventTime,
     ) -> Effects:
         """Remove a member whose time is up. If that cannot be written it is tried again: its deadline has
         passed, and nobody else would do it.
         """
 
-        def later(_error: KafkaError, then: Now) -> Effects:
+        def later(_error: KafkaError, then: EventTime) -> Effects:
             self._state.timers.schedule(key, then.tick_ms + _RETRY_MS, again)
             return Effects()
 
         return self.remove(group, [member], now).extend(Effects(failed=later))
 
-    def loaded(self, group: ConsumerGroup, now: Now) -> None:
+    def loaded(self, group: ConsumerGroup, now: EventTime) -> None:
         for member in group.members.values():
             timeout_ms = (
                 member.classic.session_timeout_ms
@@ -416,7 +418,9 @@ class ConsumerCoordinator:
 
     # Leaving
 
-    def _leave(self, token: Token, body: ConsumerGroupHeartbeatRequest, now: Now) -> Effects:
+    def _leave(
+        self, token: ReplyTo[Any] | None, body: ConsumerGroupHeartbeatRequest, now: EventTime
+    ) -> Effects:
         group = self._state.groups.get(body.group_id)
         if not isinstance(group, ConsumerGroup):
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no consumer group {body.group_id!r}")
@@ -432,7 +436,7 @@ class ConsumerCoordinator:
                 return effects.reply(token, response)
         return self.remove(group, [member], now).reply(token, response)
 
-    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], now: Now) -> Effects:
+    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], now: EventTime) -> Effects:
         """Remove members; if only classic ones stay, the group may become a classic one again."""
         ids = frozenset(member.member_id for member in leaving)
         if self._migration.may_downgrade(group, ids):
@@ -453,7 +457,7 @@ class ConsumerCoordinator:
         self._refresh(draft, True, effects.records)
         return effects.extend(Effects(applied=partial(self._watch_no_more, group.group_id, ids)))
 
-    def _watch_no_more(self, group_id: str, member_ids: frozenset[str], _now: Now) -> None:
+    def _watch_no_more(self, group_id: str, member_ids: frozenset[str], _now: EventTime) -> None:
         for member_id in member_ids:
             for kind in ("session", "revocation", "join", "sync"):
                 self._state.timers.cancel((group_id, kind, member_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.consumer.group import (
@@ -22,7 +23,7 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
 )
 
 
-def check_request(request: GroupRequest, assignors: tuple[str, ...]) -> None:
+def check_request(request: GroupRequest[Any, Any], assignors: tuple[str, ...]) -> None:
     """Raise unless the heartbeat is well formed."""
     body: ConsumerGroupHeartbeatRequest = request.body
     epoch = body.member_epoch
@@ -48,7 +49,7 @@ def check_request(request: GroupRequest, assignors: tuple[str, ...]) -> None:
         )
 
 
-def says_nothing_new(member: ConsumerMember, request: GroupRequest) -> bool:
+def says_nothing_new(member: ConsumerMember, request: GroupRequest[Any, Any]) -> bool:
     """Whether a heartbeat leaves the member as it is; what it owns is for the coordinator to judge."""
     body: ConsumerGroupHeartbeatRequest = request.body
     return (

@@ -8,6 +8,7 @@ taken for partitions that the member has had since then: a rebalance that did no
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.classic.group import ClassicGroup, ClassicState
@@ -16,7 +17,7 @@ from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember
 from ottla.coordinator.group.offsets.store import OffsetStore
 from ottla.coordinator.group.requests import FetchOffsets, GroupRequest
 from ottla.coordinator.group.state import GroupState
-from ottla.coordinator.runtime.effects import Effects, Now, Producer, Token
+from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplyTo
 from ottla.protocol.consumer_offsets_records import OffsetCommitValue
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
@@ -63,7 +64,7 @@ class OffsetCoordinator:
 
     # OffsetCommit
 
-    def commit(self, token: Token, request: GroupRequest, now: Now) -> Effects:
+    def commit(self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], now: EventTime) -> Effects:
         body: OffsetCommitRequest = request.body
         check = self._check_commit(request, now)
         effects = Effects()
@@ -107,7 +108,7 @@ class OffsetCoordinator:
         effects.records.append(records.offset_commit(group_id, topic, partition, value))
         return ErrorCode.NONE
 
-    def _check_commit(self, request: GroupRequest, now: Now) -> PartitionCheck:
+    def _check_commit(self, request: GroupRequest[Any, Any], now: EventTime) -> PartitionCheck:
         """Raise unless the sender may commit; what it gives back checks each partition."""
         body: OffsetCommitRequest = request.body
         epoch = body.generation_id_or_member_epoch
@@ -197,10 +198,12 @@ class OffsetCoordinator:
 
     # TxnOffsetCommit
 
-    def commit_in_transaction(self, token: Token, request: GroupRequest, now: Now) -> Effects:
+    def commit_in_transaction(
+        self, token: ReplyTo[Any] | None, request: GroupRequest[Any, Any], now: EventTime
+    ) -> Effects:
         body: TxnOffsetCommitRequest = request.body
         self._check_transactional(body)
-        effects = Effects(producer=Producer(body.producer_id, body.producer_epoch))
+        effects = Effects(producer=ProducerIdAndEpoch(body.producer_id, body.producer_epoch))
         response = TxnOffsetCommitResponse()
         for topic in body.topics:
             answered = TxnOffsetCommitResponseTopic(name=topic.name)
@@ -248,7 +251,7 @@ class OffsetCoordinator:
 
     # OffsetFetch
 
-    def fetch(self, token: Token, request: FetchOffsets) -> Effects:
+    def fetch(self, token: ReplyTo[Any] | None, request: FetchOffsets) -> Effects:
         asked = request.group
         group = self._state.groups.get(asked.group_id)
         if isinstance(group, ConsumerGroup) and (asked.member_id is not None or asked.member_epoch >= 0):
@@ -302,7 +305,7 @@ class OffsetCoordinator:
 
     # OffsetDelete
 
-    def delete(self, token: Token, body: OffsetDeleteRequest) -> Effects:
+    def delete(self, token: ReplyTo[Any] | None, body: OffsetDeleteRequest) -> Effects:
         group = self._state.group(body.group_id)
         if isinstance(group, ClassicGroup):
             if not group.is_empty and not group.speaks_consumer_protocol:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.consumer_offsets_records import OffsetCommitKey, OffsetCommitValue
 
 
@@ -75,7 +75,11 @@ class OffsetStore:
     # Replay
 
     def replay(
-        self, key: OffsetCommitKey, value: OffsetCommitValue | None, offset: int, producer: Producer | None
+        self,
+        key: OffsetCommitKey,
+        value: OffsetCommitValue | None,
+        offset: int,
+        producer: ProducerIdAndEpoch | None,
     ) -> None:
         where = (key.topic, key.partition)
         if value is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import AddPartitions
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
@@ -38,7 +38,7 @@ async def _add(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddO
         # A producer looks for the group's coordinator only after this.
         await create_missing_topics(context.services, [CONSUMER_OFFSETS_TOPIC])
     partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))
-    producer = Producer(request.producer_id, request.producer_epoch)
+    producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
         await context.broker.transactions.service.submit(
             AddPartitions(request.transactional_id, producer, frozenset((partition,)), client_version=0)

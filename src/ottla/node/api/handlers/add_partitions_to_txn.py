@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Final
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.transactions import as_known
@@ -92,19 +92,18 @@ async def _results(
     }
     if any(code is not ErrorCode.NONE for code in checked.values()):
         return _each(topics, {tp: code or ErrorCode.OPERATION_NOT_ATTEMPTED for tp, code in checked.items()})
-    producer = Producer(transaction.producer_id, transaction.producer_epoch)
+    producer = ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch)
     partitions = frozenset(checked)
-    asked: AddPartitions | VerifyPartitions
-    if transaction.verify_only:
-        asked = VerifyPartitions(transactional_id, producer, partitions)
-    else:
-        version = 0 if from_client else 2
-        asked = AddPartitions(transactional_id, producer, partitions, client_version=version)
+    service = context.broker.transactions.service
     try:
-        codes = await context.broker.transactions.service.submit(asked)
+        if transaction.verify_only:
+            codes = await service.submit(VerifyPartitions(transactional_id, producer, partitions))
+            return _each(topics, codes)
+        version = 0 if from_client else 2
+        await service.submit(AddPartitions(transactional_id, producer, partitions, client_version=version))
     except KafkaError as error:
         return _all(topics, as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING).code)
-    return _all(topics, ErrorCode.NONE) if codes is None else _each(topics, codes)
+    return _all(topics, ErrorCode.NONE)
 
 
 def _check(context: RequestContext, topic: str, index: int, *, from_client: bool) -> ErrorCode:

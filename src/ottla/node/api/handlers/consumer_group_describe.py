@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.coordinator.group.requests import DescribeConsumer
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.group.requests import DescribeConsumerGroup
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.api.group_requests import check_group, check_group_id
@@ -39,26 +39,26 @@ def failed(
     )
 
 
-def _ask(context: RequestContext, group_id: str) -> Ticket | KafkaError:
+def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | KafkaError:
     try:
         check_group(context, group_id, AclOperation.DESCRIBE)
         check_group_id(group_id)
     except KafkaError as error:
         return error
-    return context.broker.groups.submit(group_id, DescribeConsumer(group_id))
+    return context.broker.groups.submit(group_id, DescribeConsumerGroup(group_id))
 
 
 async def _describe(
     context: RequestContext,
     request: ConsumerGroupDescribeRequest,
-    asked: list[tuple[str, Ticket | KafkaError]],
+    asked: list[tuple[str, Ticket[DescribedGroup] | KafkaError]],
 ) -> ConsumerGroupDescribeResponse:
     response = ConsumerGroupDescribeResponse()
     for group_id, ticket in asked:
         try:
             if isinstance(ticket, KafkaError):
                 raise ticket
-            group: DescribedGroup = await ticket
+            group = await ticket
             if not all(_sees(context, topic) for topic in _topics(group)):
                 raise KafkaError(
                     ErrorCode.TOPIC_AUTHORIZATION_FAILED,

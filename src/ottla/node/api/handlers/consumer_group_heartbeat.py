@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ottla.coordinator.group.requests import ConsumerGroupHeartbeat
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, submit
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -30,4 +31,4 @@ def handle(
     for topic in request.subscribed_topic_names or ():
         if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    return submit(context, request.group_id, request)
+    return submit(context, request.group_id, ConsumerGroupHeartbeat, request).now_or_later()

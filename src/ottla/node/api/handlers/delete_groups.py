@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.coordinator.group.requests import DeleteGroup
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -32,13 +32,13 @@ def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> Del
     )
 
 
-def _ask(context: RequestContext, group_id: str) -> Ticket | None:
+def _ask(context: RequestContext, group_id: str) -> Ticket[ErrorCode] | None:
     if not context.allowed(AclOperation.DELETE, ResourceType.GROUP, group_id):
         return None
     return context.broker.groups.submit(group_id, DeleteGroup(group_id))
 
 
-async def _delete(asked: list[tuple[str, Ticket | None]]) -> DeleteGroupsResponse:
+async def _delete(asked: list[tuple[str, Ticket[ErrorCode] | None]]) -> DeleteGroupsResponse:
     response = DeleteGroupsResponse()
     for group_id, ticket in asked:
         code = ErrorCode.NONE

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.coordinator.group.requests import DescribeClassic
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.group.requests import DescribeClassicGroup
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -32,21 +32,23 @@ def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable
     return _describe(context, request, asked)
 
 
-def _ask(context: RequestContext, group_id: str) -> Ticket | None:
+def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | None:
     if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
         return None
-    return context.broker.groups.submit(group_id, DescribeClassic(group_id))
+    return context.broker.groups.submit(group_id, DescribeClassicGroup(group_id))
 
 
 async def _describe(
-    context: RequestContext, request: DescribeGroupsRequest, asked: list[tuple[str, Ticket | None]]
+    context: RequestContext,
+    request: DescribeGroupsRequest,
+    asked: list[tuple[str, Ticket[DescribedGroup] | None]],
 ) -> DescribeGroupsResponse:
     response = DescribeGroupsResponse()
     for group_id, ticket in asked:
         try:
             if ticket is None:
                 raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            group: DescribedGroup = await ticket
+            group = await ticket
         except KafkaError as error:
             group = _failed(context, group_id, error)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 
 from ottla.coordinator.transaction.requests import DescribeTransaction
-from ottla.coordinator.transaction.transaction import Transaction
+from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -46,9 +46,7 @@ async def _state(context: RequestContext, transactional_id: str) -> TransactionS
     try:
         if not context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        transaction: Transaction = await context.broker.transactions.service.submit(
-            DescribeTransaction(transactional_id)
-        )
+        transaction = await context.broker.transactions.service.submit(DescribeTransaction(transactional_id))
     except KafkaError as error:
         return TransactionState(transactional_id=transactional_id, error_code=int(error.code))
     return TransactionState(
@@ -62,7 +60,7 @@ async def _state(context: RequestContext, transactional_id: str) -> TransactionS
     )
 
 
-def _topics(context: RequestContext, transaction: Transaction) -> list[TopicData]:
+def _topics(context: RequestContext, transaction: TransactionMetadata) -> list[TopicData]:
     """Only those that the client may see."""
     topics: dict[str, TopicData] = {}
     for name, index in sorted(transaction.partitions):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import EndTransaction
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.transactions import as_known
@@ -35,12 +35,12 @@ async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnRespons
     tells_epochs = context.version >= _FIRST_VERSION_OF_EPOCHS
     asked = EndTransaction(
         request.transactional_id,
-        Producer(request.producer_id, request.producer_epoch),
+        ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
         request.committed,
         client_version=2 if tells_epochs else 0,
     )
     try:
-        producer: Producer = await context.broker.transactions.service.submit_with_id(asked)
+        producer = await context.broker.transactions.service.submit_with_id(asked)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     if not tells_epochs:

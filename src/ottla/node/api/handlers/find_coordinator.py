@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.coordinator.group.service import partition_of
+from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
@@ -97,7 +97,7 @@ def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinato
             ErrorCode.COORDINATOR_NOT_AVAILABLE,
             f"{name} could not be created yet; are there as many brokers as its replicas?",
         )
-    index = partition_of(key, len(topic.partitions))
+    index = partition_for(key, len(topic.partitions))
     leader = topic.partitions[index].leader
     broker = image.cluster.brokers.get(leader) if leader != NO_LEADER else None
     address = None if broker is None or broker.fenced else broker_address(context, broker)

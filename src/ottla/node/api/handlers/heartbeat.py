@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ottla.coordinator.group.requests import Heartbeat
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, check_group_id, submit
 from ottla.protocol.errors import ErrorCode
@@ -18,7 +19,7 @@ def handle(
 ) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
     check_group(context, request.group_id)
     check_group_id(request.group_id)
-    return submit(context, request.group_id, request)
+    return submit(context, request.group_id, Heartbeat, request).now_or_later()
 
 
 def failed(_request: HeartbeatRequest, code: int, _message: str | None) -> HeartbeatResponse:

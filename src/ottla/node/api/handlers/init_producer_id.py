@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.coordinator.runtime.effects import Producer
-from ottla.coordinator.transaction.requests import Initialized, InitProducerId
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
+from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.transactions import as_known
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -60,7 +60,7 @@ async def _new_id(context: RequestContext) -> InitProducerIdResponse:
 async def _transactional(
     context: RequestContext, request: InitProducerIdRequest, transactional_id: str
 ) -> InitProducerIdResponse:
-    expected = Producer(request.producer_id, request.producer_epoch)
+    expected = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     asked = InitProducerId(
         transactional_id,
         request.transaction_timeout_ms,
@@ -69,7 +69,7 @@ async def _transactional(
         request.keep_prepared_txn,
     )
     try:
-        initialized: Initialized = await context.broker.transactions.service.submit_with_id(asked)
+        initialized = await context.broker.transactions.service.submit_with_id(asked)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     response = InitProducerIdResponse(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ottla.coordinator.group.requests import JoinGroup
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, check_group_id, submit
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -30,7 +31,7 @@ def handle(
         timeout_ms = request.session_timeout_ms
         if not config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms:
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
-        reply = submit(context, request.group_id, request)
+        reply = submit(context, request.group_id, JoinGroup, request).now_or_later()
     except KafkaError as error:
         return _failed(context, request, error)
     if isinstance(reply, JoinGroupResponse):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ottla.coordinator.group.requests import LeaveGroup
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, check_group_id, submit
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -29,7 +30,8 @@ def handle(
     if context.version < _FIRST_VERSION_OF_BATCHES:
         request.members = [MemberIdentity(member_id=request.member_id)]
     try:
-        return submit(context, request.group_id, request, lambda response: _for_version(context, response))
+        ticket = submit(context, request.group_id, LeaveGroup, request)
+        return ticket.then(lambda response: _for_version(context, response))
     except KafkaError as error:
         if error.code is not ErrorCode.UNKNOWN_MEMBER_ID:
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from ottla.coordinator.transaction.requests import ListTransactions
-from ottla.coordinator.transaction.state import BY_TITLE
+from ottla.coordinator.transaction.transaction_metadata import BY_TITLE
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ottla.coordinator.group.requests import CommitOffsets
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, existing, merge, submit
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -46,7 +47,8 @@ def handle(
     if not accepted:
         return OffsetCommitResponse(topics=refused)
     request.topics = accepted
-    return submit(context, request.group_id, request, lambda response: _with(response, refused))
+    ticket = submit(context, request.group_id, CommitOffsets, request)
+    return ticket.then(lambda response: _with(response, refused))
 
 
 def failed(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:

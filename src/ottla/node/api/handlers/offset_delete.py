@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from ottla.coordinator.group.requests import DeleteOffsets
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, check_group_id, merge, submit
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -38,7 +39,8 @@ def handle(
             missing = OffsetDeleteRequestTopic(name=topic.name, partitions=unknown)
             refused.append(_refusal(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     request.topics = accepted
-    return submit(context, request.group_id, request, lambda response: _with(response, refused))
+    ticket = submit(context, request.group_id, DeleteOffsets, request)
+    return ticket.then(lambda response: _with(response, refused))
 
 
 def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestTopic]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from ottla.coordinator.group.requests import FetchOffsets
-from ottla.coordinator.runtime.shard import Ticket
+from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -75,7 +75,7 @@ class _Fetch:
         self._context = context
         self._group = group
         self._refused: list[OffsetFetchResponseTopics] = []
-        self._ticket: Ticket | None = None
+        self._ticket: Ticket[OffsetFetchResponseGroup] | None = None
         self._error: KafkaError | None = None
         if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id):
             self._error = KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
@@ -124,7 +124,7 @@ class _Fetch:
         error = self._error
         if error is None and self._ticket is not None:
             try:
-                found: OffsetFetchResponseGroup = self._ticket.result()
+                found = self._ticket.result()
             except KafkaError as raised:
                 error = raised
         if error is not None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from ottla.coordinator.group.service import answer
+from ottla.coordinator.group.requests import CommitTransactionalOffsets
 from ottla.log.producers.state_entry import VerificationGuard
 from ottla.node.api.context import RequestContext
-from ottla.node.api.group_requests import check_group, check_group_id, existing, merge, request_of
+from ottla.node.api.group_requests import check_group, check_group_id, existing, merge, submit
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.txn_offset_commit import (
@@ -80,8 +80,8 @@ def _commit(
         merge(response.topics, refused)
         return response
 
-    ticket = context.broker.groups.submit(request.group_id, request_of(context, request), guard=guard)
-    return answer(ticket, complete)  # type: ignore[no-any-return]
+    ticket = submit(context, request.group_id, CommitTransactionalOffsets, request, guard=guard)
+    return ticket.then(complete)
 
 
 def _refusal(topic: TxnOffsetCommitRequestTopic, code: ErrorCode) -> TxnOffsetCommitResponseTopic:

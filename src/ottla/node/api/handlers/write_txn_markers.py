@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.marker_sender import Codes
@@ -56,7 +56,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
         codes = context.broker.transactions.markers.write_here(
             WriteMarkers(
                 transactional_id="",
-                writer=Producer(marker.producer_id, marker.producer_epoch),
+                writer=ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch),
                 commit=marker.transaction_result,
                 partitions=partitions,
                 coordinator_epoch=marker.coordinator_epoch,

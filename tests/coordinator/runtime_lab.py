@@ -1,4 +1,4 @@
-"""An engine over a real partition on a simulated disk, with a machine that is simple enough to see through.
+"""An runtime over a real partition on a simulated disk, with a machine that is simple enough to see through.
 
 The machine keeps one number by name in offset records; `wait` requests are answered by later events.
 """
@@ -8,9 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, Now, Producer, ReplayedRecord, Token
-from ottla.coordinator.runtime.engine import Engine
-from ottla.coordinator.runtime.timers import Timers
+from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
+from ottla.coordinator.runtime.effects import (
+    CoordinatorRecord,
+    Effects,
+    EventTime,
+    ProducerIdAndEpoch,
+    ReplayedRecord,
+)
+from ottla.coordinator.runtime.timers import CoordinatorTimer
 from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.producers.state_manager import ProducerStateManagerConfig
@@ -32,7 +38,7 @@ class Put:
     """Set names to numbers; with a producer, in its transaction."""
 
     numbers: dict[str, int]
-    producer: Producer | None = None
+    producer: ProducerIdAndEpoch | None = None
     atomic: bool = True
 
 
@@ -58,12 +64,12 @@ class Numbers:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.pending: dict[int, dict[str, int]] = {}
-        self.waiting: dict[str, Token] = {}
-        self.timers: Timers[str] = Timers()
+        self.waiting: dict[str, Any] = {}
+        self.timers: CoordinatorTimer[str] = CoordinatorTimer()
         self.events: list[str] = []
         self.poison: int | None = None
 
-    def handle(self, token: Token, request: Any, now: Now) -> Effects:
+    def handle(self, token: Any, request: Any, now: EventTime) -> Effects:
         if isinstance(request, Fail):
             raise request.error
         if isinstance(request, Get):
@@ -87,7 +93,7 @@ class Numbers:
         self.events.append(f"failed {error.code.name}")
         return Effects()
 
-    def on_timer(self, now: Now) -> Effects:
+    def on_timer(self, now: EventTime) -> Effects:
         due = self.timers.pop_due(now.tick_ms)
         assert due is not None
         return Effects().reply(self.waiting.pop(due[1], None), "time is up")
@@ -106,12 +112,12 @@ class Numbers:
         else:
             self.pending.setdefault(record.producer.id, {})[key.topic] = value.offset
 
-    def replay_end_transaction(self, producer: Producer, commit: bool) -> None:
+    def replay_end_transaction(self, producer: ProducerIdAndEpoch, commit: bool) -> None:
         pending = self.pending.pop(producer.id, {})
         if commit:
             self.numbers |= pending
 
-    def on_loaded(self, now: Now) -> Effects:
+    def on_loaded(self, now: EventTime) -> Effects:
         self.events.append("loaded")
         return Effects()
 
@@ -119,8 +125,8 @@ class Numbers:
         self.events.append("unloaded")
 
 
-class EngineLab:
-    """Use `await EngineLab.open()`; with `replicas=(0, 1)` nothing is committed before `replicate`."""
+class RuntimeLab:
+    """Use `await RuntimeLab.open()`; with `replicas=(0, 1)` nothing is committed before `replicate`."""
 
     def __init__(
         self, manager: LogManager, clock: SimClock, replicas: tuple[int, ...], **options: Any
@@ -137,7 +143,7 @@ class EngineLab:
         )
         self.partition = Partition(TP, b"t" * 16, log, 0, self)
         self.partition.make_leader(self._registration(), clock.wall_ms())
-        self.engine: Engine[Numbers] = Engine(
+        self.runtime: CoordinatorRuntime[Numbers] = CoordinatorRuntime(
             RECORDS,
             self._machine,
             clock,
@@ -147,7 +153,7 @@ class EngineLab:
         )
 
     @classmethod
-    async def open(cls, *, replicas: tuple[int, ...] = (0,), load: bool = True, **options: Any) -> EngineLab:
+    async def open(cls, *, replicas: tuple[int, ...] = (0,), load: bool = True, **options: Any) -> RuntimeLab:
         clock = SimClock()
         disk = SimDisk(1, clock=clock)
         manager = LogManager(
@@ -181,8 +187,8 @@ class EngineLab:
         )
 
     async def load(self) -> None:
-        self.engine.elected(self.partition)
-        await self.engine.loaded(0)
+        self.runtime.load(self.partition)
+        await self.runtime.wait_until_loaded(0)
 
     async def reelect(self) -> None:
         self.epoch += 1
@@ -195,10 +201,10 @@ class EngineLab:
 
     @property
     def machine(self) -> Numbers:
-        return self.engine.machine(0)
+        return self.runtime.shard(0)
 
     def put(self, **numbers: int) -> Any:
-        return self.engine.submit(0, Put(numbers))
+        return self.runtime.submit(0, Put(numbers))
 
     def replicate(self) -> None:
         """The follower catches up with the leader's log."""
@@ -215,8 +221,8 @@ class EngineLab:
     # As the partition's listener
 
     def on_partition_progress(self, partition: Partition) -> None:
-        if hasattr(self, "engine"):
-            self.engine.progressed(0)
+        if hasattr(self, "runtime"):
+            self.runtime.on_partition_progress(0)
 
     def submit_alter_partition(self, partition: Partition, proposal: PendingPartitionChange) -> None: ...
 

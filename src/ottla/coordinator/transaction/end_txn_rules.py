@@ -1,11 +1,12 @@
-"""What EndTxn means: by the version of the transaction, its state, and what is asked.
+"""What EndTxn means, by the version of the transaction, its state, and the request.
 
-With version 2 every end raises the epoch. So a request that carries the epoch before the present one is
-the repetition of an end that was taken, and one with the present epoch asks for the next end. With version 1
-both carry the same epoch, and only the state tells them apart.
+With version 2 every end raises the epoch. So a request that carries the epoch before the present one repeats
+an end that was decided, and one with the present epoch asks for the next end. With version 1
+both carry the same epoch, and only the state distinguishes them.
 
 A commit that arrives with the epoch before an abort was overtaken by the coordinator, which aborted the
-transaction on its timeout: the producer is fenced, as it would be with version 1, and can begin anew.
+transaction on its timeout: the producer is fenced, as it would be with version 1, and can begin again with
+InitProducerId.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from ottla.coordinator.runtime.effects import Producer
-from ottla.coordinator.transaction.state import TransactionState
-from ottla.coordinator.transaction.transaction import FIRST_VERSION_OF_EPOCH_BUMPS, Transaction
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
+from ottla.coordinator.transaction.transaction_metadata import (
+    FIRST_VERSION_OF_EPOCH_BUMPS,
+    TransactionMetadata,
+    TransactionState,
+)
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
 class Outcome(Enum):
-    END = "take the decision"
-    DONE = "it was taken before"
+    END = "decide"
+    DONE = "it was decided before"
     INVALID = "the state does not allow it"
     FENCED = "the producer has been replaced, or overtaken"
 
@@ -63,7 +67,7 @@ _VERSION_2: Final[Mapping[tuple[TransactionState, bool, bool], Outcome]] = {
 }
 
 
-def is_repeated_end(transaction: Transaction, producer: Producer, max_epoch: int) -> bool:
+def is_repeated_end(transaction: TransactionMetadata, producer: ProducerIdAndEpoch, max_epoch: int) -> bool:
     """Whether the producer carries the identity that it had before the last end of version 2."""
     known = transaction.client
     if producer.id == known.id:
@@ -71,14 +75,19 @@ def is_repeated_end(transaction: Transaction, producer: Producer, max_epoch: int
     return (
         transaction.state.is_idle
         and known.epoch == 0
-        and producer == Producer(transaction.previous_producer_id, max_epoch - 1)
+        and producer == ProducerIdAndEpoch(transaction.previous_producer_id, max_epoch - 1)
     )
 
 
 def outcome_of_end(
-    transaction: Transaction, producer: Producer, *, commit: bool, client_version: int, max_epoch: int
+    transaction: TransactionMetadata,
+    producer: ProducerIdAndEpoch,
+    *,
+    commit: bool,
+    client_version: int,
+    max_epoch: int,
 ) -> Outcome:
-    """What an EndTxn of this producer does; raises what Kafka answers if it does nothing at all."""
+    """What an EndTxn of this producer does; raises the error of Kafka's answer if the producer is refused."""
     if client_version < FIRST_VERSION_OF_EPOCH_BUMPS:
         check_client(transaction, producer)
         check_not_prepared(transaction)
@@ -86,7 +95,7 @@ def outcome_of_end(
             # Its end gives the client a new epoch, which an answer of version 1 cannot carry.
             return Outcome.INVALID
         return _VERSION_1[transaction.state, commit]
-    # While an end is under way, the client may already go by the identity that the end will give it.
+    # While an end is under way, the client may already use the identity that the end will give it.
     check_not_prepared(transaction)
     repeated = is_repeated_end(transaction, producer, max_epoch)
     if not repeated:
@@ -94,7 +103,9 @@ def outcome_of_end(
     return _VERSION_2[transaction.state, commit, repeated]
 
 
-def check_outcome(outcome: Outcome, transaction: Transaction, producer: Producer, *, commit: bool) -> None:
+def check_outcome(
+    outcome: Outcome, transaction: TransactionMetadata, producer: ProducerIdAndEpoch, *, commit: bool
+) -> None:
     if outcome is Outcome.INVALID:
         raise KafkaError(
             ErrorCode.INVALID_TXN_STATE,
@@ -105,15 +116,15 @@ def check_outcome(outcome: Outcome, transaction: Transaction, producer: Producer
         raise fenced(transaction, producer)
 
 
-def check_not_prepared(transaction: Transaction) -> None:
+def check_not_prepared(transaction: TransactionMetadata) -> None:
     if transaction.state.is_prepared:
         raise KafkaError(
             ErrorCode.CONCURRENT_TRANSACTIONS,
-            f"{transaction.transactional_id!r}: the last transaction is still being ended; ask again",
+            f"{transaction.transactional_id!r}: the last transaction is still being ended; try again",
         )
 
 
-def check_client(transaction: Transaction, producer: Producer) -> None:
+def check_client(transaction: TransactionMetadata, producer: ProducerIdAndEpoch) -> None:
     """Raise unless this is the producer that the transactional id belongs to now."""
     known = transaction.client
     if producer.id != known.id:
@@ -125,10 +136,11 @@ def check_client(transaction: Transaction, producer: Producer) -> None:
         raise fenced(transaction, producer)
 
 
-def fenced(transaction: Transaction, producer: Producer) -> KafkaError:
+def fenced(transaction: TransactionMetadata, producer: ProducerIdAndEpoch) -> KafkaError:
     return KafkaError(
         ErrorCode.PRODUCER_FENCED,
-        f"{transaction.transactional_id!r}: producer {producer.id} with epoch {producer.epoch} has been "
-        f"replaced by {transaction.client.id} with epoch {transaction.client.epoch}, or its transaction has "
-        "timed out: begin anew with InitProducerId",
+        f"There is a newer producer with the same transactionalId {transaction.transactional_id!r} which "
+        f"fences the current one: producer {producer.id} with epoch {producer.epoch} has been replaced by "
+        f"{transaction.client.id} with epoch {transaction.client.epoch}, or its transaction has timed out; "
+        "begin again with InitProducerId",
     )

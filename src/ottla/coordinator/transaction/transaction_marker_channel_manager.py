@@ -1,13 +1,14 @@
-"""Markers: how a decision reaches every partition of its transaction.
+"""Write the markers of a decided transaction to all of its partitions.
 
-`MarkerDriver` is given what the machines send once a decision is committed. It has the markers written by a
-`MarkerWriter`, which knows where partitions are led, and tries again, at growing distances, until each one is
-confirmed or has nothing left to end: a partition that was deleted, or in which the producer has a higher
-epoch by now, as after an operator has aborted the transaction there. Then it says so, once.
+The `TransactionMarkerChannelManager` is given the markers that the coordinator sends once a decision is
+committed. A `MarkerWriter`, which knows the leaders of partitions, writes them; the manager tries again, with
+a growing backoff, until each partition has confirmed its marker or has nothing left to end: it was deleted,
+or the producer has a higher epoch in it, as after an operator has aborted the transaction there. Then it
+calls `on_written`, once.
 
-If another coordinator has been at a partition, that one will end the transaction; and when this node no
-longer coordinates, the driver forgets what was under way. A decision is never lost by that, as whoever
-loads the partition of the coordinator's topic drives the markers again.
+If another coordinator has written to a partition, that one will end the transaction; and when this broker no
+longer leads the coordinator's partition, the manager drops its markers. A decision is never lost by that: the
+coordinator that loads the partition sends the markers again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MarkerWriter(Protocol):
     def write(
         self, marker: WriteMarkers, partitions: frozenset[TopicPartition]
     ) -> MarkerResults | Awaitable[MarkerResults]:
-        """Write the marker to these partitions; what became of each, at once or later."""
+        """Write the marker to these partitions; the result for each, at once or later."""
 
     def exists(self, partition: TopicPartition) -> bool:
         """Whether the cluster has this partition at all."""
@@ -41,7 +42,7 @@ class _CoordinatorFencedError(Exception):
     pass
 
 
-class MarkerDriver:
+class TransactionMarkerChannelManager:
     """`on_written` is called with the index of the coordinator's partition and the marker."""
 
     def __init__(
@@ -59,7 +60,7 @@ class MarkerDriver:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def drive(self, index: int, marker: WriteMarkers) -> None:
+    def add_markers(self, index: int, marker: WriteMarkers) -> None:
         key = index, marker.transactional_id
         before = self._tasks.pop(key, None)
         if before is not None:
@@ -81,8 +82,8 @@ class MarkerDriver:
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._finished(key, done))
 
-    def resigned(self, index: int) -> None:
-        """The coordinator's partition is led elsewhere: the markers are the business of its leader."""
+    def remove_markers(self, index: int) -> None:
+        """Drop the markers of a coordinator's partition that another broker leads: they are its task now."""
         for key in [key for key in self._tasks if key[0] == index]:
             self._tasks.pop(key).cancel()
 
@@ -98,7 +99,7 @@ class MarkerDriver:
             del self._tasks[key]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("the markers of %r could not be driven", key[1], exc_info=error)
+            _log.error("the markers of %r could not be written", key[1], exc_info=error)
 
     async def _persist(
         self,
@@ -131,7 +132,7 @@ class MarkerDriver:
                 continue
             if code is ErrorCode.TRANSACTION_COORDINATOR_FENCED:
                 _log.info(
-                    "%s has heard of a newer coordinator of %r, which will end the transaction",
+                    "%s knows a newer coordinator of %r, which will end the transaction",
                     partition,
                     marker.transactional_id,
                 )
@@ -146,7 +147,9 @@ class MarkerDriver:
                     marker.writer.epoch,
                 )
             elif not self._writer.exists(partition):
-                _log.info("%s is gone, and the transaction of %r in it", partition, marker.transactional_id)
+                _log.info(
+                    "%s is deleted, and the transaction of %r in it", partition, marker.transactional_id
+                )
             else:
                 _log.debug("the marker of %r in %s: %s", marker.transactional_id, partition, code.name)
                 left.add(partition)

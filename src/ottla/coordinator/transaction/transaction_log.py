@@ -1,4 +1,4 @@
-"""Transactions in `__transaction_state`, in the versions in which Kafka 4.3 writes them.
+"""The records of `__transaction_state`, in the versions in which Kafka 4.3 writes them.
 
 The value is of version 0 until the cluster's `transaction.version` is at least 1. Version 1 carries, in
 tagged fields, what transactions of version 2 and prepared ones need; a transaction that needs them is
@@ -8,8 +8,7 @@ written in version 1 in any case.
 from __future__ import annotations
 
 from ottla.coordinator.runtime.effects import CoordinatorRecord
-from ottla.coordinator.transaction.state import TransactionState
-from ottla.coordinator.transaction.transaction import NO_ID, Transaction
+from ottla.coordinator.transaction.transaction_metadata import NO_ID, TransactionMetadata, TransactionState
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.transaction_state_records import (
@@ -19,7 +18,7 @@ from ottla.protocol.transaction_state_records import (
 )
 
 
-def transaction_record(transaction: Transaction, transaction_version: int) -> CoordinatorRecord:
+def transaction_record(transaction: TransactionMetadata, transaction_version: int) -> CoordinatorRecord:
     flexible = (
         transaction_version >= 1 or transaction.client_version > 0 or transaction.next_producer_id != NO_ID
     )
@@ -44,7 +43,7 @@ def tombstone(transactional_id: str) -> CoordinatorRecord:
     return CoordinatorRecord(_key(transactional_id), None)
 
 
-def transaction_of(transactional_id: str, value: TransactionLogValue) -> Transaction:
+def transaction_of(transactional_id: str, value: TransactionLogValue) -> TransactionMetadata:
     try:
         state = TransactionState(value.transaction_status)
     except ValueError:
@@ -52,7 +51,7 @@ def transaction_of(transactional_id: str, value: TransactionLogValue) -> Transac
             ErrorCode.CORRUPT_MESSAGE,
             f"transactional id {transactional_id!r} is in the unknown state {value.transaction_status}",
         ) from None
-    return Transaction(
+    return TransactionMetadata(
         transactional_id,
         value.producer_id,
         value.producer_epoch,
@@ -76,7 +75,7 @@ def _key(transactional_id: str) -> TransactionLogKey:
     return TransactionLogKey(transactional_id=transactional_id)
 
 
-def _by_topic(transaction: Transaction) -> list[PartitionsSchema] | None:
+def _by_topic(transaction: TransactionMetadata) -> list[PartitionsSchema] | None:
     if transaction.state is TransactionState.EMPTY:
         return None
     topics: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The engine of the coordinators: what is told when, what survives, and who is never left waiting."""
+"""The runtime of the coordinators: what is told when, what survives, and who is never left waiting."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.consumer_offsets_records import OffsetCommitKey
 from ottla.protocol.coordinator_records import encode_key
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from tests.coordinator.engine_lab import EngineLab, Fail, Get, Put, Wait
+from tests.coordinator.runtime_lab import Fail, Get, Put, RuntimeLab, Wait
 
 
 def code(ticket: object) -> ErrorCode:
@@ -22,15 +22,15 @@ def code(ticket: object) -> ErrorCode:
 
 
 async def test_a_write_is_answered_at_once_where_it_is_committed_at_once() -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     ticket = lab.put(a=1)
     assert ticket.result() == "put"
-    assert lab.engine.submit(0, Get("a")).result() == 1
+    assert lab.runtime.submit(0, Get("a")).result() == 1
     assert lab.sent == [{"a": 1}]
 
 
 async def test_a_write_is_answered_when_the_high_watermark_has_passed_it() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
+    lab = await RuntimeLab.open(replicas=(0, 1))
     ticket = lab.put(a=1)
     assert not ticket.done
     assert lab.sent == []
@@ -40,20 +40,20 @@ async def test_a_write_is_answered_when_the_high_watermark_has_passed_it() -> No
 
 
 async def test_nobody_is_told_of_what_could_still_be_lost() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
+    lab = await RuntimeLab.open(replicas=(0, 1))
     lab.put(a=1)
-    read = lab.engine.submit(0, Get("a"))
-    failure = lab.engine.submit(0, Fail(KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)))
+    read = lab.runtime.submit(0, Get("a"))
+    failure = lab.runtime.submit(0, Fail(KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)))
     assert not read.done
     assert not failure.done
     lab.replicate()
     assert read.result() == 1
     assert code(failure) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert lab.engine.submit(0, Get("a")).done
+    assert lab.runtime.submit(0, Get("a")).done
 
 
 async def test_answers_come_in_the_order_of_the_writes() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
+    lab = await RuntimeLab.open(replicas=(0, 1))
     first = lab.put(a=1)
     lab.replicate()
     second = lab.put(a=2)
@@ -62,8 +62,8 @@ async def test_answers_come_in_the_order_of_the_writes() -> None:
 
 
 async def test_records_of_one_event_are_one_batch() -> None:
-    lab = await EngineLab.open()
-    lab.engine.submit(0, Put({"a": 1, "b": 2}))
+    lab = await RuntimeLab.open()
+    lab.runtime.submit(0, Put({"a": 1, "b": 2}))
     batches = list(lab.partition.log.segments)
     assert len(batches) == 1
     assert lab.partition.log.log_end_offset == 2
@@ -72,18 +72,18 @@ async def test_records_of_one_event_are_one_batch() -> None:
 
 
 async def test_what_need_not_be_atomic_is_spread_over_batches_of_bounded_size() -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     numbers = {f"{index:05}" + "x" * 200: index for index in range(6_000)}
-    with_limit = lab.engine.submit(0, Put(numbers))
+    with_limit = lab.runtime.submit(0, Put(numbers))
     assert code(with_limit) is ErrorCode.UNKNOWN_SERVER_ERROR  # over max.message.bytes in one batch
     assert lab.machine.numbers == {}
-    assert lab.engine.submit(0, Put(numbers, atomic=False)).result() == "put"
+    assert lab.runtime.submit(0, Put(numbers, atomic=False)).result() == "put"
     assert lab.machine.numbers == numbers
 
 
 async def test_a_failed_write_changes_nothing_and_is_told() -> None:
-    lab = await EngineLab.open()
-    waiting = lab.engine.submit(0, Wait("a"))
+    lab = await RuntimeLab.open()
+    waiting = lab.runtime.submit(0, Wait("a"))
     lab.partition.resign()
     ticket = lab.put(a=1)
     assert code(ticket) is ErrorCode.NOT_COORDINATOR
@@ -93,7 +93,7 @@ async def test_a_failed_write_changes_nothing_and_is_told() -> None:
 
 
 async def test_too_few_replicas_mean_that_the_coordinator_is_not_available() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
+    lab = await RuntimeLab.open(replicas=(0, 1))
     config = lab.partition.log.config
     lab.partition.log.update_config(type(config)(min_insync_replicas=2))
     lab.maybe_shrink_isr()
@@ -101,29 +101,29 @@ async def test_too_few_replicas_mean_that_the_coordinator_is_not_available() -> 
 
 
 async def test_a_value_that_cannot_be_written_fails_its_request_alone() -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     assert code(lab.put(a=2**70)) is ErrorCode.UNKNOWN_SERVER_ERROR
     assert lab.put(a=1).result() == "put"
 
 
 async def test_an_error_in_a_machine_fails_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     with caplog.at_level(logging.CRITICAL):
-        assert code(lab.engine.submit(0, Fail(ZeroDivisionError("bug")))) is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert code(lab.runtime.submit(0, Fail(ZeroDivisionError("bug")))) is ErrorCode.UNKNOWN_SERVER_ERROR
     assert lab.put(a=1).result() == "put"
 
 
 async def test_requests_are_told_to_wait_while_a_partition_loads() -> None:
-    lab = await EngineLab.open(load=False)
+    lab = await RuntimeLab.open(load=False)
     assert code(lab.put(a=1)) is ErrorCode.NOT_COORDINATOR
-    lab.engine.elected(lab.partition)
+    lab.runtime.load(lab.partition)
     assert code(lab.put(a=1)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    await lab.engine.loaded(0)
+    await lab.runtime.wait_until_loaded(0)
     assert lab.put(a=1).result() == "put"
 
 
 async def test_loading_gives_the_state_that_was_before() -> None:
-    lab = await EngineLab.open(load_bytes=200)
+    lab = await RuntimeLab.open(load_bytes=200)
     for number in range(300):
         lab.put(**{f"n{number % 7}": number})
     before = dict(lab.machine.numbers)
@@ -134,24 +134,24 @@ async def test_loading_gives_the_state_that_was_before() -> None:
 
 
 async def test_what_a_new_leader_loads_is_told_only_once_it_is_committed() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
+    lab = await RuntimeLab.open(replicas=(0, 1))
     lost = lab.put(a=1)
     await lab.reelect()
     assert code(lost) is ErrorCode.NOT_COORDINATOR
-    read = lab.engine.submit(0, Get("a"))
+    read = lab.runtime.submit(0, Get("a"))
     assert not read.done
     lab.replicate()
     assert read.result() == 1
 
 
 async def test_transactions_count_by_their_markers_now_and_after_loading() -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     for id, commit in ((1, True), (2, False), (3, None)):
-        producer = Producer(id, 0)
-        lab.engine.submit(0, Put({f"t{id}": id}, producer))
+        producer = ProducerIdAndEpoch(id, 0)
+        lab.runtime.submit(0, Put({f"t{id}": id}, producer))
         if commit is not None:
             assert (
-                lab.engine.end_transaction(
+                lab.runtime.complete_transaction(
                     0, producer, commit=commit, coordinator_epoch=0, transaction_version=1
                 ).result()
                 is None
@@ -160,14 +160,16 @@ async def test_transactions_count_by_their_markers_now_and_after_loading() -> No
         assert lab.machine.numbers == {"t1": 1}
         assert lab.machine.pending == {3: {"t3": 3}}
         await lab.reelect()
-    lab.engine.end_transaction(0, Producer(3, 0), commit=True, coordinator_epoch=0, transaction_version=1)
+    lab.runtime.complete_transaction(
+        0, ProducerIdAndEpoch(3, 0), commit=True, coordinator_epoch=0, transaction_version=1
+    )
     assert lab.machine.numbers == {"t1": 1, "t3": 3}
 
 
 async def test_a_marker_waits_for_the_replicas() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
-    marker = lab.engine.end_transaction(
-        0, Producer(1, 0), commit=True, coordinator_epoch=0, transaction_version=1
+    lab = await RuntimeLab.open(replicas=(0, 1))
+    marker = lab.runtime.complete_transaction(
+        0, ProducerIdAndEpoch(1, 0), commit=True, coordinator_epoch=0, transaction_version=1
     )
     assert not marker.done
     lab.replicate()
@@ -175,7 +177,7 @@ async def test_a_marker_waits_for_the_replicas() -> None:
 
 
 async def test_records_of_the_future_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     lab.put(a=1)
     lab.partition.append_records_to_leader(build_batch([(0, b"\x7f\x00future", b"?")]), now_ms=0)
     with caplog.at_level(logging.WARNING):
@@ -187,7 +189,7 @@ async def test_records_of_the_future_are_skipped(caplog: pytest.LogCaptureFixtur
 async def test_a_record_that_cannot_be_read_fails_the_load_and_names_its_offset(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     lab.put(a=1)
     key = encode_key(OffsetCommitKey(group="g", topic="t", partition=0))
     lab.partition.append_records_to_leader(build_batch([(0, key, b"\x00\x03rubbish")]), now_ms=0)
@@ -200,23 +202,23 @@ async def test_a_record_that_cannot_be_read_fails_the_load_and_names_its_offset(
 async def test_a_machine_that_cannot_take_its_own_record_is_loaded_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lab = await EngineLab.open()
+    lab = await RuntimeLab.open()
     lab.put(a=1)
     lab.machine.poison = 13
     with caplog.at_level(logging.CRITICAL):
         ticket = lab.put(b=13)
     assert code(ticket) is ErrorCode.NOT_COORDINATOR
-    await lab.engine.loaded(0)
+    await lab.runtime.wait_until_loaded(0)
     assert lab.machine.numbers == {"a": 1, "b": 13}  # the log had it
 
 
 async def test_all_who_wait_are_told_when_the_partition_moves_away() -> None:
-    lab = await EngineLab.open(replicas=(0, 1))
-    waiting = lab.engine.submit(0, Wait("a"))
+    lab = await RuntimeLab.open(replicas=(0, 1))
+    waiting = lab.runtime.submit(0, Wait("a"))
     writing = lab.put(b=1)
-    lab.engine.resigned(0, leader_epoch=0)
+    lab.runtime.unload(0, leader_epoch=0)
     assert not waiting.done  # it was not lost in that epoch
-    lab.engine.resigned(0, leader_epoch=1)
+    lab.runtime.unload(0, leader_epoch=1)
     assert code(waiting) is ErrorCode.NOT_COORDINATOR
     assert code(writing) is ErrorCode.NOT_COORDINATOR
     assert lab.machines[0].events[-1] == "unloaded"
@@ -224,16 +226,16 @@ async def test_all_who_wait_are_told_when_the_partition_moves_away() -> None:
 
 
 async def test_resigning_while_loading_stops_the_load() -> None:
-    lab = await EngineLab.open(load=False)
-    lab.engine.elected(lab.partition)
-    lab.engine.resigned(0)
+    lab = await RuntimeLab.open(load=False)
+    lab.runtime.load(lab.partition)
+    lab.runtime.unload(0)
     await asyncio.sleep(0)
     assert code(lab.put(a=1)) is ErrorCode.NOT_COORDINATOR
     assert "loaded" not in lab.machines[0].events
 
 
 async def test_a_write_that_the_replicas_do_not_take_in_time_is_told_so() -> None:
-    lab = await EngineLab.open(replicas=(0, 1), commit_timeout_ms=5)
+    lab = await RuntimeLab.open(replicas=(0, 1), commit_timeout_ms=5)
     ticket = lab.put(a=1)
     lab.clock.advance_ms(5)
     with pytest.raises(KafkaError) as caught:
@@ -241,13 +243,13 @@ async def test_a_write_that_the_replicas_do_not_take_in_time_is_told_so() -> Non
     assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     lab.replicate()
     assert lab.sent == [{"a": 1}]  # it was written all the same
-    assert lab.engine.submit(0, Get("a")).result() == 1
+    assert lab.runtime.submit(0, Get("a")).result() == 1
 
 
 async def test_deadlines_of_machines_are_kept_by_the_one_timer() -> None:
-    lab = await EngineLab.open()
-    long = lab.engine.submit(0, Wait("long", timeout_ms=50))
-    short = lab.engine.submit(0, Wait("short", timeout_ms=5))
+    lab = await RuntimeLab.open()
+    long = lab.runtime.submit(0, Wait("long", timeout_ms=50))
+    short = lab.runtime.submit(0, Wait("short", timeout_ms=5))
     lab.clock.advance_ms(5)
     assert await asyncio.wait_for(short, 5) == "time is up"
     assert not long.done
@@ -256,8 +258,8 @@ async def test_deadlines_of_machines_are_kept_by_the_one_timer() -> None:
 
 
 async def test_an_answer_to_somebody_who_has_gone_does_no_harm() -> None:
-    lab = await EngineLab.open()
-    ticket = lab.engine.submit(0, Wait("a"))
+    lab = await RuntimeLab.open()
+    ticket = lab.runtime.submit(0, Wait("a"))
 
     async def wait() -> None:
         await ticket
@@ -270,15 +272,15 @@ async def test_an_answer_to_somebody_who_has_gone_does_no_harm() -> None:
 
 
 async def test_everybody_is_told_when_the_engine_closes() -> None:
-    lab = await EngineLab.open()
-    waiting = lab.engine.submit(0, Wait("a"))
-    await lab.engine.close()
+    lab = await RuntimeLab.open()
+    waiting = lab.runtime.submit(0, Wait("a"))
+    await lab.runtime.close()
     assert code(waiting) is ErrorCode.NOT_COORDINATOR
-    assert lab.engine.partitions == []
+    assert lab.runtime.partitions == []
 
 
 async def test_every_loaded_machine_hears_what_is_for_all() -> None:
-    lab = await EngineLab.open()
-    lab.engine.notify(Put({"a": 1}))
+    lab = await RuntimeLab.open()
+    lab.runtime.notify(Put({"a": 1}))
     assert lab.machine.numbers == {"a": 1}
-    assert [ticket.result() for ticket in lab.engine.submit_all(Get("a"))] == [1]
+    assert [ticket.result() for ticket in lab.runtime.submit_all(Get("a"))] == [1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.coordinator.runtime.timers import Timers
+from ottla.coordinator.runtime.timers import CoordinatorTimer
 
 KEYS = st.integers(0, 5)
 STEPS = st.lists(
@@ -20,7 +20,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_they_are_a_dictionary_that_knows_its_least_value(steps: list[tuple[str, int, int]]) -> None:
-    timers: Timers[int] = Timers()
+    timers: CoordinatorTimer[int] = CoordinatorTimer()
     model: dict[int, int] = {}
     for step, key, when in steps:
         if step == "schedule":
@@ -41,14 +41,14 @@ def test_they_are_a_dictionary_that_knows_its_least_value(steps: list[tuple[str,
 
 
 def test_moving_one_deadline_for_ever_does_not_grow_the_heap() -> None:
-    timers: Timers[None] = Timers()
+    timers: CoordinatorTimer[None] = CoordinatorTimer()
     for tick in range(10_000):
         timers.schedule("session", tick, None)
     assert len(timers._heap) < 200
 
 
 def test_a_whole_family_is_cancelled_at_once() -> None:
-    timers: Timers[None] = Timers()
+    timers: CoordinatorTimer[None] = CoordinatorTimer()
     for group in ("a", "b"):
         timers.schedule((group, "session"), 1, None)
     timers.cancel_if(lambda key: isinstance(key, tuple) and key[0] == "a")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 
-from ottla.coordinator.runtime.effects import Producer
+from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.coordinator.transaction.markers import MarkerDriver, MarkerResults
 from ottla.coordinator.transaction.requests import WriteMarkers
+from ottla.coordinator.transaction.transaction_marker_channel_manager import (
+    MarkerResults,
+    TransactionMarkerChannelManager,
+)
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 
 from .lab import A, B
 
 CONFIG = TransactionConfig(marker_retry_backoff_ms=1, marker_retry_backoff_max_ms=2)
-MARKER = WriteMarkers("txn", Producer(1, 1), True, frozenset({A, B}), 0, 2)
+MARKER = WriteMarkers("txn", ProducerIdAndEpoch(1, 1), True, frozenset({A, B}), 0, 2)
 
 
 class Writer:
@@ -46,25 +49,27 @@ class Writer:
 class Desk:
     def __init__(self, writer: Writer) -> None:
         self.written: list[tuple[int, WriteMarkers]] = []
-        self.driver = MarkerDriver(writer, lambda: CONFIG, lambda *done: self.written.append(done))
+        self.manager = TransactionMarkerChannelManager(
+            writer, lambda: CONFIG, lambda *done: self.written.append(done)
+        )
 
     async def drain(self) -> None:
         async with asyncio.timeout(60):
-            while len(self.driver):  # noqa: ASYNC110  its end has no event of its own
+            while len(self.manager):  # noqa: ASYNC110  its end has no event of its own
                 await asyncio.sleep(0.001)
 
 
 async def test_what_can_be_written_at_once_is_confirmed_at_once() -> None:
     desk = Desk(Writer())
-    desk.driver.drive(3, MARKER)
+    desk.manager.add_markers(3, MARKER)
     assert desk.written == [(3, MARKER)]
 
 
 async def test_a_transaction_without_partitions_needs_no_marker() -> None:
     writer = Writer()
     desk = Desk(writer)
-    nothing = WriteMarkers("txn", Producer(1, 1), False, frozenset(), 0, 2)
-    desk.driver.drive(0, nothing)
+    nothing = WriteMarkers("txn", ProducerIdAndEpoch(1, 1), False, frozenset(), 0, 2)
+    desk.manager.add_markers(0, nothing)
     assert (desk.written, writer.asked) == ([(0, nothing)], [])
 
 
@@ -77,7 +82,7 @@ async def test_only_what_was_not_confirmed_is_written_again() -> None:
         )
         writer.later = later
         desk = Desk(writer)
-        desk.driver.drive(0, MARKER)
+        desk.manager.add_markers(0, MARKER)
         assert desk.written == []
         await desk.drain()
         assert desk.written == [(0, MARKER)]
@@ -87,7 +92,7 @@ async def test_only_what_was_not_confirmed_is_written_again() -> None:
 async def test_an_error_that_nobody_expects_is_not_taken_for_an_end() -> None:
     writer = Writer({A: ErrorCode.UNKNOWN_SERVER_ERROR}, {A: ErrorCode.CORRUPT_MESSAGE})
     desk = Desk(writer)
-    desk.driver.drive(0, MARKER)
+    desk.manager.add_markers(0, MARKER)
     await desk.drain()
     assert (len(writer.asked), len(desk.written)) == (3, 1)
 
@@ -95,7 +100,7 @@ async def test_an_error_that_nobody_expects_is_not_taken_for_an_end() -> None:
 async def test_a_partition_that_was_deleted_is_left_out() -> None:
     writer = Writer({A: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}, {A: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
     desk = Desk(writer)
-    desk.driver.drive(0, MARKER)
+    desk.manager.add_markers(0, MARKER)
     assert desk.written == []  # it is in the metadata: its leader may not know it yet
     writer.deleted.add(A)
     await desk.drain()
@@ -104,7 +109,7 @@ async def test_a_partition_that_was_deleted_is_left_out() -> None:
 
 async def test_a_partition_with_a_higher_epoch_has_nothing_to_end() -> None:
     desk = Desk(Writer({A: ErrorCode.INVALID_PRODUCER_EPOCH}))
-    desk.driver.drive(0, MARKER)
+    desk.manager.add_markers(0, MARKER)
     assert desk.written == [(0, MARKER)]
 
 
@@ -113,7 +118,7 @@ async def test_a_newer_coordinator_takes_over() -> None:
         writer = Writer({A: ErrorCode.TRANSACTION_COORDINATOR_FENCED, B: ErrorCode.NOT_LEADER_OR_FOLLOWER})
         writer.later = later
         desk = Desk(writer)
-        desk.driver.drive(0, MARKER)
+        desk.manager.add_markers(0, MARKER)
         await desk.drain()
         assert (desk.written, len(writer.asked)) == ([], 1)
 
@@ -121,20 +126,20 @@ async def test_a_newer_coordinator_takes_over() -> None:
 async def test_who_resigns_stops_trying() -> None:
     writer = Writer(*[{A: ErrorCode.NOT_LEADER_OR_FOLLOWER}] * 1000)
     desk = Desk(writer)
-    desk.driver.drive(0, MARKER)
-    desk.driver.drive(1, MARKER)
-    desk.driver.resigned(0)
-    assert len(desk.driver) == 1
-    await desk.driver.close()
-    assert (len(desk.driver), desk.written) == (0, [])
+    desk.manager.add_markers(0, MARKER)
+    desk.manager.add_markers(1, MARKER)
+    desk.manager.remove_markers(0)
+    assert len(desk.manager) == 1
+    await desk.manager.close()
+    assert (len(desk.manager), desk.written) == (0, [])
 
 
-async def test_a_decision_is_driven_once() -> None:
+async def test_the_markers_of_a_decision_are_added_once() -> None:
     """A coordinator that was loaded again orders the same markers; the first run must not go on."""
     writer = Writer({A: ErrorCode.NOT_LEADER_OR_FOLLOWER})
     desk = Desk(writer)
-    desk.driver.drive(0, MARKER)
-    again = WriteMarkers("txn", Producer(1, 1), True, frozenset({A, B}), 1, 2)
-    desk.driver.drive(0, again)
+    desk.manager.add_markers(0, MARKER)
+    again = WriteMarkers("txn", ProducerIdAndEpoch(1, 1), True, frozenset({A, B}), 1, 2)
+    desk.manager.add_markers(0, again)
     await desk.drain()
     assert desk.written == [(0, again)]

@@ -34,9 +34,8 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.records.builder import build_batch
-from ottla.testing.ask import ask
 from ottla.testing.cluster_plan import ClusterPlan, free_ports
-from ottla.testing.local_cluster import LocalCluster
+from ottla.testing.local_cluster import LocalCluster, send_request
 
 NODES = (1, 2, 3)
 POLL_S = 0.005
@@ -93,7 +92,7 @@ class Cluster(Broker):
     def metadata(self, node: int, topics: list[str] | None = None) -> MetadataResponse:
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        return ask(self.port(node), request, 12, MetadataResponse, timeout_s=ASK_S)
+        return send_request(self.port(node), request, 12, MetadataResponse, timeout_s=ASK_S)
 
     def leader(self, topic: str) -> int:
         (described,) = self.metadata(1, [topic]).topics
@@ -105,7 +104,7 @@ class Cluster(Broker):
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
         )
         request = DescribeQuorumRequest(topics=[topic])
-        answer = ask(self.port(1), request, 1, DescribeQuorumResponse, timeout_s=ASK_S)
+        answer = send_request(self.port(1), request, 1, DescribeQuorumResponse, timeout_s=ASK_S)
         return answer.topics[0].partitions[0].leader_id
 
     def wait_ready(self) -> None:
@@ -143,7 +142,7 @@ class Cluster(Broker):
                     timeout_ms=int(ASK_S * 1000),
                     topic_data=[TopicProduceData(name=topic, partition_data=[data])],
                 )
-                answer = ask(self.port(leader), request, 11, ProduceResponse, timeout_s=ASK_S)
+                answer = send_request(self.port(leader), request, 11, ProduceResponse, timeout_s=ASK_S)
                 if not answer.responses[0].partition_responses[0].error_code:
                     return True
         return False
@@ -153,7 +152,7 @@ class Cluster(Broker):
         node = next(each for each in NODES if each != others_than)
         described = CreatableTopic(name=topic, num_partitions=1, replication_factor=2)
         request = CreateTopicsRequest(topics=[described], timeout_ms=int(ASK_S * 1000))
-        answer = ask(self.port(node), request, 7, CreateTopicsResponse, timeout_s=ASK_S)
+        answer = send_request(self.port(node), request, 7, CreateTopicsResponse, timeout_s=ASK_S)
         return answer.topics[0].error_code in (0, 36)  # it is there, since now or since the try before
 
 

@@ -24,7 +24,7 @@ from ottla.client.view import PartitionInfo, TopicInfo
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 from ottla.testing.cluster_plan import ClusterPlan, free_ports
-from ottla.testing.cluster_process import NodeProcess, State
+from ottla.testing.cluster_process import NodeProcess, ProcessState
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
@@ -146,7 +146,7 @@ async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
     monkeypatch.setattr(cluster_status, "_QUORUM_SECONDS", 0.01)
     plan = ClusterPlan.make(tmp_path / "cluster", brokers=1)
     process = NodeProcess(plan.node(1))
-    monkeypatch.setattr(NodeProcess, "state", lambda self: State.RUNNING)
+    monkeypatch.setattr(NodeProcess, "state", lambda self: ProcessState.RUNNING)
     asked_for_quorum = asyncio.Event()
 
     async def quorum() -> None:
@@ -168,7 +168,7 @@ async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
     assert status.partitions == (PartitionStatus("orders", 0, 1, 0, (1,), (1,), 0),)
 
 
-def node(number: int, state: State = State.RUNNING) -> NodeStatus:
+def node(number: int, state: ProcessState = ProcessState.RUNNING) -> NodeStatus:
     return NodeStatus(
         number, ("broker",), state, f"127.0.0.1:{number}", number, 2**20, 1, 2, 0, 0, "voter", 0
     )
@@ -199,7 +199,7 @@ class TestView:
         ]
         assert not WELL.well
         assert replace(WELL, partitions=WELL.partitions and WELL.partitions[:1]).well
-        assert not replace(WELL, partitions=(), nodes=(node(1, State.PAUSED),)).well
+        assert not replace(WELL, partitions=(), nodes=(node(1, ProcessState.PAUSED),)).well
 
     def test_a_terminal_shows_nodes_quorum_and_as_many_topics_as_fit(self) -> None:
         screen = io.StringIO()
@@ -227,7 +227,7 @@ class TestView:
         lines(WELL)
         assert len(capsys.readouterr().out.splitlines()) == 4
         lines(WELL)
-        lines(replace(WELL, nodes=(node(1), node(2, State.DOWN)), quorum=None, partitions=None))
+        lines(replace(WELL, nodes=(node(1), node(2, ProcessState.DOWN)), quorum=None, partitions=None))
         assert capsys.readouterr().out.splitlines() == [
             "node 2: down, 127.0.0.1:2, process 2",
             "quorum: no leader is known",

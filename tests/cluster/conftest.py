@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from ottla import blocking
-from ottla.testing.local_cluster import LocalCluster, State
+from ottla.testing.local_cluster import LocalCluster, ProcessState
 
 # A node that falls silent is missed after three seconds, so that no test waits for nine.
 SETTINGS = {
@@ -37,9 +37,9 @@ def cluster(shared_cluster: LocalCluster) -> Iterator[LocalCluster]:
     """Three nodes, all of them well."""
     yield shared_cluster
     for node in shared_cluster.nodes:
-        if node.state is State.PAUSED:
+        if node.state is ProcessState.PAUSED:
             shared_cluster.resume(node)
-        elif node.state is State.DOWN:
+        elif node.state is ProcessState.DOWN:
             shared_cluster.start(node)
     shared_cluster.wait_ready()
     shared_cluster.wait_in_sync()

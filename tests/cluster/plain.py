@@ -26,8 +26,7 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
-from ottla.testing.ask import ask
-from ottla.testing.local_cluster import ClusterNode, LocalCluster
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, ask
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 

@@ -22,8 +22,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from ottla.testing.ask import ask
-from ottla.testing.local_cluster import ClusterNode, LocalCluster
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, ask
 from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until

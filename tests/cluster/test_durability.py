@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from ottla.protocol.errors import ErrorCode
-from ottla.testing.local_cluster import LocalCluster, State
+from ottla.testing.local_cluster import LocalCluster, ProcessState
 from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import read_all
@@ -37,9 +37,9 @@ def brokers() -> Iterator[LocalCluster]:
 
 def revive(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
-        if node.state is State.PAUSED:
+        if node.state is ProcessState.PAUSED:
             cluster.resume(node)
-        elif node.state is State.DOWN:
+        elif node.state is ProcessState.DOWN:
             cluster.start(node)
     cluster.wait_ready()
     cluster.wait_in_sync()
@@ -63,7 +63,7 @@ def isr(cluster: LocalCluster, topic: str) -> set[int]:
 
 def kill_followers(cluster: LocalCluster, topic: str, *followers: int) -> None:
     for follower in followers:
-        if cluster.node(follower).state is not State.DOWN:
+        if cluster.node(follower).state is not ProcessState.DOWN:
             cluster.kill(follower)
     alive = {LEADER, *FOLLOWERS} - set(followers)
     wait_until(lambda: isr(cluster, topic) == alive, f"the in-sync set is not {alive}")

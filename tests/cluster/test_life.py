@@ -13,8 +13,7 @@ import pytest
 
 from ottla import blocking
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from ottla.testing.ask import ask
-from ottla.testing.local_cluster import ClusterNode, LocalCluster, State
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, ask
 from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until
@@ -154,7 +153,7 @@ def test_all_nodes_are_killed_at_once_and_everything_is_there_again(
         load.wait_for_more(1000)
         for node in cluster.nodes:
             cluster.kill(node)
-        assert [node.state for node in cluster.nodes] == [State.DOWN] * 3
+        assert [node.state for node in cluster.nodes] == [ProcessState.DOWN] * 3
         cluster.start_all()
         load.wait_for_more(500)
         load.finish()

@@ -24,8 +24,7 @@ from ottla.protocol.messages.fetch import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
-from ottla.testing.ask import ask
-from ottla.testing.local_cluster import ClusterNode, LocalCluster, State
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, ask
 from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import Load, read_all
@@ -62,7 +61,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def cluster(brokers: LocalCluster) -> Iterator[LocalCluster]:
     yield brokers
     for node in brokers.nodes:
-        if node.state is State.DOWN:
+        if node.state is ProcessState.DOWN:
             brokers.start(node)
     brokers.wait_ready()
     brokers.wait_in_sync()

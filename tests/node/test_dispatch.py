@@ -12,7 +12,7 @@ import pytest
 from tests.support.wire import WireClient
 
 from ottla.node.api.routes import ROUTES
-from ottla.protocol.api import API_BY_NAME, Listener
+from ottla.protocol.api import API_BY_NAME, ListenerType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
@@ -36,9 +36,9 @@ def test_what_is_served_is_announced(client: WireClient) -> None:
     response = client.get(ApiVersionsRequest(), 0, ApiVersionsResponse)
     announced = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
     assert announced == {
-        key: route.announced(Listener.BROKER, unstable=False)
+        key: route.announced(ListenerType.BROKER, unstable=False)
         for key, route in ROUTES.items()
-        if Listener.BROKER in route.listeners
+        if ListenerType.BROKER in route.listeners
     }
     assert announced[API_BY_NAME["Produce"].key][0] == 0
 

@@ -20,7 +20,7 @@ from tests.support.messages import MessageMaker
 from tests.support.wire import WireClient
 
 from ottla.node.api.routes import ROUTES
-from ottla.protocol.api import API, Listener
+from ottla.protocol.api import API, ListenerType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.create_topics import (
@@ -36,7 +36,7 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 NOT_SENT = {key for key in ROUTES if API[key].name == "UnregisterBroker"}
-SENT = sorted(key for key in ROUTES.keys() - NOT_SENT if Listener.CONTROLLER in API[key].listeners)
+SENT = sorted(key for key in ROUTES.keys() - NOT_SENT if ListenerType.CONTROLLER in API[key].listeners)
 
 
 @pytest.fixture

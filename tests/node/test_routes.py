@@ -10,7 +10,7 @@ import pytest
 
 import ottla.node.api.handlers
 from ottla.node.api.routes import ROUTES, ApiRoute, Forwarding, OnFailure
-from ottla.protocol.api import API, Listener
+from ottla.protocol.api import API, ListenerType
 from ottla.protocol.errors import ErrorCode
 
 every_route = pytest.mark.parametrize("route", ROUTES.values(), ids=lambda route: route.name)
@@ -33,7 +33,7 @@ def test_a_route_agrees_with_the_api_table(route: ApiRoute) -> None:
     api = API[route.api.key]
     assert api.name == route.name
     assert route.listeners == api.listeners
-    forwarded = Listener.BROKER in route.listeners and api.forwardable
+    forwarded = ListenerType.BROKER in route.listeners and api.forwardable
     assert (route.forwarding is not Forwarding.NONE) == forwarded
 
 

@@ -9,7 +9,7 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
 
-from ottla.protocol.api import API, API_BY_NAME, BOTH, REMOVED, Api, Listener, api_name
+from ottla.protocol.api import API, API_BY_NAME, BOTH, REMOVED, Api, ListenerType, api_name
 
 EVERY_API = [pytest.param(api, id=api.name) for api in API.values()]
 
@@ -53,23 +53,23 @@ def test_a_version_from_the_future_has_the_header_of_the_last_one() -> None:
 
 
 def test_produce_is_announced_from_zero_to_brokers_clients_only() -> None:
-    assert API[0].announced(Listener.BROKER) == (0, 13)
-    assert API[0].announced(Listener.CONTROLLER) == (3, 13)
+    assert API[0].announced(ListenerType.BROKER) == (0, 13)
+    assert API[0].announced(ListenerType.CONTROLLER) == (3, 13)
     assert not API[0].supports(2)
 
 
 def test_an_unstable_version_is_served_and_announced_on_demand_only() -> None:
     init_producer_id = API_BY_NAME["InitProducerId"]
-    assert init_producer_id.announced(Listener.BROKER) == (0, 5)
-    assert init_producer_id.announced(Listener.BROKER, unstable=True) == (0, 6)
+    assert init_producer_id.announced(ListenerType.BROKER) == (0, 5)
+    assert init_producer_id.announced(ListenerType.BROKER, unstable=True) == (0, 6)
     assert not init_producer_id.supports(6)
     assert init_producer_id.supports(6, unstable=True)
 
 
 def test_listeners_are_kafkas() -> None:
     assert API_BY_NAME["Fetch"].listeners == BOTH
-    assert API_BY_NAME["Vote"].listeners == {Listener.CONTROLLER}
-    assert API_BY_NAME["Produce"].listeners == {Listener.BROKER}
+    assert API_BY_NAME["Vote"].listeners == {ListenerType.CONTROLLER}
+    assert API_BY_NAME["Produce"].listeners == {ListenerType.BROKER}
 
 
 def test_every_key_has_a_name_for_log_lines() -> None:

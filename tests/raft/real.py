@@ -15,7 +15,7 @@ from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
-from ottla.runtime.network import Listener
+from ottla.runtime.network import NetworkListener
 from ottla.runtime.runtime import Runtime
 from ottla.sim.quorum.member import QuorumService
 
@@ -36,7 +36,7 @@ class Replica:
         self.high_watermark = 0
         self.failure: BaseException | None = None
         self.client: KafkaRaftClient
-        self._listener: Listener
+        self._listener: NetworkListener
         self._connections: set[ClientConnection] = set()
         self._service: QuorumService | None = None
 

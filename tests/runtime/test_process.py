@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
-from ottla.runtime import InlinePool, Runtime, loop, process
+from ottla.runtime import loop, process
+from ottla.runtime.pool import InlinePool
+from ottla.runtime.runtime import Runtime
 
 DEADLINE_S = 60
 
@@ -67,7 +69,7 @@ def test_termination_signals_reach_the_loop_and_only_while_asked_for(name: str) 
         return arrived.result()
 
     assert loop.run(main()) == name
-    # Whoever took a signal over, and gave it back, leaves the system's own handling.
+    # After the handler is removed, the system's own handling applies again.
     assert signal.getsignal(number) in (before, signal.SIG_DFL, signal.default_int_handler)
     signal.signal(number, before)
 
@@ -83,7 +85,8 @@ def test_the_facts_of_the_process() -> None:
 def test_open_files_are_counted() -> None:
     """In a process of its own: nodes of other tests open and close files in theirs."""
     code = (
-        "from ottla.runtime import RealDisk, process; before = process.open_files(); "
+        "from ottla.runtime import process; from ottla.runtime.disk import RealDisk; "
+        "before = process.open_files(); "
         "file = RealDisk().open('/dev/null'); during = process.open_files(); file.close(); "
         "print(during - before, process.open_files() - before)"
     )

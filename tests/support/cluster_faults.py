@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ottla.testing.local_cluster import LocalCluster, State
+from ottla.testing.local_cluster import LocalCluster, ProcessState
 
 # Longer than the session of a broker in these tests, and shorter.
 PAUSES_S = (0.3, 1.5, 5.0)
@@ -91,5 +91,5 @@ class Nemesis:
         self._cluster.wait_ready()
 
     def _any(self) -> int:
-        running = [node.id for node in self._cluster.nodes if node.state is State.RUNNING]
+        running = [node.id for node in self._cluster.nodes if node.state is ProcessState.RUNNING]
         return self._random.choice(running)

@@ -23,7 +23,7 @@ from ottla.protocol.errors import MalformedMessage
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.testing.cluster_plan import ClusterPlan
 from ottla.testing.cluster_process import ClusterError, NodeProcess
-from ottla.testing.keeper import Keeper
+from ottla.testing.reaper import ClusterReaper
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
@@ -68,7 +68,7 @@ class SeparableCluster:
         self._router = f"ottla-{self._tag}-router"
         self._cuts: list[str] = []
         self._processes: list[NodeProcess] = []
-        self._keeper: Keeper | None = None
+        self._reaper: ClusterReaper | None = None
 
     def address(self, node: int) -> str:
         return f"{self._host(node)}:{PORT}"
@@ -194,7 +194,7 @@ class SeparableCluster:
             settings={**self._settings, "controller.quorum.voters": voters},
         )
         plan.write()
-        self._keeper = Keeper(plan.directory, temporary=False)
+        self._reaper = ClusterReaper(plan.directory, temporary=False)
         for node in plan.nodes:
             host = self._host(node.id)
             listeners = f"PLAINTEXT://{host}:{PORT},CONTROLLER://{host}:{CONTROLLER_PORT}"
@@ -216,8 +216,8 @@ class SeparableCluster:
             with contextlib.suppress(ClusterError):
                 process.signal(signal.SIGKILL)
             process.wait_until_down()
-        if self._keeper is not None:
-            self._keeper.dismiss()
+        if self._reaper is not None:
+            self._reaper.dismiss()
         # At once: what goes with its namespace goes when the system comes to it.
         subprocess.run(["ip", "link", "del", self._device], capture_output=True, check=False)
         for namespace in (*map(self._namespace, self.nodes), self._router):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from ottla.protocol.api import API, Listener
+from ottla.protocol.api import API, ListenerType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import RequestFrame, read_request_header, response_parts
 from ottla.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
@@ -182,9 +182,9 @@ class FakeCluster:
 
     def _api_versions(self, node_id: int, request: ApiVersionsRequest) -> Response:
         ranges = self.versions or {
-            api.key: api.announced(Listener.BROKER)
+            api.key: api.announced(ListenerType.BROKER)
             for api in API.values()
-            if Listener.BROKER in api.listeners
+            if ListenerType.BROKER in api.listeners
         }
         keys = [
             ApiVersion(api_key=key, min_version=first, max_version=last)

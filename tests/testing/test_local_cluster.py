@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ottla.testing.cluster_plan import ClusterPlan, PlanError, is_free
-from ottla.testing.cluster_process import ClusterError, NodeProcess, State
+from ottla.testing.cluster_process import ClusterError, NodeProcess, ProcessState
 from ottla.testing.local_cluster import LocalCluster
 from tests.support.waiting import wait_until
 
@@ -32,17 +32,17 @@ def test_a_node_is_killed_started_paused_and_restarted() -> None:
         (node,) = cluster.nodes
         first, directory = node.pid, Path(cluster.data_dir)
         assert first is not None
-        assert (cluster.controller(), node.state) == (1, State.RUNNING)
+        assert (cluster.controller(), node.state) == (1, ProcessState.RUNNING)
         cluster.kill(1)
-        assert (node.pid, node.state) == (None, State.DOWN)
+        assert (node.pid, node.state) == (None, ProcessState.DOWN)
         with pytest.raises(ClusterError, match="node 1 is down"):
             cluster.kill(1)
         cluster.start(1)
         assert node.pid not in (None, first)
         cluster.pause(node)
-        assert node.state is State.PAUSED
+        assert node.state is ProcessState.PAUSED
         cluster.resume(node)
-        assert node.state is State.RUNNING
+        assert node.state is ProcessState.RUNNING
         second = node.pid
         cluster.restart(1)
         assert node.pid not in (None, first, second)
@@ -98,7 +98,7 @@ def test_the_logs_of_the_nodes_are_shown_when_the_block_fails(capsys: pytest.Cap
 
 async def test_it_works_in_an_event_loop_too() -> None:
     async with LocalCluster(nodes=1) as cluster:
-        assert cluster.nodes[0].state is State.RUNNING
+        assert cluster.nodes[0].state is ProcessState.RUNNING
 
 
 def test_it_is_used_once_and_only_after_its_start() -> None:
@@ -190,7 +190,7 @@ def test_a_process_of_another_with_the_same_number_is_not_the_node(tmp_path: Pat
     process = NodeProcess(plan.node(1))
     with subprocess.Popen(["sleep", "60"]) as other:
         (plan.node(1).directory / "process.json").write_text(json.dumps({"pid": other.pid, "log_from": 0}))
-        assert process.state() is State.DOWN
+        assert process.state() is ProcessState.DOWN
         with pytest.raises(ClusterError, match="node 1 is down"):
             process.signal(signal.SIGKILL)
         assert other.poll() is None

@@ -80,7 +80,7 @@ def test_it_tells_where_it_is() -> None:
 
 @pytest.mark.skipif(process.open_file_limit() <= 2048, reason="the process may have no more files than that")
 def test_its_files_leave_the_numbers_that_select_knows_to_its_host() -> None:
-    """PySpark waits with `select` for its calls to Python; with many partitions it would wait for ever."""
+    """PySpark waits with `select` for its calls to Python; with many partitions it would never return."""
     with LocalNode() as node, Admin(node.bootstrap_servers) as admin:
         admin.topics.create("many", partitions=20)
         files = {

@@ -65,11 +65,11 @@ def up(
     Without --detach, Ctrl-C stops it. The data stay in the directory: the next `up` finds them, and nodes
     keep their numbers, ports and settings. What each node logs is in node-N/node.log there.
     """
-    from ottla.testing.cluster_process import State
+    from ottla.testing.cluster_process import ProcessState
 
     plan = _made(data_dir, nodes, controllers, port, named_values("--set", settings or ()))
     processes = _processes(plan)
-    running = [process for process in processes if process.state() is not State.DOWN]
+    running = [process for process in processes if process.state() is not ProcessState.DOWN]
     if running:
         raise CliError(
             f"{_are(running)} running already; `ottla cluster status` shows how it fares, "
@@ -229,9 +229,9 @@ def _chosen(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[NodeProcess]
 def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> None:
     """Start those that are down, and wait until all serve."""
     from ottla.testing.cluster_plan import PlanError, check_free
-    from ottla.testing.cluster_process import State
+    from ottla.testing.cluster_process import ProcessState
 
-    starting = [process for process in processes if process.state() is State.DOWN]
+    starting = [process for process in processes if process.state() is ProcessState.DOWN]
     if not starting:
         raise CliError(f"{_are(processes)} running already")
     ports = [
@@ -246,7 +246,7 @@ def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> N
     deadline = time.monotonic() + _START_SECONDS
     while not all(process.said_ready() for process in starting):
         for process in starting:
-            if process.state() is State.DOWN:
+            if process.state() is ProcessState.DOWN:
                 lines = process.log_tail().strip().splitlines()
                 why = lines[-1].removeprefix("ottla: ") if lines else "it said nothing"
                 raise CliError(f"node {process.plan.id} did not start: {why}; see {process.plan.log_file}")

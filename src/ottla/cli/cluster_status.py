@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ottla.cli.output import Cell, ids_text, size_text
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.testing.cluster_process import State
+from ottla.testing.cluster_process import ProcessState
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -40,7 +40,7 @@ Table = tuple[Sequence[str], list[Sequence[Cell]]]
 class NodeStatus:
     id: int
     roles: tuple[str, ...]
-    state: State
+    state: ProcessState
     address: str | None
     pid: int | None
     memory_bytes: int | None
@@ -99,7 +99,7 @@ class ClusterStatus:
     def well(self) -> bool:
         """Every node runs, the quorum has a leader, and every replica of every partition is in sync."""
         return (
-            all(node.state is State.RUNNING for node in self.nodes)
+            all(node.state is ProcessState.RUNNING for node in self.nodes)
             and self.quorum is not None
             and self.partitions is not None
             and self.offline == self.under_replicated == 0
@@ -121,7 +121,9 @@ async def look(plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin
     found = [(process, process.state()) for process in processes]
     told = None
     running = [
-        process.plan.id for process, state in found if state is State.RUNNING and process.plan.is_broker
+        process.plan.id
+        for process, state in found
+        if state is ProcessState.RUNNING and process.plan.is_broker
     ]
     if admin is not None and running:
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
@@ -207,7 +209,7 @@ def _lag(told: _Told, partition: TopicPartition, leader: int, broker: int) -> in
 
 
 def _node(
-    process: NodeProcess, state: State, partitions: Sequence[PartitionStatus], told: _Told | None
+    process: NodeProcess, state: ProcessState, partitions: Sequence[PartitionStatus], told: _Told | None
 ) -> NodeStatus:
     node = process.plan
     held = [partition for partition in partitions if node.id in partition.replicas]

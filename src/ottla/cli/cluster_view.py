@@ -21,7 +21,7 @@ from ottla.cli.cluster_status import (
 )
 from ottla.cli.output import drawn_table, print_json_line
 from ottla.protocol.errors import KafkaError
-from ottla.testing.cluster_process import State
+from ottla.testing.cluster_process import ProcessState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +44,7 @@ async def watch(
         while True:
             status = await watcher.look()
             show(status)
-            if stop.is_set() or all(node.state is State.DOWN for node in status.nodes):
+            if stop.is_set() or all(node.state is ProcessState.DOWN for node in status.nodes):
                 return
             try:
                 await asyncio.wait_for(stop.wait(), _SECONDS_BETWEEN_LOOKS)
@@ -88,7 +88,7 @@ async def connected(processes: Sequence[NodeProcess]) -> Admin | None:
     addresses = [
         process.plan.address
         for process in processes
-        if process.plan.address is not None and process.state() is State.RUNNING
+        if process.plan.address is not None and process.state() is ProcessState.RUNNING
     ]
     if not addresses:
         return None
@@ -170,7 +170,7 @@ class _Lines:
         quorum = status.quorum
         if quorum is not None:
             self._say("quorum", f"leader {quorum.leader}, epoch {quorum.epoch}")
-        elif any(node.state is State.RUNNING for node in status.nodes):
+        elif any(node.state is ProcessState.RUNNING for node in status.nodes):
             self._say("quorum", "no leader is known")
         if status.partitions is not None:
             self._say("partitions", partitions_text(status))

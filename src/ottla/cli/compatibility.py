@@ -21,7 +21,7 @@ from ottla.node.api.routes import ROUTES
 from ottla.node.config.node_config import BROKER, broker_synonyms
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
-from ottla.protocol.api import API, API_BY_NAME, Api, Listener
+from ottla.protocol.api import API, API_BY_NAME, Api, ListenerType
 
 if TYPE_CHECKING:
     from ottla.node.config.types import ConfigKey
@@ -64,7 +64,7 @@ def _apis() -> Iterator[str]:
 
 
 def _versions(api: Api) -> str:
-    first, last = api.announced(Listener.BROKER)
+    first, last = api.announced(ListenerType.BROKER)
     text = f"{first} to {last}" if first != last else str(first)
     if first != api.min_version:
         text += f" (announced; answered from {api.min_version})"

@@ -27,7 +27,7 @@ from ottla.client.group_offsets import CommittedOffset
 from ottla.client.producer.batch import Delivery, RecordMetadata
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
-from ottla.runtime.loop_thread import LoopThread
+from ottla.runtime.loop import LoopThread
 
 if TYPE_CHECKING:
     import pyarrow as pa

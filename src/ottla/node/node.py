@@ -50,7 +50,7 @@ from ottla.node.network.endpoints import NodeEndpoints
 from ottla.node.network.server import SocketServer
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.upkeep import Upkeep
-from ottla.protocol.api import Listener
+from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
@@ -306,8 +306,8 @@ class Node:
         ready yet, as nothing gets ready without them.
         """
         if endpoint.name in self.config.controller_listener_names:
-            return Dispatcher(self._services, endpoint.name, Listener.CONTROLLER, self.quorum.opened)
-        return Dispatcher(self._services, endpoint.name, Listener.BROKER, self.ready)
+            return Dispatcher(self._services, endpoint.name, ListenerType.CONTROLLER, self.quorum.opened)
+        return Dispatcher(self._services, endpoint.name, ListenerType.BROKER, self.ready)
 
     def _decide_locally(self, request: Request, version: int) -> Awaitable[Response | None]:
         return decide_locally(self._services, request, version)

@@ -20,15 +20,15 @@ from typing import Final
 from ottla.protocol.schema import MAX_VERSION, Request, Response
 
 
-class Listener(Enum):
+class ListenerType(Enum):
     """The kinds of listeners that an API is served on."""
 
     BROKER = "broker"
     CONTROLLER = "controller"
 
 
-BROKER_ONLY: Final = frozenset({Listener.BROKER})
-CONTROLLER_ONLY: Final = frozenset({Listener.CONTROLLER})
+BROKER_ONLY: Final = frozenset({ListenerType.BROKER})
+CONTROLLER_ONLY: Final = frozenset({ListenerType.CONTROLLER})
 BOTH: Final = BROKER_ONLY | CONTROLLER_ONLY
 NEVER: Final = MAX_VERSION
 
@@ -51,7 +51,7 @@ class Api:
     last_version: int
     # The first version with tagged fields; versions from the future follow the same rule.
     flexible_from: int
-    listeners: frozenset[Listener]
+    listeners: frozenset[ListenerType]
     latest_unstable: bool = False
     # A broker passes the request on to the active controller, in an Envelope.
     forwardable: bool = False
@@ -66,9 +66,9 @@ class Api:
     def supports(self, version: int, *, unstable: bool = False) -> bool:
         return self.min_version <= version <= (self.last_version if unstable else self.max_version)
 
-    def announced(self, listener: Listener, *, unstable: bool = False) -> tuple[int, int]:
+    def announced(self, listener: ListenerType, *, unstable: bool = False) -> tuple[int, int]:
         """The first and last version as ApiVersions reports them on this kind of listener."""
-        first = 0 if self.key == PRODUCE and listener is Listener.BROKER else self.min_version
+        first = 0 if self.key == PRODUCE and listener is ListenerType.BROKER else self.min_version
         return first, self.last_version if unstable else self.max_version
 
     def is_flexible(self, version: int) -> bool:

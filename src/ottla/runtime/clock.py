@@ -1,7 +1,7 @@
-"""Time enters the program here and nowhere else.
+"""The clock: the only source of time in the program.
 
-Two readings are kept apart because they mean different things: `wall_ms` is what a record's timestamp or a
-retention decision is about and may jump, `monotonic_ns` is for durations and never goes back.
+It has two readings: `wall_ms`, for timestamps of records and for retention, may jump; `monotonic_ns`, for
+durations and deadlines, never goes back.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Files: what the log and the metadata store may ask of a disk, and the real one.
+"""Files: the operations that the log and the metadata store need of a disk, and the real disk.
 
 The contract is the one POSIX gives and no more. A write is visible at once and durable only after
 `File.sync`; a create, rename or unlink is durable only after `Disk.sync_dir` of the directory that holds
 the name. Once a `sync` has failed, nothing written since the last good one may be relied on, even if a
-later `sync` succeeds: kernels forget dirty pages that they could not write. `ottla.sim.disk.SimDisk` keeps
-the same contract as unkindly as it allows.
+later `sync` succeeds: kernels drop dirty pages that they could not write. `ottla.sim.disk.SimDisk` keeps the
+same contract and exercises every freedom that it leaves.
 
-A read of what the page cache does not hold waits for the disk, and with it everything else that the thread
-has to do. Within `with waiting(False)` such a read raises `NotInMemory` instead, which can then be loaded in
-another thread and tried again.
+A read of bytes that are not in the page cache waits for the disk, and blocks the thread meanwhile. Within
+`with waiting(False)` such a read raises `NotInMemory` instead; the caller loads the bytes in another thread
+and reads again.
 
 Paths are plain strings with `/`. Errors are the `OSError` family, with the path in `filename`. A `File` may
-be used from several threads as it holds no position, but whoever closes it must know that nobody else is
-inside a call.
+be used from several threads, as it holds no position, but must not be closed while another thread is inside a
+call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """Room on the file system that holds a path, as an unprivileged process may use it."""
+    """The size of the file system that holds a path, and what an unprivileged process may still use of it."""
 
     total_bytes: int
     free_bytes: int
@@ -61,7 +61,7 @@ _patience = _Patience()
 
 
 class waiting:
-    """Whether reads of this thread may wait for the disk, within the block."""
+    """Set, within the block, whether reads of this thread may wait for the disk."""
 
     __slots__ = ("_before", "_waits")
 
@@ -85,19 +85,19 @@ class NotInMemory(Exception):
     def __init__(self, file: _RealFile, size: int, offset: int) -> None:
         super().__init__(f"{file.path}: {size} bytes at {offset} are not in memory")
         self._file = file
-        # Whole blocks: whoever searches an index, or walks from batch to batch, comes back for what is near.
+        # Whole blocks: a search in an index, or a walk from batch to batch, reads what is near next.
         self._begin = offset - offset % self.LOAD_BYTES
         self._end = -(-(offset + size) // self.LOAD_BYTES) * self.LOAD_BYTES
 
     def load(self) -> None:
-        """Bring it to memory. To be called where waiting does no harm."""
+        """Read the bytes into the page cache. Call it in a thread that may wait."""
         self._file.load(self._begin, self._end)
 
 
 class File(Protocol):
     @property
     def path(self) -> str:
-        """The name it was opened by; a later rename does not change it."""
+        """The path that it was opened with; a later rename does not change it."""
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -105,13 +105,11 @@ class File(Protocol):
         ...
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """Write all of `data` at `offset`, or raise OSError; then any prefix of it may have reached the
-        file.
-        """
+        """Write all of `data` at `offset`; after an OSError any prefix of it may be in the file."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Make the file `size` bytes long; what it gains reads as zeros."""
+        """Set the length of the file; bytes that it gains read as zeros."""
         ...
 
     def size(self) -> int: ...
@@ -125,13 +123,13 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the handle back. Does not sync. Closing twice is harmless."""
+        """Close the handle without a sync. Closing twice is harmless."""
         ...
 
 
 class Lock(Protocol):
     def release(self) -> None:
-        """Let others have it. The lock file stays. Releasing twice is harmless."""
+        """Release the lock. The lock file stays. Releasing twice is harmless."""
         ...
 
 
@@ -139,7 +137,7 @@ class Disk(Protocol):
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True
     ) -> File:
-        """Open a file; `create` makes a missing one, `exclusive` makes it and fails where one exists."""
+        """Open a file. `create` creates a missing one; `exclusive` creates it, and fails if it exists."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -157,12 +155,13 @@ class Disk(Protocol):
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Make a directory and its missing parents; fine where it exists."""
+        """Create a directory and its missing parents. It may exist already."""
         ...
 
     def rename(self, src: str, dst: str) -> None:
-        """Atomically give `src` the name `dst`, replacing what had it; durable after `sync_dir` of both
-        parents.
+        """Atomically rename `src` to `dst`, replacing what is there.
+
+        It is durable after `sync_dir` of both parents.
         """
         ...
 
@@ -177,9 +176,7 @@ class Disk(Protocol):
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the exclusive lock on the file `path`, made if missing; BlockingIOError where someone has
-        it.
-        """
+        """Lock the file `path` exclusively; BlockingIOError if it is locked. A missing file is created."""
         ...
 
     def usage(self, path: str) -> DiskUsage: ...
@@ -197,7 +194,7 @@ class _RealFile:
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self.path = path
-        # What lies from here on was written by this handle, and lately, so it is in memory.
+        # This handle has written the bytes from here on recently, so they are in the page cache.
         self._recent = _NEVER
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -212,7 +209,7 @@ class _RealFile:
             raise self._named(error) from None
 
     def _check_in_memory(self, size: int, offset: int) -> None:
-        """NotInMemory where the read would wait. The ends are looked at: what lies between came with them."""
+        """Raise NotInMemory if the read would wait. Checks both ends: read-ahead loads what is between."""
         try:
             _peek(self._fd, offset + size - 1)
             if size > _READ_AHEAD_BYTES:
@@ -220,11 +217,14 @@ class _RealFile:
         except BlockingIOError:
             raise NotInMemory(self, size, offset) from None
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot tell
+            if error.errno not in (
+                errno.EOPNOTSUPP,
+                errno.EINVAL,
+            ):  # the file system does not support RWF_NOWAIT
                 raise
 
     def load(self, begin: int, end: int) -> None:
-        """Wait until these bytes are in memory, without taking them."""
+        """Wait until these bytes are in the page cache, without copying them."""
         fd = self.fileno()
         _begin_to_load(fd, begin, end - begin)
         for offset in range(begin, end, _READ_AHEAD_BYTES):
@@ -317,10 +317,10 @@ if sys.platform == "linux":
 else:
 
     def _peek(fd: int, offset: int) -> None:
-        """Nobody can tell without waiting."""
+        """This system has no read that does not wait."""
 
     def _begin_to_load(fd: int, offset: int, size: int) -> None:
-        """It comes as it is read."""
+        """This system has no such hint; the reads that follow load the bytes."""
 
 
 if sys.platform == "darwin":
@@ -338,18 +338,18 @@ else:
 
 
 # POSIX locks belong to the process: a second attempt by the same process would succeed, and closing any
-# descriptor of the file would drop the first. So the process keeps its own table, and nobody opens a file
-# that stands in it.
+# descriptor of the file would drop the first. So the process keeps a table of its locks, and does not open a
+# file that is in it.
 _held_locks: set[tuple[int, int]] = set()
 _held_locks_guard = threading.Lock()
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:
-    """The file itself, whatever its names; no other gets the same while it is open."""
+    """Identify a file independently of its names; no other file has the same identity while it is open."""
     return facts.st_dev, facts.st_ino
 
 
-# `struct flock`: type, whence, start, length and process, in an order of each system's own.
+# `struct flock`: type, whence, start, length and process, in an order that depends on the system.
 _IS_LINUX = sys.platform == "linux"
 _FLOCK = struct.Struct("hhqqi4x" if _IS_LINUX else "qqihh")
 
@@ -378,7 +378,7 @@ class _RealLock:
 
 
 def _moved_up(fd: int, lowest: int) -> int:
-    """The same file under a number from `lowest` on, if the process may have one."""
+    """Move a descriptor to a number of at least `lowest`, if the process may have one."""
     try:
         moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
     except OSError:
@@ -387,13 +387,14 @@ def _moved_up(fd: int, lowest: int) -> int:
     return moved
 
 
-# `select`, which much code waits with, knows no descriptors from here on, and fails or hangs with them.
+# `select`, which much code still uses, supports only descriptors below this number.
 _BEYOND_SELECT = 1024
 
 
 class RealDisk:
-    """The machine's file systems. A guest in somebody else's process, which may have to live with `select`,
-    leaves the low numbers of files to its host.
+    """The file systems of this machine.
+
+    A guest in the process of another program leaves the low descriptors to its host, which may use `select`.
     """
 
     __slots__ = ("_lowest_fd",)
@@ -475,10 +476,10 @@ class RealDisk:
             return _RealLock(fd)
 
     def locked_by(self, path: str) -> int | None:
-        """The process that has the lock of `path`, if any has; looking does not disturb one that wants it."""
+        """The pid of the process that holds the lock of `path`, or None. Does not lock it meanwhile."""
         with _held_locks_guard:
             try:
-                # Whoever closes a file lets go of all locks that its process has on it: not on our own.
+                # Closing any descriptor of a file drops the locks of its process: do not open our own.
                 if _identity(os.stat(path)) in _held_locks:
                     return os.getpid()
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -499,7 +500,7 @@ class RealDisk:
 
 
 def read_file(disk: Disk, path: str) -> bytes:
-    """The whole of a file. For small files: checkpoints, properties, snapshots."""
+    """Read a whole file. For small files: checkpoints, properties, snapshots."""
     file = disk.open(path, writable=False)
     try:
         return file.pread(file.size(), 0)
@@ -508,11 +509,10 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 def write_file(disk: Disk, path: str, data: Buffer, *, sync: bool = True) -> None:
-    """Replace the file `path` so that any reader, at any time, also after a crash, finds the old or the new
-    content.
+    """Replace the file `path` atomically: any reader, also after a crash, finds the old or the new content.
 
-    The new content goes to `path + ".tmp"` first. With `sync=False` a reader of this life still sees old or
-    new, but a crash may leave either, or a torn file: only for what can be made again.
+    The new content is written to `path + ".tmp"` first. With `sync=False` a crash may leave either content or
+    a torn file: only for files that can be rebuilt.
     """
     temporary = path + ".tmp"
     try:
@@ -533,7 +533,7 @@ def write_file(disk: Disk, path: str, data: Buffer, *, sync: bool = True) -> Non
 
 
 def _discard(disk: Disk, path: str) -> None:
-    """Give back the room of a half-written file; the error that led here is the one to report."""
+    """Remove a half-written file. Its own error is dropped: the one that led here is reported."""
     try:
         disk.unlink(path)
     except OSError:
@@ -541,7 +541,7 @@ def _discard(disk: Disk, path: str) -> None:
 
 
 def remove_tree(disk: Disk, path: str) -> None:
-    """Remove a file or a directory with all that is in it; fine where it does not exist. Syncs nothing."""
+    """Remove a file, or a directory with its content, if it exists. Syncs nothing."""
     if not disk.is_dir(path):
         if disk.exists(path):
             disk.unlink(path)

@@ -1,14 +1,19 @@
-"""The event loop of a process: uvloop where it is installed, asyncio's own otherwise."""
+"""The event loop of a process, or of a thread: uvloop where it is installed, asyncio's own otherwise."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["new_event_loop", "run"]
+__all__ = ["LoopThread", "new_event_loop", "run"]
 
 T = TypeVar("T")
+
+_STOP_SECONDS = 10.0
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -24,3 +29,66 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """Run `main` to its end on a fresh loop; cancel what it leaves behind and close the loop."""
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+class LoopThread:
+    """An event loop in a daemon thread, from `start` to `stop`, for callers that block.
+
+    As a daemon it does not keep a process alive whose main thread has ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def start(self) -> None:
+        ready = threading.Event()
+        self._loop = new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name=self._name, daemon=True)
+        self._thread.start()
+        ready.wait()
+
+    def _run(self, ready: threading.Event) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(ready.set)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on this loop; `asyncio.wrap_future` lets another loop wait for it."""
+        if not self.is_running or self._loop is None:
+            coroutine.close()
+            why = "does not survive a fork; create another one in the new process"
+            raise RuntimeError(f"{self._name} {why if self._pid != os.getpid() else 'is not running'}")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on this loop and block until it is done. An interrupt cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        """Schedule a call on this loop from any thread. Does nothing once the loop has stopped."""
+        if self.is_running and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def stop(self) -> None:
+        if self.is_running and self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_SECONDS)
+        self._thread = None

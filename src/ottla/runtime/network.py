@@ -20,7 +20,7 @@ from ottla.runtime.address import Address
 
 __all__ = [
     "HostNotFound",
-    "Listener",
+    "NetworkListener",
     "Network",
     "RealNetwork",
     "SocketOptions",
@@ -35,30 +35,31 @@ _PORT_ATTEMPTS = 16
 
 
 class HostNotFound(OSError):
-    """The host has no address, or nobody could be asked for it."""
+    """The host name has no address, or no name server answered."""
 
 
 class TlsHandshakeFailed(ConnectionError):
-    """There is someone at the address, but no agreement on TLS: see the cause."""
+    """The connection was made, but the TLS handshake failed: see the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketOptions:
-    """What is set on each socket. A buffer size of -1 leaves the system's own choice."""
+    """The options that are set on each socket. A buffer size of -1 leaves the system's default."""
 
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     keepalive: bool = True
 
 
-# States of a TCP connection whose other side has said that nothing more will come, as Linux numbers them:
+# States of a TCP connection whose other side has closed its half, as Linux numbers them:
 # CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
 _PEER_IS_DONE = frozenset((7, 8, 9, 11))
 
 
 def peer_is_done(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other side has closed its half, or reset the connection. A transport that does not read
-    does not find out by itself. False where the system does not tell.
+    """Whether the other side has closed its half of the connection, or has reset it.
+
+    A transport that is not reading does not notice by itself. False on systems that do not report it.
     """
     sock = transport.get_extra_info("socket")
     if sock is None or sys.platform != "linux":
@@ -69,17 +70,17 @@ def peer_is_done(transport: asyncio.BaseTransport) -> bool:
         return True
 
 
-class Listener(Protocol):
+class NetworkListener(Protocol):
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where it accepts, with the real port."""
+        """The addresses that it accepts connections at, with the actual port."""
         ...
 
     @property
     def port(self) -> int: ...
 
     async def close(self) -> None:
-        """Accept nothing more. Connections already accepted go on."""
+        """Stop accepting connections. Those that were accepted stay open."""
         ...
 
 
@@ -93,14 +94,15 @@ class Network(Protocol):
         backlog: int = 50,
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = ...,
-    ) -> Listener:
-        """Accept connections, each with a protocol from `factory`. OSError names the address that was
-        refused.
+    ) -> NetworkListener:
+        """Accept connections, each with a protocol from `factory`.
+
+        OSError names the address that could not be bound.
         """
         ...
 
     async def check_listen(self, host: str, port: int) -> None:
-        """The OSError of `listen`, if it would be refused now. Nobody can connect meanwhile."""
+        """Raise the OSError that `listen` would raise now. No connection is accepted meanwhile."""
         ...
 
     async def connect(
@@ -125,7 +127,7 @@ class Network(Protocol):
         ...
 
     def host_name(self) -> str:
-        """The name this machine goes by."""
+        """The host name of this machine."""
         ...
 
 
@@ -153,7 +155,7 @@ class _RealListener:
 
 
 class RealNetwork:
-    """The machine's own TCP, by the loop that runs."""
+    """The TCP of this machine, on the running event loop."""
 
     __slots__ = ()
 
@@ -166,7 +168,7 @@ class RealNetwork:
         backlog: int = 50,
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
-    ) -> Listener:
+    ) -> NetworkListener:
         sockets = _bound(await _bind_addresses(host, port), backlog, options)
         addresses = tuple(Address(*sock.getsockname()[:2]) for sock in sockets)
         loop = asyncio.get_running_loop()
@@ -256,7 +258,7 @@ def _has_ipv6() -> bool:
 
 
 def _bound(endpoints: list[_Endpoint], backlog: int | None, options: SocketOptions) -> list[socket.socket]:
-    """A socket for each endpoint, all on one port, which listens if there is a backlog."""
+    """Bind a socket for each endpoint, all on one port; they listen if `backlog` is given."""
     for attempt in range(_PORT_ATTEMPTS):
         sockets: list[socket.socket] = []
         port = endpoints[0][1].port
@@ -289,8 +291,8 @@ def _bound_socket(
         _configure(sock, options)
         sock.setblocking(False)
         try:
-            # With SO_REUSEADDR Linux refuses a port on which another listens here, and one that another has
-            # only taken where this one would listen.
+            # With SO_REUSEADDR, Linux refuses `bind` to a port that another socket listens on, and `listen`
+            # on a port that another socket is only bound to.
             sock.bind(address)
             if backlog is not None:
                 sock.listen(backlog)
@@ -304,7 +306,7 @@ def _bound_socket(
 
 
 def _configure(sock: socket.socket, options: SocketOptions) -> None:
-    """Accepted sockets inherit these from the listening one."""
+    """Set the options of a socket. Accepted sockets inherit them from the listening one."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if options.keepalive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,9 +1,8 @@
-"""The few threads for what may block: fsync, cold reads, compaction, uploads.
+"""Threads for calls that may block: fsync, cold reads, compaction, uploads.
 
-A call that was accepted runs to its end, whatever becomes of the coroutine that asked for it: a cancelled
-waiter does not stop a write half-way, and its slot is taken until the write is over. No more than a fixed
-number of calls is accepted at a time; whoever comes next waits for a slot without holding memory beyond its
-own coroutine.
+A call that was accepted runs to its end even if the coroutine that waits for it is cancelled: a cancelled
+waiter does not stop a write half-way, and its slot is taken until the write is over. The number of accepted
+calls is bounded; further callers wait for a slot and hold no memory beyond their own coroutine.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class ThreadPool:
 
 
 class InlinePool:
-    """Calls at once, on the event loop: one thread, one order. For the simulator and for short tools."""
+    """Calls the function at once, on the event loop, for tests and for short-lived tools."""
 
     __slots__ = ("_closed",)
 

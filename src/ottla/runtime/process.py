@@ -1,4 +1,4 @@
-"""What a node may know of the process it is, and ask of it: signals, limits, memory, environment."""
+"""The process that a node runs in: its signals, limits, memory and environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pid() -> int:
 
 
 def cpu_count() -> int:
-    """Processors this process may run on."""
+    """The number of processors that this process may run on."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -49,7 +49,7 @@ def environment() -> Mapping[str, str]:
 
 
 def resident_bytes() -> int:
-    """Memory in use now; where the system does not tell (macOS), the most that was ever in use."""
+    """The resident memory; on macOS, which does not report it, the maximum so far."""
     if sys.platform == "linux":
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -57,20 +57,21 @@ def resident_bytes() -> int:
 
 
 def open_files() -> int:
-    """File descriptors in use."""
+    """The number of file descriptors in use."""
     # The listing holds one descriptor of its own.
     return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")) - 1
 
 
 def open_file_limit() -> int:
-    """File descriptors this process may have; `sys.maxsize` where there is no limit."""
+    """The number of file descriptors that this process may have; `sys.maxsize` if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_open_file_limit() -> int:
-    """Raise the limit as far as the system lets us, and return it. A node holds files and connections by
-    the thousand.
+    """Raise the limit of open files as far as the system allows, and return it.
+
+    A node holds thousands of files and connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard
@@ -105,7 +106,7 @@ def on_termination(callback: Callable[[str], None]) -> Callable[[], None]:
 
 
 def halt(status: int) -> None:
-    """End the process now, without cleaning up: for a state in which going on would do harm."""
+    """End the process at once, without cleaning up, in a state in which continuing would do damage."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

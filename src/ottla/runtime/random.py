@@ -1,7 +1,6 @@
-"""Randomness enters the program here: jitter, election timeouts, nonces and the ids of topics and
-directories.
+"""Randomness: jitter, election timeouts, nonces, and the ids of topics and directories.
 
-`SystemRandom` is the operating system's generator and good enough for secrets; `SeededRandom` replays a run.
+`SystemRandom` is the operating system's generator and safe for secrets; `SeededRandom` replays a run.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["Random", "SeededRandom", "SystemRandom"]
 
 class Random(Protocol):
     def randrange(self, start: int, stop: int) -> int:
-        """A whole number in `start <= n < stop`; ValueError where there is none."""
+        """An integer in `start <= n < stop`; ValueError if there is none."""
         ...
 
     def random(self) -> float:

@@ -1,4 +1,4 @@
-"""The doors to the world as one object, handed down to whatever needs one of them."""
+"""Clock, randomness, disk, pool and network as one object, which is passed to components."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Runtime:
 
     @classmethod
     def real(cls, *, pool_workers: int = 4, guest: bool = False) -> Runtime:
-        """The machine itself; a guest's process is somebody else's. Call `close` when done with it."""
+        """Return the runtime of this machine; call `close` when done with it.
+
+        A `guest` runs inside the process of another program, as a `LocalNode` does.
+        """
         return cls(
             clock=SystemClock(),
             random=SystemRandom(),

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from ottla.runtime.address import Address
-from ottla.runtime.network import DEFAULT_OPTIONS, HostNotFound, Listener, SocketOptions
+from ottla.runtime.network import DEFAULT_OPTIONS, HostNotFound, NetworkListener, SocketOptions
 from ottla.sim.loop import Process, SimLoop
 
 __all__ = ["Fabric", "Host", "SimNetwork"]
@@ -352,7 +352,7 @@ class SimNetwork:
         backlog: int = 50,
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
-    ) -> Listener:
+    ) -> NetworkListener:
         if tls is not None:
             raise OSError(errno.ENOTSUP, "there is no TLS on the simulated network")
         if port == 0:

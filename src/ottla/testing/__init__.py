@@ -1,1 +1,1 @@
-"""Ottla for other people's tests: a throw-away node and a pytest plugin."""
+"""Ottla in the tests of other projects: a throw-away node or cluster, and a pytest plugin."""

@@ -1,13 +1,13 @@
-"""A cluster on one machine as it lies on disk: who its nodes are, where they listen, what they run by.
+"""The files of a cluster on one machine: its nodes, their ports and their settings.
 
     DIR/cluster.json                the plan
-    DIR/node-1/server.properties    what `ottla start` is given
+    DIR/node-1/server.properties    the settings that `ottla start` reads
     DIR/node-1/data/                formatted for this node of this cluster
-    DIR/node-1/node.log             what its process printed
+    DIR/node-1/node.log             the output of its process
     DIR/node-1/process.json         its process, see `cluster_process`
 
-The plan is made once and never changed: a node that was killed comes back as itself, and whoever knows the
-directory knows the cluster, from any process.
+The plan is written once and never changed: a node that was killed starts with the same identity, and any
+process that knows the directory can control the cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAN_FILE: Final = "cluster.json"
 BROKER: Final = "broker"
 CONTROLLER: Final = "controller"
 MAX_NODES: Final = 100
-# Below what systems hand out to outgoing connections: the port of a node that is down stays free for it.
+# Below the ephemeral ports: no outgoing connection takes the port of a node that is down.
 _PORTS: Final = range(10_000, 32_000)
 _PORT_ATTEMPTS: Final = 1000
 _LISTENER: Final = "PLAINTEXT"
@@ -42,12 +42,12 @@ _CONTROLLER_LISTENER: Final = "CONTROLLER"
 
 
 class PlanError(ValueError):
-    """A cluster that cannot be had like this; the text says what to change."""
+    """A cluster that cannot be planned as requested; the text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """`port` is for clients and other brokers, `controller_port` for the quorum; each role has its own."""
+    """One node. `port` is for clients and other brokers, `controller_port` for the quorum."""
 
     id: int
     directory: Path
@@ -68,7 +68,7 @@ class NodePlan:
 
     @property
     def address(self) -> str | None:
-        """Where clients connect; None for a controller."""
+        """The address that clients connect to; None for a node that is only a controller."""
         return None if self.port is None else f"{HOST}:{self.port}"
 
     @property
@@ -90,7 +90,7 @@ class ClusterPlan:
     cluster_id: str
     nodes: tuple[NodePlan, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What every node is given, over what the plan sets itself."""
+    """Settings of every node; they override those that the plan sets itself."""
     dynamic_quorum: bool = False
     """Whether the voters are kept in the metadata log, so that controllers can be added and removed."""
 
@@ -105,8 +105,10 @@ class ClusterPlan:
         first_port: int | None = None,
         dynamic_quorum: bool = False,
     ) -> Self:
-        """A new plan. Without `controllers` of their own the brokers are controllers as well. The ports count
-        up from `first_port`, or are free ones.
+        """Make a new plan.
+
+        Without `controllers` every broker is a controller as well. Ports count up from `first_port`; without
+        it, free ports are chosen.
         """
         if not 1 <= brokers <= MAX_NODES or not 0 <= controllers <= MAX_NODES:
             raise PlanError(f"a cluster has 1 to {MAX_NODES} brokers and at most {MAX_NODES} controllers")
@@ -149,8 +151,9 @@ class ClusterPlan:
     # On disk
 
     def write(self) -> None:
-        """Make the directories of all nodes, formatted and configured. The plan itself comes last: a
-        directory without it is none of a cluster.
+        """Create the directories of all nodes, formatted and configured.
+
+        The plan itself is written last: a directory without it is not that of a cluster.
         """
         if self.directory.exists() and any(self.directory.iterdir()):
             raise PlanError(
@@ -179,7 +182,7 @@ class ClusterPlan:
 
     @classmethod
     def read(cls, directory: str | Path) -> Self:
-        """The plan of a directory; PlanError where there is none."""
+        """Read the plan of a directory; PlanError if there is none."""
         path = Path(directory).absolute()
         try:
             document = json.loads((path / PLAN_FILE).read_text())
@@ -226,11 +229,13 @@ class ClusterPlan:
             )
         )
 
-    # What a node runs by
+    # Settings of a node
 
     def properties(self, node: NodePlan) -> dict[str, str]:
-        """The node's `server.properties`. Every topic has three replicas where there are as many brokers, of
-        which two must have a record: the cluster loses nothing with one node, and goes on.
+        """The `server.properties` of a node.
+
+        With three brokers or more every topic has three replicas, of which two must have a record before it
+        is acknowledged: the cluster survives the loss of one node.
         """
         replicas = min(3, len(self.brokers))
         in_sync = min(2, replicas) if replicas > 2 else 1
@@ -263,8 +268,9 @@ class ClusterPlan:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens at, chosen at random, so that clusters that are
-    planned at the same time hardly meet.
+    """Choose free ports of the loopback interface.
+
+    They are chosen at random, so that clusters that are planned at the same time rarely choose the same.
     """
     found: list[int] = []
     for _ in range(_PORT_ATTEMPTS):
@@ -294,7 +300,7 @@ def check_free(ports: Sequence[int]) -> None:
 
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
-        if os.name == "posix":  # as a node binds it: what lingers of closed connections does not matter
+        if os.name == "posix":  # as a node binds it: connections in TIME_WAIT do not matter
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

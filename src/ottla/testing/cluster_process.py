@@ -1,9 +1,9 @@
-"""The processes of a cluster's nodes: started, signalled and looked at, by whoever knows the directory.
+"""The processes of a cluster's nodes: start, signal and inspect them, from any process of this machine.
 
-A node's `process.json` names the process that was last started for it. It is written by the starter and read
-by anybody: the test that made the cluster, `ottla cluster up` in one terminal, `ottla cluster kill` in
-another. A number alone proves nothing, as systems use them again: a process counts as the node only while its
-command line names the node's `server.properties`. So nobody else's process is ever signalled.
+A node's `process.json` names the process that was started last for it. The process that starts the node
+writes it; others read it: the test that made the cluster, `ottla cluster up` in one terminal, `ottla cluster
+kill` in another. Systems reuse process ids, so a process counts as the node only while its command line names
+the node's `server.properties`. So no process of another program is ever signalled.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 _READY: Final = b" is ready: "
 
-# The processes that were started here, by number: they have to be waited for when they end. Their objects are
-# kept to the end, since those that go on by themselves outlive whoever started them.
+# The processes that this process has started, by pid: it has to wait for them when they end. The objects are
+# kept, since a `Popen` that is collected while its process runs warns of it.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class ClusterError(RuntimeError):
-    """A node did not do what was asked of it; the text carries the end of its log."""
+    """A node did not do what was asked of it; the text contains the end of its log."""
 
 
-class State(enum.StrEnum):
+class ProcessState(enum.StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     DOWN = "down"
@@ -44,11 +44,11 @@ class State(enum.StrEnum):
 class _Started(NamedTuple):
     pid: int
     log_from: int
-    """Where its part of the log begins."""
+    """The position in the log file at which its output begins."""
 
 
 class NodeProcess:
-    """A node of the plan, and the process that runs it, if one does."""
+    """A node of the plan, and the process that runs it, if there is one."""
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
@@ -57,10 +57,11 @@ class NodeProcess:
     def start(
         self, *, log_level: str = "warning", prefix: Sequence[str] = (), options: Sequence[str] = ()
     ) -> None:
-        """Start it without waiting for anything; it goes on by itself. `prefix` is a command that runs it,
-        `options` are of `ottla start`.
+        """Start the process, and return at once. It does not end with this process.
+
+        `prefix` is a command that runs it, `options` are options of `ottla start`.
         """
-        if self.state() is not State.DOWN:
+        if self.state() is not ProcessState.DOWN:
             raise ClusterError(f"node {self.plan.id} runs already, as process {self.pid()}")
         with self.plan.log_file.open("ab") as log:
             log_from = log.tell()
@@ -72,7 +73,7 @@ class NodeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for whoever watches the cluster, who then stops the nodes in good order.
+                # Ctrl-C reaches only the process in the foreground, which then stops the nodes cleanly.
                 start_new_session=True,
             )
         _children[child.pid] = child
@@ -83,20 +84,22 @@ class NodeProcess:
     def pid(self) -> int | None:
         """The process that runs the node; None when it is down."""
         started = self._started()
-        return started.pid if started is not None and self._look(started.pid) is not State.DOWN else None
+        return (
+            started.pid if started is not None and self._look(started.pid) is not ProcessState.DOWN else None
+        )
 
-    def state(self) -> State:
+    def state(self) -> ProcessState:
         started = self._started()
-        return State.DOWN if started is None else self._look(started.pid)
+        return ProcessState.DOWN if started is None else self._look(started.pid)
 
     def exit_status(self) -> int | None:
-        """How it ended, if it was started here and is down."""
+        """The exit status of a process that is down, if this process had started it."""
         started = self._started()
         child = None if started is None else _children.get(started.pid)
-        return None if child is None or self.state() is not State.DOWN else child.returncode
+        return None if child is None or self.state() is not ProcessState.DOWN else child.returncode
 
     def said_ready(self) -> bool:
-        """Whether the process that was started last has said that it serves."""
+        """Whether the process that was started last has logged that it is ready."""
         return _READY in self._own_log()
 
     def signal(self, number: signal.Signals) -> None:
@@ -111,7 +114,7 @@ class NodeProcess:
 
     def wait_until_down(self, timeout_s: float = STOP_SECONDS) -> None:
         deadline = time.monotonic() + timeout_s
-        while self.state() is not State.DOWN:
+        while self.state() is not ProcessState.DOWN:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"node {self.plan.id} did not end within {timeout_s:.0f} s:\n{self.log_tail()}"
@@ -119,7 +122,7 @@ class NodeProcess:
             time.sleep(_POLL_SECONDS)
 
     def log_tail(self, size: int = 4000) -> str:
-        """The end of what the node's processes printed."""
+        """The end of the output of the node's processes."""
         try:
             with self.plan.log_file.open("rb") as log:
                 log.seek(max(log.seek(0, os.SEEK_END) - size, 0))
@@ -128,7 +131,7 @@ class NodeProcess:
             return ""
 
     def resident_bytes(self) -> int | None:
-        """The memory that it has, where the system tells (Linux)."""
+        """Its resident memory, on Linux; None elsewhere."""
         pid = self.pid()
         try:
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -152,23 +155,28 @@ class NodeProcess:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _look(self, pid: int) -> State:
+    def _look(self, pid: int) -> ProcessState:
         child = _children.get(pid)
         found = _process(pid)
         if child is not None:
-            # Ours until we have asked how it ended, so nobody else can have its number.
+            # A child keeps its pid until it is waited for, so it cannot be another process.
             if child.poll() is not None:
-                return State.DOWN
+                return ProcessState.DOWN
         elif found is None or str(self.plan.properties_file) not in found.command:
-            return State.DOWN
-        return State.PAUSED if found is not None and found.status.startswith("T") else State.RUNNING
+            return ProcessState.DOWN
+        return (
+            ProcessState.PAUSED
+            if found is not None and found.status.startswith("T")
+            else ProcessState.RUNNING
+        )
 
 
 def stop_all(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
-    """Stop those that run in good order; they are returned when they have ended. Brokers go first: as long
-    as there is a controller it lets them go.
+    """Stop the processes that run, cleanly, and return them once they have ended.
+
+    Brokers stop first: a controlled shutdown needs a controller.
     """
-    running = [process for process in processes if process.state() is not State.DOWN]
+    running = [process for process in processes if process.state() is not ProcessState.DOWN]
     for of_controllers in (False, True):
         wave = [each for each in running if (each.plan.controller_port is not None) is of_controllers]
         for process in wave:
@@ -182,7 +190,7 @@ def stop_all(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
 
 class _Process(NamedTuple):
     status: str
-    """The letter of the system: T is stopped by a signal, Z has ended and nobody has asked."""
+    """The state letter of the system: T is stopped by a signal, Z has ended and was not waited for."""
     command: str
 
 

@@ -1,12 +1,12 @@
-"""A cluster for tests and notebooks: real processes on this machine, to be killed, paused and restarted.
+"""A cluster for tests and notebooks: processes on this machine that a test can kill, pause and restart.
 
     with LocalCluster(nodes=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
         cluster.kill(cluster.leader("orders"))
 
 The nodes listen on free ports of the loopback interface, keep them through every restart, and end with the
-process that started them, however that ends. Without a `data_dir` their files are gone when the cluster
-stops. When the block ends with an error the ends of their logs are printed.
+process that started them, also if that is killed. Without a `data_dir` their files are removed when the
+cluster stops. When the block ends with an error the ends of their logs are printed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import atexit
 import contextlib
 import shutil
 import signal
+import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
+from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, MalformedMessage
+from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartitionData,
@@ -36,23 +40,27 @@ from ottla.protocol.messages.metadata import (
     MetadataResponsePartition,
 )
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
-from ottla.testing.ask import ask
+from ottla.protocol.schema import Request, Response
 from ottla.testing.cluster_plan import ClusterPlan, NodePlan
-from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, State, stop_all
-from ottla.testing.keeper import Keeper
+from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, ProcessState, stop_all
 from ottla.testing.local_node import FOR_TESTS, settings_text
+from ottla.testing.reaper import ClusterReaper
 
-__all__ = ["ClusterError", "ClusterNode", "LocalCluster", "State"]
+__all__ = ["ClusterError", "ClusterNode", "LocalCluster", "ProcessState", "send_request"]
+
+R = TypeVar("R", bound=Response)
 
 START_SECONDS: Final = 120.0
-_ASK_SECONDS: Final = 5.0
+_REQUEST_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
 _METADATA_VERSION: Final = 12
 _QUORUM_VERSION: Final = 1
+_CORRELATION_ID: Final = 1
+_MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 
 
 class ClusterNode:
-    """One node of a `LocalCluster`: who it is, and what its process does."""
+    """One node of a `LocalCluster`: its id, its addresses and the state of its process."""
 
     def __init__(self, process: NodeProcess) -> None:
         self._process = process
@@ -70,14 +78,14 @@ class ClusterNode:
 
     @property
     def port(self) -> int:
-        """Where clients connect; ValueError for a controller, to which they do not."""
+        """The port that clients connect to; ValueError for a node that is only a controller."""
         if self.plan.port is None:
             raise ValueError(f"node {self.id} is a controller only")
         return self.plan.port
 
     @property
     def bootstrap_servers(self) -> str:
-        """This node alone, as `bootstrap.servers`."""
+        """The address of this node alone, for `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -94,31 +102,32 @@ class ClusterNode:
 
     @property
     def pid(self) -> int | None:
-        """Its process; None while it is down."""
+        """The id of its process; None while it is down."""
         return self._process.pid()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProcessState:
         return self._process.state()
 
     def log(self, size: int = 4000) -> str:
-        """The end of what it logged."""
+        """The end of its log."""
         return self._process.log_tail(size)
 
 
 class LocalCluster:
-    """A cluster that lives as long as the `with` block, or from `start` to `stop`.
+    """A cluster that runs for the `with` block, or from `start` to `stop`.
 
         >>> with LocalCluster(nodes=3) as cluster:
         ...     [node.id for node in cluster.nodes]
         [1, 2, 3]
 
     `settings` are those of `server.properties`, for every node. Each node is broker and controller; with
-    `controllers` there are that many controllers of their own, whose numbers come after the brokers'. With
+    `controllers` there are that many separate controllers, whose ids follow those of the brokers. With
     `dynamic_quorum` the voters are kept in the metadata log, and can be added and removed. With `data_dir`
-    the cluster is kept there, and found again by the next one that is given it.
+    the cluster keeps its files there, and the next `LocalCluster` with the same `data_dir` continues with
+    them.
 
-    Methods that take a node take its number or the `ClusterNode`.
+    Methods that take a node accept its id or the `ClusterNode`.
     """
 
     def __init__(
@@ -139,8 +148,8 @@ class LocalCluster:
         self._log_level = log_level
         self._plan: ClusterPlan | None = None
         self._processes: dict[int, NodeProcess] = {}
-        self._keeper: Keeper | None = None
-        # The nodes that nobody has stopped or killed; one of these that is down has failed.
+        self._reaper: ClusterReaper | None = None
+        # The ids of the nodes that were started and not stopped or killed since: one that is down has failed.
         self._wanted: set[int] = set()
 
     def __repr__(self) -> str:
@@ -149,7 +158,7 @@ class LocalCluster:
         states = ", ".join(f"{node.id} {node.state}" for node in self.nodes)
         return f"<LocalCluster at {self.bootstrap_servers}: {states}>"
 
-    # What it is
+    # Properties
 
     @property
     def plan(self) -> ClusterPlan:
@@ -161,7 +170,7 @@ class LocalCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients want as `bootstrap.servers`: all brokers."""
+        """The addresses of all brokers, for `bootstrap.servers`."""
         return self.plan.bootstrap_servers
 
     @property
@@ -183,10 +192,10 @@ class LocalCluster:
         number = node if isinstance(node, int) else node.id
         return self._processes[self.plan.node(number).id]
 
-    # Its life
+    # Start and stop
 
     def start(self, node: int | ClusterNode | None = None) -> Self:
-        """Start the cluster, or one of its nodes that is down, and return when it serves."""
+        """Start the cluster, or one of its nodes that is down, and return when it is ready."""
         if node is not None:
             self._launch(self._process(node))
             self.wait_ready()
@@ -196,7 +205,7 @@ class LocalCluster:
         try:
             self._plan = self._make_plan()
             self._processes = {each.id: NodeProcess(each) for each in self._plan.nodes}
-            self._keeper = Keeper(self._plan.directory, temporary=self._given_dir is None)
+            self._reaper = ClusterReaper(self._plan.directory, temporary=self._given_dir is None)
             self.start_all()
         except BaseException:
             self._end()
@@ -204,9 +213,9 @@ class LocalCluster:
         return self
 
     def start_all(self) -> None:
-        """Start all nodes that are down, at once, and return when the cluster serves."""
+        """Start all nodes that are down, at once, and return when the cluster is ready."""
         for process in self._processes.values():
-            if process.state() is State.DOWN:
+            if process.state() is ProcessState.DOWN:
                 self._launch(process)
         self.wait_ready()
 
@@ -229,9 +238,9 @@ class LocalCluster:
         self._wanted.add(process.plan.id)
 
     def stop(self, node: int | ClusterNode | None = None) -> None:
-        """Stop one node in good order, or the cluster. Stopping a stopped cluster is harmless.
+        """Stop one node cleanly, or the cluster. Stopping a stopped cluster is harmless.
 
-        The files of a cluster without a `data_dir` are removed, so its nodes just end.
+        The files of a cluster without a `data_dir` are removed, so its nodes are just killed.
         """
         if node is not None:
             process = self._process(node)
@@ -246,7 +255,7 @@ class LocalCluster:
             self._end()
 
     def kill(self, node: int | ClusterNode, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a node as a crash would; with another signal, whatever that does to it."""
+        """Kill a node as a crash would, or send it another signal."""
         process = self._process(node)
         if how is signal.SIGKILL:
             self._wanted.discard(process.plan.id)
@@ -255,18 +264,18 @@ class LocalCluster:
             process.wait_until_down()
 
     def pause(self, node: int | ClusterNode) -> None:
-        """Let a node fall silent (SIGSTOP): its connections stay open, and nothing answers."""
+        """Pause a node (SIGSTOP): its connections stay open, and it does not answer."""
         process = self._process(node)
         process.signal(signal.SIGSTOP)
-        _wait_for(lambda: process.state() is State.PAUSED, STOP_SECONDS, f"{node} is not paused")
+        _wait_for(lambda: process.state() is ProcessState.PAUSED, STOP_SECONDS, f"{node} is not paused")
 
     def resume(self, node: int | ClusterNode) -> None:
-        """Let a paused node go on, as if no time had passed."""
+        """Resume a paused node (SIGCONT)."""
         self._process(node).signal(signal.SIGCONT)
 
     def restart(self, node: int | ClusterNode) -> None:
-        """Stop a node in good order, if it runs, start it again, and return when it serves."""
-        if self._process(node).state() is not State.DOWN:
+        """Stop a node cleanly, if it runs, start it again, and return when it is ready."""
+        if self._process(node).state() is not ProcessState.DOWN:
             self.stop(node)
         self.start(node)
 
@@ -275,33 +284,33 @@ class LocalCluster:
         return tempfile.mkdtemp(prefix="ottla-cluster-")
 
     def _end(self) -> None:
-        """Kill what still runs, and leave nothing behind that nobody asked for."""
+        """Kill the nodes that still run, and remove the files if they are temporary."""
         for process in self._processes.values():
             with contextlib.suppress(ClusterError):
                 process.signal(signal.SIGKILL)
         for process in self._processes.values():
             process.wait_until_down()
-        if self._keeper is not None:
-            self._keeper.dismiss()
-            self._keeper = None
+        if self._reaper is not None:
+            self._reaper.dismiss()
+            self._reaper = None
         if self._given_dir is None and self._plan is not None:
             shutil.rmtree(self._plan.directory, ignore_errors=True)
             atexit.unregister(self._end)
 
-    # Waiting and asking
+    # Wait and inspect
 
     def wait_ready(self, timeout_s: float = START_SECONDS) -> None:
-        """Wait until all nodes that run serve, know of each other, and have a controller."""
+        """Wait until all running nodes are ready, all brokers know each other, and there is a controller."""
 
         def ready() -> bool:
             wanted = [self._processes[number] for number in sorted(self._wanted)]
-            running = [process for process in wanted if process.state() is not State.PAUSED]
+            running = [process for process in wanted if process.state() is not ProcessState.PAUSED]
             return all(self._serves(process) for process in running) and self._agreed(running)
 
         self._wait(ready, timeout_s, "the cluster was not ready")
 
     def _serves(self, process: NodeProcess) -> bool:
-        if process.state() is State.DOWN:
+        if process.state() is ProcessState.DOWN:
             status = process.exit_status()
             raise ClusterError(f"node {process.plan.id} ended with status {status}:\n{process.log_tail()}")
         return process.said_ready()
@@ -329,7 +338,7 @@ class LocalCluster:
         self._wait(in_sync, timeout_s, "not all replicas are in sync")
 
     def partition(self, topic: str, partition: int = 0) -> MetadataResponsePartition:
-        """A partition as the brokers describe it: leader, replicas, in-sync set. Waits for its leader."""
+        """Describe a partition: leader, replicas, in-sync set. Waits until it has a leader."""
         seen: list[MetadataResponsePartition] = []
 
         def led() -> bool:
@@ -348,16 +357,16 @@ class LocalCluster:
         self._wait(
             led,
             START_SECONDS,
-            lambda: f"{topic}-{partition} {'had no leader' if seen else 'was not created by anybody'}",
+            lambda: f"{topic}-{partition} {'had no leader' if seen else 'does not exist'}",
         )
         return seen[0]
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The node that leads a partition."""
+        """The id of the node that leads a partition."""
         return self.partition(topic, partition).leader_id
 
     def controller(self) -> int:
-        """The node that leads the quorum."""
+        """The id of the active controller. Waits until there is one."""
         found: list[int] = []
 
         def led() -> bool:
@@ -369,7 +378,7 @@ class LocalCluster:
         return found[0]
 
     def find_controller(self) -> int | None:
-        """The node that leads the quorum, as the first broker that answers says; None if none does."""
+        """The id of the active controller, as the first broker that answers knows it; None without an answer."""
         topic = DescribeQuorumRequestTopicData(
             topic_name=CLUSTER_METADATA_TOPIC,
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
@@ -377,12 +386,12 @@ class LocalCluster:
         for process in self._running_brokers():
             assert process.plan.port is not None
             with contextlib.suppress(OSError, MalformedMessage):
-                answer = ask(
+                answer = send_request(
                     process.plan.port,
                     DescribeQuorumRequest(topics=[topic]),
                     _QUORUM_VERSION,
                     DescribeQuorumResponse,
-                    timeout_s=_ASK_SECONDS,
+                    timeout_s=_REQUEST_SECONDS,
                 )
                 for described in answer.topics:
                     for partition in described.partitions:
@@ -391,7 +400,7 @@ class LocalCluster:
         return None
 
     def _metadata(self, topics: list[str] | None) -> MetadataResponse | None:
-        """What the first running broker that answers says of topics, all of them for None."""
+        """The metadata of topics, of all for None, from the first running broker that answers."""
         for process in self._running_brokers():
             assert process.plan.port is not None
             found = _metadata(process.plan.port, topics)
@@ -403,7 +412,7 @@ class LocalCluster:
         return [
             process
             for process in self._processes.values()
-            if process.plan.is_broker and process.state() is State.RUNNING
+            if process.plan.is_broker and process.state() is ProcessState.RUNNING
         ]
 
     def _wait(
@@ -412,13 +421,13 @@ class LocalCluster:
         _wait_for(condition, timeout_s, otherwise, lambda: f"\n{self.logs()}")
 
     def logs(self, size: int = 4000) -> str:
-        """The ends of what all nodes logged."""
+        """The ends of the logs of all nodes."""
         return "\n".join(
             f"--- node {number}, {process.state()}\n{process.log_tail(size)}"
             for number, process in self._processes.items()
         )
 
-    # As a context
+    # Context manager
 
     def __enter__(self) -> Self:
         return self.start()
@@ -451,7 +460,7 @@ def _metadata(port: int, topics: list[str] | None) -> MetadataResponse | None:
     wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
     request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
     try:
-        return ask(port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_ASK_SECONDS)
+        return send_request(port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_REQUEST_SECONDS)
     except (OSError, MalformedMessage):
         return None
 
@@ -465,6 +474,34 @@ def _wait_for(
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            told = otherwise if isinstance(otherwise, str) else otherwise()
-            raise ClusterError(f"{told} within {timeout_s:.0f} s{details()}")
+            text = otherwise if isinstance(otherwise, str) else otherwise()
+            raise ClusterError(f"{text} within {timeout_s:.0f} s{details()}")
         time.sleep(_POLL_SECONDS)
+
+
+def send_request(port: int, request: Request, version: int, response_type: type[R], *, timeout_s: float) -> R:
+    """Send one request to the node at a port of this machine, and return its response; OSError without one.
+
+    Unlike a client it asks this node alone, and once: it shows what this node answers, or that it does not.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout_s) as connection:
+        connection.settimeout(timeout_s)
+        connection.sendall(b"".join(request_parts(version, _CORRELATION_ID, "ottla-testing", request)))
+        (size,) = struct.unpack(">i", _read(connection, 4))
+        if not 0 < size <= _MAX_RESPONSE_BYTES:
+            raise ConnectionError(
+                f"port {port} answered with a frame of {size} bytes; it is not a Kafka broker"
+            )
+        _, response = read_response(API[request.API_KEY], version, _read(connection, size))
+    assert isinstance(response, response_type)
+    return response
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the connection was closed before the response")
+        data += part
+    return bytes(data)

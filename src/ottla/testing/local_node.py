@@ -3,10 +3,10 @@
     with LocalNode() as node:
         producer = Producer({"bootstrap.servers": node.bootstrap_servers})
 
-The node runs in a thread of this process, on an event loop of its own: that is ready several times sooner
-than another process would be, needs no executable on the path, and shows its lines in the caller's log
-and debugger. It listens on a free port of the loopback interface and keeps its data in a temporary
-directory, which is gone when it stops. For a node to kill, take a `LocalCluster(nodes=1)` instead.
+The node runs in a thread of this process, on an event loop of its own: it is ready several times sooner than
+another process would be, needs no executable on the path, and logs and debugs with the test. It listens on a
+free port of the loopback interface and keeps its data in a temporary directory, which is removed when it
+stops. For a node that a test can kill, use `LocalCluster(nodes=1)` instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, Self
 
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
-# What a test wants: no waiting for members that will not come, and few partitions to load.
+# Defaults for tests: no wait for further members of a group, and few partitions to load.
 FOR_TESTS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
@@ -32,14 +32,14 @@ FOR_TESTS: Final = {
 
 
 class LocalNode:
-    """A node that lives as long as the `with` block, or from `start` to `stop`.
+    """A node that runs for the `with` block, or from `start` to `stop`.
 
         >>> with LocalNode({"num.partitions": 3}) as node:
         ...     node.bootstrap_servers == f"127.0.0.1:{node.port}"
         True
 
-    `settings` are those of `server.properties`. With `data_dir` the data is kept there, and found again
-    by the next node that is given it. `port` 0 takes a free one.
+    `settings` are those of `server.properties`. With `data_dir` the data is kept there for the next node with
+    the same `data_dir`. `port` 0 chooses a free port.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LocalNode:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients want as `bootstrap.servers`."""
+        """The address of the node, for `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -88,7 +88,7 @@ class LocalNode:
             raise RuntimeError("the node has not been started: use `with LocalNode() as node:` or `start()`")
 
     def start(self) -> Self:
-        """Start it and return when it serves."""
+        """Start the node and return when it is ready."""
         if self._thread is not None:
             raise RuntimeError("the node has been started already; make another LocalNode")
         self._data_dir = self._given_dir or self._temporary_dir()
@@ -103,7 +103,7 @@ class LocalNode:
         return self
 
     def stop(self) -> None:
-        """Stop it and remove its data, unless they lie in a directory that was given. Twice is harmless."""
+        """Stop the node and remove its data, unless it has a `data_dir`. Stopping twice is harmless."""
         thread = self._thread
         if thread is None or self._loop is None or self._stop is None:
             return
@@ -115,7 +115,7 @@ class LocalNode:
         self._clean_up()
 
     def _temporary_dir(self) -> str:
-        # Also a node that nobody stops, as in a notebook that is closed, leaves nothing behind.
+        # A node that is never stopped, as in a notebook that is closed, leaves no files either.
         atexit.register(self._clean_up)
         return tempfile.mkdtemp(prefix="ottla-")
 
@@ -128,10 +128,10 @@ class LocalNode:
         from ottla.runtime import process
         from ottla.runtime.loop import run
 
-        process.raise_open_file_limit()  # as `ottla start` does: many systems begin with a thousand, or fewer
+        process.raise_open_file_limit()  # as `ottla start` does: many systems begin with 1,024 or fewer
         try:
             run(self._serve())
-        except BaseException as error:  # handed to whoever waits in start()
+        except BaseException as error:  # `start` raises it in the thread of the caller
             self._error = error
         finally:
             self._ready.set()
@@ -187,7 +187,7 @@ class LocalNode:
 
 
 def settings_text(settings: Mapping[str, str | int | bool]) -> dict[str, str]:
-    """Settings as they are written in a file."""
+    """Write the values of settings as in `server.properties`."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""The pytest plugin that comes with Ottla: fixtures that give a test a Kafka without a container.
+"""The pytest plugin of Ottla: fixtures that give a test a Kafka without a container.
 
 `ottla_node` is one node for the whole test session: give topics names of their own. `ottla_fresh_node` is
 a node for one test alone. `ottla_cluster` and `ottla_fresh_cluster` are the same with three nodes, each a
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def ottla_node() -> Iterator[LocalNode]:
-    """A running node, shared by all tests of the session; `ottla_node.bootstrap_servers` is where it is."""
+    """A running node, shared by all tests of the session; connect to `ottla_node.bootstrap_servers`."""
     from ottla.testing.local_node import LocalNode
 
     with LocalNode() as node:
@@ -28,7 +28,7 @@ def ottla_node() -> Iterator[LocalNode]:
 
 @pytest.fixture
 def ottla_fresh_node() -> Iterator[LocalNode]:
-    """A node with nothing in it, for this test alone."""
+    """An empty node, for this test alone."""
     from ottla.testing.local_node import LocalNode
 
     with LocalNode() as node:
@@ -46,7 +46,7 @@ def ottla_cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def ottla_fresh_cluster() -> Iterator[LocalCluster]:
-    """Three nodes with nothing in them, for this test alone: to kill, pause and restart."""
+    """Three empty nodes, for this test alone, which it may kill, pause and restart."""
     from ottla.testing.local_cluster import LocalCluster
 
     with LocalCluster() as cluster:
@@ -60,7 +60,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         for name, value in getattr(item, "funcargs", {}).items():
-            # By its name: whoever uses no cluster need not import it.
+            # By its name: tests that use no cluster do not import it.
             if type(value).__name__ == "LocalCluster":
                 report.sections.append((f"nodes of {name}", value.logs()))
     return report

@@ -14,7 +14,7 @@ from typing import Any
 
 from ottla.client.cluster import Cluster, ConnectionConfig, CoordinatorType
 from ottla.client.coordinator import Coordinator
-from ottla.runtime.loop_thread import LoopThread
+from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
 __all__ = ["Side"]

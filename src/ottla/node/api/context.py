@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ottla.node.api.services import ApiServices, BrokerServices, ControllerServices
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import ClientConnection, PendingRequest
-    from ottla.protocol.api import Api, Listener
+    from ottla.protocol.api import Api, ListenerType
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RequestListener:
     """The listener by which a request came."""
 
     name: str
-    kind: Listener
+    kind: ListenerType
     # Whether it serves versions that are not stable yet (`unstable.api.versions.enable`).
     serves_unstable_versions: bool
 

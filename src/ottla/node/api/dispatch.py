@@ -18,7 +18,7 @@ from ottla.node.api.responses import encode, failure_response
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
-from ottla.protocol.api import API_VERSIONS, Listener, api_name
+from ottla.protocol.api import API_VERSIONS, ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.headers import RequestHeader, encoded_response_parts
 from ottla.protocol.schema import Request, Response
@@ -47,7 +47,7 @@ class _ServedApi:
         self._listener = listener.kind
         self.api = route.api
         # Whether a broker that is not the active controller forwards the request as a whole.
-        self.forwarded = listener.kind is Listener.BROKER and route.forwarding is Forwarding.WHOLE
+        self.forwarded = listener.kind is ListenerType.BROKER and route.forwarding is Forwarding.WHOLE
         self.min_version = self.api.min_version
         self.max_version = route.max_version(unstable=listener.serves_unstable_versions)
         self.cache = ResponseCache() if route.cached else None
@@ -68,7 +68,7 @@ class _ServedApi:
 class Dispatcher:
     """The service behind one listener. Requests that come before `opened` is set wait for it."""
 
-    def __init__(self, services: ApiServices, name: str, kind: Listener, opened: asyncio.Event) -> None:
+    def __init__(self, services: ApiServices, name: str, kind: ListenerType, opened: asyncio.Event) -> None:
         self._services = services
         unstable = services.node.config.flag("unstable.api.versions.enable")
         self._listener = listener = RequestListener(name, kind, unstable)
@@ -219,6 +219,6 @@ async def decide_locally(services: ApiServices, request: Request, version: int) 
     except KafkaError as error:
         if error.code is ErrorCode.NOT_CONTROLLER:
             return None
-        response = route.load_failure_response(Listener.CONTROLLER)(request, error.code, error.message)
+        response = route.load_failure_response(ListenerType.CONTROLLER)(request, error.code, error.message)
         assert response is not None, f"{route.name} cannot say that it failed"
         return response

@@ -18,7 +18,7 @@ from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, R
 from ottla.node.api.responses import encode, failure_response
 from ottla.node.api.routes import ROUTES
 from ottla.node.network.connection import Parts
-from ottla.protocol.api import Listener, api_name
+from ottla.protocol.api import ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import SIZE, RequestHeader, read_response
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
@@ -102,11 +102,13 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the envelope is empty")
     key, version = _KEY_AND_VERSION.unpack_from(frame)
     route = ROUTES.get(key)
-    if route is None or Listener.CONTROLLER not in route.listeners or not route.api.forwardable:
+    if route is None or ListenerType.CONTROLLER not in route.listeners or not route.api.forwardable:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{api_name(key)} is not forwarded")
     config = services.node.config
     listener = RequestListener(
-        config.controller_listener_names[0], Listener.CONTROLLER, config.flag("unstable.api.versions.enable")
+        config.controller_listener_names[0],
+        ListenerType.CONTROLLER,
+        config.flag("unstable.api.versions.enable"),
     )
     api = route.api
     if not api.min_version <= version <= route.max_version(unstable=listener.serves_unstable_versions):
@@ -120,13 +122,13 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
         services, listener, api, version, header.correlation_id, header.client_id, client_host
     )
     try:
-        reply = route.load_handler(Listener.CONTROLLER)(context, request)
+        reply = route.load_handler(ListenerType.CONTROLLER)(context, request)
         response = reply if reply is None or isinstance(reply, Response) else await reply
         assert response is not None, f"{api.name} has no answer"
     except Exception as error:
         if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER:
             raise
-        failed = route.load_failure_response(Listener.CONTROLLER)
+        failed = route.load_failure_response(ListenerType.CONTROLLER)
         response = failure_response(context, failed, request, error)
     return b"".join(encode(context, response))[SIZE.size :]
 

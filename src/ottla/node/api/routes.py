@@ -13,7 +13,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from ottla.protocol.api import API, API_BY_NAME, BOTH, BROKER_ONLY, CONTROLLER_ONLY, Api, Listener
+from ottla.protocol.api import API, API_BY_NAME, BOTH, BROKER_ONLY, CONTROLLER_ONLY, Api, ListenerType
 from ottla.protocol.schema import Request, Response
 
 Reply: TypeAlias = Response | Awaitable[Response | None] | None
@@ -72,7 +72,7 @@ class ApiRoute:
     name: str
     # The module in `handlers/`.
     handler: str
-    listeners: frozenset[Listener]
+    listeners: frozenset[ListenerType]
     _: KW_ONLY
     # The module that handles the request on a controller's listener, where that is another one.
     controller_handler: str | None = None
@@ -89,9 +89,9 @@ class ApiRoute:
     def api(self) -> Api:
         return API_BY_NAME[self.name]
 
-    def module_name(self, listener: Listener) -> str:
+    def module_name(self, listener: ListenerType) -> str:
         name = self.handler
-        if listener is Listener.CONTROLLER and self.controller_handler is not None:
+        if listener is ListenerType.CONTROLLER and self.controller_handler is not None:
             name = self.controller_handler
         return f"ottla.node.api.handlers.{name}"
 
@@ -100,15 +100,15 @@ class ApiRoute:
         unstable = unstable or self.serves_unstable_version
         return self.api.last_version if unstable else self.api.max_version
 
-    def announced(self, listener: Listener, *, unstable: bool) -> tuple[int, int]:
+    def announced(self, listener: ListenerType, *, unstable: bool) -> tuple[int, int]:
         """The first and last version as ApiVersions reports them."""
         return self.api.announced(listener, unstable=unstable or self.serves_unstable_version)
 
-    def load_handler(self, listener: Listener) -> Handler:
+    def load_handler(self, listener: ListenerType) -> Handler:
         module = cast("HandlerModule", import_module(self.module_name(listener)))
         return module.handle
 
-    def load_failure_response(self, listener: Listener) -> FailureResponse:
+    def load_failure_response(self, listener: ListenerType) -> FailureResponse:
         if self.on_failure is OnFailure.HANDLER:
             module = cast("HandlerModuleWithFailure", import_module(self.module_name(listener)))
             return module.failed
@@ -116,7 +116,7 @@ class ApiRoute:
 
     def load_decision(self) -> LocalDecision:
         assert self.decides_locally, f"{self.api.name} has no decision of its own"
-        module = cast("HandlerModuleWithDecision", import_module(self.module_name(Listener.CONTROLLER)))
+        module = cast("HandlerModuleWithDecision", import_module(self.module_name(ListenerType.CONTROLLER)))
         return module.decide
 
 

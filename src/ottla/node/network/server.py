@@ -18,7 +18,7 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import parse_ip_overrides
 from ottla.node.network.connection import RECEIVE_BYTES, ClientConnection, RequestDispatcher
 from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
-from ottla.runtime.network import Listener, Network, SocketOptions, peer_is_done
+from ottla.runtime.network import Network, NetworkListener, SocketOptions, peer_is_done
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class SocketServer:
         self._network = network
         self._service_for = service_for
         self._on_closed = on_closed
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, NetworkListener] = {}
         self._connections: dict[ClientConnection, None] = {}  # the oldest first
         self._per_ip: Counter[str] = Counter()
         self._receive = memoryview(bytearray(RECEIVE_BYTES))

@@ -19,7 +19,7 @@ from ottla.client.producer.config import ProducerConfig
 from ottla.client.settings import connection_config, settings_of
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest
-from ottla.runtime.loop_thread import LoopThread
+from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.endings import Endings

@@ -19,7 +19,7 @@ from ottla.client.admin.caller import Caller
 from ottla.client.cluster import Cluster, ConnectionConfig
 from ottla.client.errors import BootstrapFailed
 from ottla.protocol.errors import KafkaError
-from ottla.runtime.loop_thread import LoopThread
+from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
 __all__ = ["Link", "link_to"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import advertised_controller_id, broker_address
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
-from ottla.protocol.api import Listener
+from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -22,7 +22,7 @@ _NAMES = {_BROKERS: "BROKER", _CONTROLLERS: "CONTROLLER"}
 
 
 def handle(context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
-    served = _BROKERS if context.listener.kind is Listener.BROKER else _CONTROLLERS
+    served = _BROKERS if context.listener.kind is ListenerType.BROKER else _CONTROLLERS
     if request.endpoint_type not in _NAMES:
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,

@@ -1,8 +1,9 @@
-"""`python -m ottla.testing.keeper DIR [--remove]`: the nodes of a cluster end with whoever started them.
+"""`python -m ottla.testing.reaper DIR [--remove]`: end the nodes of a cluster when its starter has ended.
 
-The keeper reads its standard input, whose other end only the starter holds. When that one dies, however
-suddenly, the pipe is closed, and the keeper kills the nodes that still run, paused ones too, and removes the
-directory if it was a temporary one. So a test run that is killed leaves nothing behind.
+The reaper reads its standard input; only the process that started the cluster holds the other end of the
+pipe. When that process ends, also by SIGKILL, the pipe is closed; the reaper then kills the nodes that still
+run, including paused ones, and removes the directory if it is a temporary one. So a test run that is killed
+leaves no processes and no files.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _REMOVE: Final = "--remove"
 _END_SECONDS: Final = 30.0
 
 
-class Keeper:
-    """The process, from its start until it is not needed any more."""
+class ClusterReaper:
+    """The process of the reaper, from its start until `dismiss`."""
 
     def __init__(self, directory: Path, *, temporary: bool) -> None:
         options = [_REMOVE] if temporary else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ottla.testing.keeper", str(directory), *options],
+            [sys.executable, "-m", "ottla.testing.reaper", str(directory), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -33,7 +34,7 @@ class Keeper:
         )
 
     def dismiss(self) -> None:
-        """Everything is cleared away already."""
+        """End the reaper without its work: the nodes have ended already."""
         self._process.kill()
         self._process.wait(_END_SECONDS)
         assert self._process.stdin is not None
@@ -43,7 +44,7 @@ class Keeper:
 def main() -> None:
     directory, *options = sys.argv[1:]
     sys.stdin.buffer.read()
-    # Not before they are needed: most keepers never get here.
+    # Imported late: most reapers are dismissed, and stay small.
     from ottla.testing.cluster_plan import ClusterPlan
     from ottla.testing.cluster_process import ClusterError, NodeProcess
 

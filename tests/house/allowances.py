@@ -14,7 +14,6 @@ ROOMS_WITH_MODULE_CYCLES = [
     "ottla.node",
     "ottla.protocol",
     "ottla.raft",
-    "ottla.replication",
 ]
 ROOMS_WITH_PACKAGE_CYCLES = [
     "ottla.client",
@@ -34,7 +33,6 @@ DUPLICATED_NAMES = frozenset(
         "FetchSession",
         "GroupMember",
         "Kind",
-        "Listener",
         "NewSettings",
         "Now",
         "OpenTransaction",
@@ -43,7 +41,6 @@ DUPLICATED_NAMES = frozenset(
         "Request",
         "ResourceType",
         "RoundRobin",
-        "State",
         "Transaction",
         "TransactionState",
     )

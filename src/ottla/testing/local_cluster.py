@@ -378,7 +378,7 @@ class LocalCluster:
         return found[0]
 
     def find_controller(self) -> int | None:
-        """The id of the active controller, as the first broker that answers knows it; None without an answer."""
+        """The id of the active controller, as the first broker that answers reports it; or None."""
         topic = DescribeQuorumRequestTopicData(
             topic_name=CLUSTER_METADATA_TOPIC,
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],

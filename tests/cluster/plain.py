@@ -26,7 +26,7 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
-from ottla.testing.local_cluster import ClusterNode, LocalCluster, ask
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, send_request
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
@@ -52,7 +52,7 @@ def create(cluster: LocalCluster, topic: str, assignment: list[list[int]], **con
     )
     node = cluster.node(assignment[0][0])
     request = CreateTopicsRequest(topics=[described], timeout_ms=40_000)
-    answer = ask(node.port, request, 7, CreateTopicsResponse, timeout_s=60)
+    answer = send_request(node.port, request, 7, CreateTopicsResponse, timeout_s=60)
     assert [each.error_code for each in answer.topics] == [0], answer
     for index, brokers in enumerate(assignment):
         assert cluster.leader(topic, index) == brokers[0]
@@ -102,7 +102,9 @@ def produce(
 ) -> tuple[ErrorCode, int]:
     """What the broker answers to one record, and the offset that it got."""
     request = _request(topic, value, acks=acks, partition=partition, timeout_ms=timeout_ms)
-    answer = ask(node.port, request, PRODUCE_VERSION, ProduceResponse, timeout_s=timeout_ms / 1000 + 30)
+    answer = send_request(
+        node.port, request, PRODUCE_VERSION, ProduceResponse, timeout_s=timeout_ms / 1000 + 30
+    )
     (part,) = answer.responses[0].partition_responses
     return ErrorCode.of(part.error_code), part.base_offset
 
@@ -128,6 +130,6 @@ def end_offset(node: ClusterNode, topic: str, partition: int, *, of_replica: boo
             )
         ],
     )
-    answer = ask(node.port, request, 6, ListOffsetsResponse, timeout_s=30)
+    answer = send_request(node.port, request, 6, ListOffsetsResponse, timeout_s=30)
     (part,) = answer.topics[0].partitions
     return part.offset if part.error_code == ErrorCode.NONE else None

@@ -22,7 +22,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from ottla.testing.local_cluster import ClusterNode, LocalCluster, ask
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, send_request
 from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until
@@ -42,7 +42,7 @@ def coordinator(cluster: LocalCluster, key: str, kind: int = GROUP) -> int:
             if node.pid is None:
                 continue
             request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
-            answer = ask(node.port, request, 4, FindCoordinatorResponse, timeout_s=30)
+            answer = send_request(node.port, request, 4, FindCoordinatorResponse, timeout_s=30)
             (each,) = answer.coordinators
             found.add(each.node_id if each.error_code == ErrorCode.NONE else -1)
         return len(found) == 1 and -1 not in found
@@ -53,7 +53,7 @@ def coordinator(cluster: LocalCluster, key: str, kind: int = GROUP) -> int:
 
 def offset_fetch_code(node: ClusterNode, group: str) -> ErrorCode:
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)])
-    answer = ask(node.port, request, 8, OffsetFetchResponse, timeout_s=30)
+    answer = send_request(node.port, request, 8, OffsetFetchResponse, timeout_s=30)
     return ErrorCode.of(answer.groups[0].error_code)
 
 

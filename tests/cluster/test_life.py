@@ -13,7 +13,7 @@ import pytest
 
 from ottla import blocking
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, ask
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, send_request
 from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged import Load
 from tests.support.waiting import wait_until
@@ -21,14 +21,14 @@ from tests.support.waiting import wait_until
 
 def brokers_by(node: ClusterNode) -> dict[int, int]:
     """The brokers that a node lists, with their ports."""
-    answer = ask(node.port, DescribeClusterRequest(), 0, DescribeClusterResponse, timeout_s=30)
+    answer = send_request(node.port, DescribeClusterRequest(), 0, DescribeClusterResponse, timeout_s=30)
     return {broker.broker_id: broker.port for broker in answer.brokers}
 
 
 def test_every_node_describes_the_same_cluster(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
         assert brokers_by(node) == {each.id: each.port for each in cluster.nodes}
-        answer = ask(node.port, DescribeClusterRequest(), 0, DescribeClusterResponse, timeout_s=30)
+        answer = send_request(node.port, DescribeClusterRequest(), 0, DescribeClusterResponse, timeout_s=30)
         assert answer.cluster_id == cluster.cluster_id
     with blocking.Admin(cluster.bootstrap_servers) as admin:
         quorum = admin.cluster.quorum()

@@ -24,7 +24,7 @@ from ottla.protocol.messages.fetch import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
-from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, ask
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, send_request
 from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged import Load, read_all
@@ -91,7 +91,7 @@ def fetch(node: ClusterNode, topic: str, offset: int, *, rack: str = "") -> Part
         session_epoch=-1,
         topics=[FetchTopic(topic=topic, partitions=[asked])],
     )
-    answer = ask(node.port, request, 12, FetchResponse, timeout_s=30)
+    answer = send_request(node.port, request, 12, FetchResponse, timeout_s=30)
     return answer.responses[0].partitions[0]
 
 

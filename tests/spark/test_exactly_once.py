@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from ottla.client.blocking import Admin, Producer
-from ottla.spark.sink.stops import Place
 from tests.support.spark_killing import Killing, Target, chosen_kills, random_kills
 from tests.support.spark_query import QuerySpec
 from tests.support.spark_sink_lab import committed_values
+from tests.support.spark_sink_stops import StopPoint
 from tests.support.spark_standalone import StandaloneCluster
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(
         spec = prepare(killing.node.bootstrap, tmp_path, conf=conf, master=standalone.url)
         rows = feed(killing.node.bootstrap, 0, 4)
         # A task that has flushed hangs: only another attempt of it brings the batch to its end.
-        hanging = killing.hang(Place.FLUSHED, spec)
+        hanging = killing.hang(StopPoint.TRANSACTION_PREPARED, spec)
         killing.run_to_the_end(spec, attempts=1)
         check(killing.node.bootstrap, rows)
         deadline = time.monotonic() + 120

@@ -12,16 +12,16 @@ import pytest
 from ottla.client.blocking import Admin
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.spark.sink.endings import Endings, transactional_id
-from ottla.spark.sink.ledger import LANES, LANES_OF_A_RUN
-from ottla.spark.sink.messages import Prepared
-from ottla.spark.sink.process import Client
-from ottla.spark.sink.task import GivenUp, _Task
+from ottla.spark.sink.client import SinkClient
+from ottla.spark.sink.commit_messages import PreparedCommitMessage
+from ottla.spark.sink.decision_state import GENERATIONS, GENERATIONS_PER_RUN
+from ottla.spark.sink.task_writer import RunEnded, TransactionalTask
+from ottla.spark.sink.transaction_end import TransactionEnder, transactional_id
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_lab import Query, committed_values
 
 WITHOUT_SPARK = True
-RUNS_UNTIL_LANES_COME_AGAIN = LANES // LANES_OF_A_RUN
+RUNS_UNTIL_LANES_COME_AGAIN = GENERATIONS // GENERATIONS_PER_RUN
 
 
 @pytest.fixture(
@@ -59,7 +59,7 @@ def elsewhere(query: Query) -> Query:
 
 
 def attempts_of(query: Query, run: str) -> dict[str, str]:
-    return query.client.call(query.client.decisions.read(query.scope)).attempts_of(run)
+    return query.client.call(query.client.decision_log.read(query.scope)).attempts_of(run)
 
 
 def test_a_batch_without_lost_attempts_asks_for_nothing_more(
@@ -68,8 +68,8 @@ def test_a_batch_without_lost_attempts_asks_for_nothing_more(
     def never(*_: object) -> Any:
         raise AssertionError("nobody was tried again")
 
-    for name in ("fence", "in_use", "open_in"):
-        monkeypatch.setattr(Endings, name, never)
+    for name in ("fence", "find_ids_in_use", "find_ongoing_in_scope"):
+        monkeypatch.setattr(TransactionEnder, name, never)
     query.batch("r1", 1, [["a"], ["b"]])
     assert committed(query) == ["a", "b", "first"]
 
@@ -104,13 +104,13 @@ def test_an_attempt_that_has_not_written_yet_can_no_more_once_the_batch_is_done(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = query.task("r1", 1, 0, ["a"])
-    look = _Task._look_again
+    look = TransactionalTask._recheck_decision_log
 
-    async def sleep_over_the_commit(task: _Task) -> None:
+    async def sleep_over_the_commit(task: TransactionalTask) -> None:
         await look(task)
         await asyncio.to_thread(elsewhere(query).commit, [chosen], 1)
 
-    monkeypatch.setattr(_Task, "_look_again", sleep_over_the_commit)
+    monkeypatch.setattr(TransactionalTask, "_recheck_decision_log", sleep_over_the_commit)
     with pytest.raises(KafkaError):
         query.task("r1", 1, 0, ["a"], attempt=1)
     assert query.open_transactions() == []
@@ -119,28 +119,28 @@ def test_an_attempt_that_has_not_written_yet_can_no_more_once_the_batch_is_done(
 
 def before_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
     """The next task that is about to take its id over falls asleep, and `then` happens meanwhile."""
-    take_over = Client.transactional_producer
+    take_over = SinkClient.transactional_producer
 
-    async def late(client: Client, transactional_id: str) -> Producer:
-        monkeypatch.setattr(Client, "transactional_producer", take_over)
+    async def late(client: SinkClient, transactional_id: str) -> Producer:
+        monkeypatch.setattr(SinkClient, "transactional_producer", take_over)
         await asyncio.to_thread(then)
         return await take_over(client, transactional_id)
 
-    monkeypatch.setattr(Client, "transactional_producer", late)
+    monkeypatch.setattr(SinkClient, "transactional_producer", late)
 
 
 def after_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
     """The same when the next task has done so, and has written nothing."""
-    take_over = Client.transactional_producer
+    take_over = SinkClient.transactional_producer
 
-    async def slow(client: Client, transactional_id: str) -> Producer:
-        monkeypatch.setattr(Client, "transactional_producer", take_over)
-        monkeypatch.setattr("ottla.spark.sink.task.LOOK_AGAIN_SECONDS", 60.0)
+    async def slow(client: SinkClient, transactional_id: str) -> Producer:
+        monkeypatch.setattr(SinkClient, "transactional_producer", take_over)
+        monkeypatch.setattr("ottla.spark.sink.task_writer.RECHECK_SECONDS", 60.0)
         producer = await take_over(client, transactional_id)
         await asyncio.to_thread(then)
         return producer
 
-    monkeypatch.setattr(Client, "transactional_producer", slow)
+    monkeypatch.setattr(SinkClient, "transactional_producer", slow)
 
 
 def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
@@ -149,8 +149,8 @@ def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
     chosen = query.task("r1", 1, 0, ["a"])
     before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).commit([chosen], 1))
     late = query.task("r1", 1, 0, ["a"], attempt=1)
-    assert isinstance(late, Prepared)
-    assert late.decided_at is not None
+    assert isinstance(late, PreparedCommitMessage)
+    assert late.decision_offset is not None
     assert late.transaction is None
     assert query.open_transactions() == []
     query.batch("r1", 2, [["b"]])
@@ -158,7 +158,7 @@ def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
 
 
 def test_a_first_attempt_that_took_long_looks_again(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ottla.spark.sink.task.LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("ottla.spark.sink.task_writer.RECHECK_SECONDS", 0.0)
 
     def replaced_meanwhile() -> None:
         driver = elsewhere(query)
@@ -166,7 +166,7 @@ def test_a_first_attempt_that_took_long_looks_again(query: Query, monkeypatch: p
 
     before_the_id_is_taken_over(monkeypatch, replaced_meanwhile)
     late = query.task("r1", 1, 0, ["a"])
-    assert isinstance(late, Prepared)
+    assert isinstance(late, PreparedCommitMessage)
     assert late.transaction is None
     assert query.open_transactions() == []
     assert committed(query) == ["a", "first"]
@@ -190,7 +190,7 @@ def test_a_clean_up_that_fails_is_done_by_the_next_batch(
     chosen = query.task("r1", 1, 0, ["a"])
     query.task("r1", 1, 0, ["a"], attempt=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Endings, "fence", unreachable)
+        patch.setattr(TransactionEnder, "fence", unreachable)
         query.commit([chosen], 1)
     assert len(query.open_transactions()) == 1
     query.batch("r1", 2, [["b"]])
@@ -204,7 +204,7 @@ def test_an_abort_ends_what_dead_tasks_have_left(query: Query) -> None:
     query.task("r1", 1, 1, ["b"], attempt=1)
     query.abort([told, None], 1)
     assert query.open_transactions() == []
-    with pytest.raises(GivenUp):
+    with pytest.raises(RunEnded):
         query.task("r1", 1, 2, ["c"])
     query.batch("r2", 1, [["a", "b", "c"]])
     assert committed(query) == ["a", "b", "c", "first"]
@@ -258,7 +258,7 @@ def test_an_attempt_that_comes_after_a_batch_write_finds_it_over(
 ) -> None:
     chosen = [query.write_task("w", index, ["a"]) for index in range(tasks)]
     before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).commit_write(chosen))
-    with pytest.raises(GivenUp):
+    with pytest.raises(RunEnded):
         query.write_task("w", 0, ["a"], attempt=1)
     assert query.open_transactions("w") == []
     assert committed(query) == ["a"] * tasks + ["first"]
@@ -280,8 +280,8 @@ def test_a_batch_write_whose_tasks_have_all_died_leaves_nothing_open(
 ) -> None:
     for attempt in range(2):
         query.write_task("w", 0, ["a"], attempt=attempt)
-    before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort_write("w"))
-    with pytest.raises(GivenUp):
+    before_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort_batch_write("w"))
+    with pytest.raises(RunEnded):
         query.write_task("w", 0, ["a"], attempt=2)
     assert query.open_transactions("w") == []
     assert committed(query) == ["first"]

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from ottla.spark.sink.options import Delivery, TwoPhase, sink_options
+from ottla.spark.sink.options import DeliveryGuarantee, TwoPhaseCommitMode, sink_options
 
 WITHOUT_SPARK = True
 BROKERS = {"kafka.bootstrap.servers": "here:9092"}
@@ -14,7 +14,11 @@ BROKERS = {"kafka.bootstrap.servers": "here:9092"}
 
 def test_defaults_are_exactly_once_with_two_phase_commits_where_brokers_allow_them() -> None:
     found = sink_options(BROKERS)
-    assert (found.delivery, found.two_phase, found.topic) == (Delivery.EXACTLY_ONCE, TwoPhase.AUTO, None)
+    assert (found.delivery, found.two_phase, found.topic) == (
+        DeliveryGuarantee.EXACTLY_ONCE,
+        TwoPhaseCommitMode.AUTO,
+        None,
+    )
     assert found.fail_on_lost
     assert found.transaction_timeout_ms is None
 
@@ -27,7 +31,7 @@ def test_names_of_options_are_read_without_case() -> None:
 
 def test_a_timeout_of_ones_own_sets_two_phase_commits_aside() -> None:
     found = sink_options({**BROKERS, "kafka.transaction.timeout.ms": "5000"})
-    assert (found.transaction_timeout_ms, found.two_phase) == (5000, TwoPhase.OFF)
+    assert (found.transaction_timeout_ms, found.two_phase) == (5000, TwoPhaseCommitMode.OFF)
 
 
 def test_options_survive_the_way_to_a_task() -> None:

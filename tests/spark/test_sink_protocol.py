@@ -13,11 +13,12 @@ import pytest
 
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import KafkaError
-from ottla.spark.sink.driver import LostTransactions
-from ottla.spark.sink.endings import Endings, OpenTransaction, transactional_id
-from ottla.spark.sink.ledger import Transaction
-from ottla.spark.sink.messages import Prepared, TaskMessage
-from ottla.spark.sink.task import Fenced, TaskPlace, write_prepared
+from ottla.spark.sink.commit_coordinator import LostTransactions
+from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
+from ottla.spark.sink.decision_state import PreparedTransaction
+from ottla.spark.sink.listener import SinkListener
+from ottla.spark.sink.task_writer import RunFenced, TaskIdentity, write_transaction
+from ottla.spark.sink.transaction_end import OngoingTransaction, TransactionEnder, transactional_id
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_lab import Query, committed_values
 
@@ -64,8 +65,8 @@ def committed(bootstrap: str, query: Query) -> Callable[[], list[str]]:
 Committed = Callable[[], list[str]]
 
 
-def transaction_of(message: TaskMessage) -> Transaction:
-    assert isinstance(message, Prepared)
+def transaction_of(message: TaskCommitMessage) -> PreparedTransaction:
+    assert isinstance(message, PreparedCommitMessage)
     assert message.transaction is not None
     return message.transaction
 
@@ -88,7 +89,7 @@ def test_batches_follow_each_other(query: Query, committed: Committed) -> None:
 
 def test_a_task_without_rows_opens_nothing(query: Query, committed: Committed) -> None:
     messages = [query.task("r1", 0, 0, []), query.task("r1", 0, 1, ["a"])]
-    assert type(messages[0]) is TaskMessage
+    assert type(messages[0]) is TaskCommitMessage
     query.commit(messages, 0)
     query.commit([query.task("r1", 1, 0, [])], 1)
     assert committed() == ["a"]
@@ -126,7 +127,7 @@ def test_a_driver_that_dies_between_two_ends_is_finished_by_the_next(
 ) -> None:
     messages = [query.task("r1", 0, index, [f"v{index}"]) for index in range(3)]
     decide_and_die(query, messages, 0, monkeypatch)
-    query.client.call(query.client.endings.end(transaction_of(messages[1]), commit=True))
+    query.client.call(query.client.transactions.end(transaction_of(messages[1]), commit=True))
     query.batch("r2", 0, [["v0"], ["v1", "v2"]])
     query.batch("r2", 1, [["w"]])
     assert committed() == ["v0", "v1", "v2", "w"]
@@ -169,8 +170,8 @@ def test_an_old_driver_cannot_decide_once_the_next_has_begun(
         query.commit(old, 0)
     # Also if it had found its transactions open, a moment before they were ended:
     with monkeypatch.context() as patch:
-        patch.setattr("ottla.spark.sink.driver._check_open", nothing)
-        with pytest.raises(Fenced, match="replaced by run r2"):
+        patch.setattr("ottla.spark.sink.commit_coordinator.CommitCoordinator._check_open", nothing)
+        with pytest.raises(RunFenced, match="replaced by run r2"):
             query.commit(old, 0)
     query.abort(old, 0)
     query.commit(new, 0)
@@ -186,8 +187,8 @@ def test_an_old_driver_that_wakes_up_two_batches_late_does_no_harm(
     query.batch("r2", 0, [["a"]])
     query.batch("r2", 1, [["b"]])
     with monkeypatch.context() as patch:
-        patch.setattr("ottla.spark.sink.driver._check_open", nothing)
-        with pytest.raises(Fenced):
+        patch.setattr("ottla.spark.sink.commit_coordinator.CommitCoordinator._check_open", nothing)
+        with pytest.raises(RunFenced):
             query.commit(old, 0)
     query.abort(old, 0)
     # The run after finds the last decision, and not the late one.
@@ -200,30 +201,30 @@ def test_an_abort_after_another_run_has_decided_ends_only_its_own(query: Query, 
     old = [query.task("r1", 0, 0, ["a"])]
     new = [query.task("r2", 0, 0, ["a"])]
     straggler = query.task("r1", 0, 1, [])
-    late = Prepared(**{**vars(old[0]), "transaction": open_by_hand(query, "late")})
+    late = PreparedCommitMessage(**{**vars(old[0]), "transaction": open_by_hand(query, "late")})
     query.commit(new, 0)
     query.abort([old[0], straggler, late], 0)
     assert query.open_transactions() == []
     assert committed() == ["a"]
 
 
-def open_by_hand(query: Query, value: str) -> Transaction:
-    """A transaction of a lane that no run uses, as a task that slept through everything leaves it."""
-    place = TaskPlace(query.scope, "asleep", 7, 0)
+def open_by_hand(query: Query, value: str) -> PreparedTransaction:
+    """A transaction of a generation that no run uses, as a task that slept through everything leaves it."""
+    identity = TaskIdentity(query.scope, "asleep", 7, 0)
     rows = pa.record_batch({"value": pa.array([value], pa.string())})
-    return transaction_of(write_prepared(query.options, ("value",), place, [rows]))
+    return transaction_of(write_transaction(query.options, ("value",), identity, [rows], SinkListener()))
 
 
 def test_a_run_that_falls_asleep_while_it_cleans_up_spares_its_successor(
     query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query.task("r1", 0, 0, ["a"])
-    prepared: list[TaskMessage] = []
-    listing = Endings.open_in
+    prepared: list[TaskCommitMessage] = []
+    listing = TransactionEnder.find_ongoing_in_scope
 
-    async def sleep_over_it(endings: Endings, scope: str) -> list[OpenTransaction]:
+    async def sleep_over_it(transactions: TransactionEnder, scope: str) -> list[OngoingTransaction]:
         """The successor claims and writes after the log was read, and before transactions are listed."""
-        monkeypatch.setattr(Endings, "open_in", listing)
+        monkeypatch.setattr(TransactionEnder, "find_ongoing_in_scope", listing)
         other = Query(
             query.options.settings["bootstrap.servers"],
             query.options.topic or "",
@@ -231,9 +232,9 @@ def test_a_run_that_falls_asleep_while_it_cleans_up_spares_its_successor(
             kafka__client__id="successor",
         )
         prepared.append(await asyncio.to_thread(other.task, "r3", 0, 0, ["a"]))
-        return await listing(endings, scope)
+        return await listing(transactions, scope)
 
-    monkeypatch.setattr(Endings, "open_in", sleep_over_it)
+    monkeypatch.setattr(TransactionEnder, "find_ongoing_in_scope", sleep_over_it)
     query.task("r2", 0, 0, ["a"])
     query.commit(prepared, 0)
     assert committed() == ["a"]
@@ -242,12 +243,12 @@ def test_a_run_that_falls_asleep_while_it_cleans_up_spares_its_successor(
 def test_a_late_task_of_an_old_run_writes_nothing(query: Query, committed: Committed) -> None:
     query.batch("r1", 0, [["a"]])
     query.task("r2", 1, 0, ["b"])
-    with pytest.raises(Fenced):
+    with pytest.raises(RunFenced):
         query.task("r1", 1, 1, ["b"])
     query.batch("r2", 1, [["b"]])
     late = query.task("r1", 1, 0, ["b"])
-    assert isinstance(late, Prepared)
-    assert late.decided_at is not None
+    assert isinstance(late, PreparedCommitMessage)
+    assert late.decision_offset is not None
     assert committed() == ["a", "b"]
 
 
@@ -284,7 +285,7 @@ def test_a_decided_transaction_that_the_broker_has_aborted_is_told_loudly(
     messages = [query.task("r1", 7, index, [f"v{index}"]) for index in range(2)]
     decide_and_die(query, messages, 7, monkeypatch)
     lost = transaction_of(messages[1])
-    query.client.call(query.client.endings.end(lost, commit=False))  # as a timeout does
+    query.client.call(query.client.transactions.end(lost, commit=False))  # as a timeout does
     repeated = [query.task("r2", 7, 0, ["v0", "v1"])]
     with pytest.raises(LostTransactions, match=rf"batch 7 .* 1 rows of {lost.id} .* offsets \d+ to \d+"):
         query.commit(repeated, 7)
@@ -298,7 +299,7 @@ def test_what_was_lost_can_be_given_up(bootstrap: str, admin: Admin, monkeypatch
     query = new_query(bootstrap, admin, onLostTransactions="report")
     messages = [query.task("r1", 0, index, [f"v{index}"]) for index in range(2)]
     decide_and_die(query, messages, 0, monkeypatch)
-    query.client.call(query.client.endings.end(transaction_of(messages[0]), commit=False))
+    query.client.call(query.client.transactions.end(transaction_of(messages[0]), commit=False))
     query.batch("r2", 0, [["v0", "v1"]])
     query.batch("r2", 1, [["w"]])
     found = committed_values(bootstrap, query.options.topic or "", 2)
@@ -310,34 +311,38 @@ def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
 ) -> None:
     messages = query.batch("r1", 0, [["a"]])
     done = transaction_of(messages[0])
-    forgotten = Transaction("an-id-that-nobody-knows", done.producer_id, done.epoch, 1, done.wrote)
-    assert query.client.call(query.client.endings.was_committed(forgotten)) is True
+    forgotten = PreparedTransaction(
+        "an-id-that-nobody-knows", done.producer_id, done.epoch, 1, done.written_ranges
+    )
+    assert query.client.call(query.client.transactions.was_committed(forgotten)) is True
     aborted = transaction_of(query.task("r1", 1, 0, ["b"]))
-    query.client.call(query.client.endings.end(aborted, commit=False))
+    query.client.call(query.client.transactions.end(aborted, commit=False))
     query.client.call(wait_until_ended(query, aborted))
-    assert query.client.call(query.client.endings.was_committed(aborted)) is False
+    assert query.client.call(query.client.transactions.was_committed(aborted)) is False
 
 
-async def wait_until_ended(query: Query, transaction: Transaction) -> None:
-    await query.client.endings.end(transaction, commit=False)  # answered only when the markers are written
+async def wait_until_ended(query: Query, transaction: PreparedTransaction) -> None:
+    await query.client.transactions.end(
+        transaction, commit=False
+    )  # answered only when the markers are written
 
 
 def test_two_phase_commits_are_used_where_they_are_allowed(
     query: Query, request: pytest.FixtureRequest
 ) -> None:
     message = transaction_of(query.task("r1", 0, 0, ["a"]))
-    found = query.client.call(query.client.endings.open_ones([message.id]))[message.id]
+    found = query.client.call(query.client.transactions.find_ongoing([message.id]))[message.id]
     two_phase = "two-phase" in request.node.callspec.id
     assert found.timeout_ms == (2**31 - 1 if two_phase else 900_000)
-    query.client.call(query.client.endings.end(message, commit=False))
+    query.client.call(query.client.transactions.end(message, commit=False))
 
 
 def test_a_timeout_that_the_user_sets_counts_more(bootstrap: str, admin: Admin) -> None:
     query = new_query(bootstrap, admin, kafka__transaction__timeout__ms="65432")
     message = transaction_of(query.task("r1", 0, 0, ["a"]))
-    found = query.client.call(query.client.endings.open_ones([message.id]))[message.id]
+    found = query.client.call(query.client.transactions.find_ongoing([message.id]))[message.id]
     assert found.timeout_ms == 65_432
-    query.client.call(query.client.endings.end(message, commit=False))
+    query.client.call(query.client.transactions.end(message, commit=False))
 
 
 def test_two_phase_commits_can_be_demanded(
@@ -354,28 +359,28 @@ def test_two_phase_commits_can_be_demanded(
 def test_a_batch_write_is_one_decision_that_leaves_no_record(query: Query, committed: Committed) -> None:
     query.write_batch([["a"], ["b"]], run="w1")
     assert committed() == ["a", "b"]
-    assert query.client.call(query.client.decisions.abandoned(2**62)) == []
+    assert query.client.call(query.client.decision_log.find_abandoned_writes(2**62)) == []
 
 
 def test_a_batch_write_that_its_driver_left_half_done_is_completed_by_the_next(
     query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("ottla.spark.sink.driver._complete", die)
+        patch.setattr("ottla.spark.sink.commit_coordinator.CommitCoordinator._commit_transactions", die)
         with pytest.raises(Died):
             query.write_batch([["a"], ["b"]], run="w1")
     assert committed() == []
-    monkeypatch.setattr("ottla.spark.sink.driver.ABANDONED_AFTER_SECONDS", -60.0)
-    query.client.last_courtesy = float("-inf")
+    monkeypatch.setattr("ottla.spark.sink.commit_coordinator.ABANDONED_AFTER_SECONDS", -60.0)
+    query.client.last_abandoned_writes = float("-inf")
     query.write_batch([["c"], ["d"]], run="w2")
     assert committed() == ["a", "b", "c", "d"]
-    assert query.client.call(query.client.decisions.abandoned(2**62)) == []
+    assert query.client.call(query.client.decision_log.find_abandoned_writes(2**62)) == []
 
 
 def test_a_decision_topic_that_forgets_is_refused(bootstrap: str, admin: Admin) -> None:
     admin.topics.create("forgetful", partitions=1, configs={"cleanup.policy": "delete"})
     query = new_query(bootstrap, admin, decisionTopic="forgetful")
-    with pytest.raises(KafkaError, match=r"has cleanup\.policy=delete: it would forget what was decided"):
+    with pytest.raises(KafkaError, match=r"has cleanup\.policy=delete: it would lose decisions"):
         query.task("r1", 0, 0, ["a"])
     admin.topics.delete("forgetful")
 
@@ -397,7 +402,7 @@ def test_records_of_others_in_the_decision_topic_are_passed_over(
     bootstrap: str, query: Query, committed: Committed
 ) -> None:
     query.batch("r1", 0, [["a"]])
-    partition = query.client.call(query.client.decisions.partition(query.scope))
+    partition = query.client.call(query.client.decision_log.partition(query.scope))
     with Producer(bootstrap) as producer:
         for key in (b"no slash", b"another/run", b"\xff/\xff"):
             producer.send(partition.topic, b"\xff{", key=key, partition=partition.partition)
@@ -458,10 +463,10 @@ class Died(BaseException):
 
 
 def decide_and_die(
-    query: Query, messages: list[TaskMessage], batch: int, monkeypatch: pytest.MonkeyPatch
+    query: Query, messages: list[TaskCommitMessage], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("ottla.spark.sink.driver._complete", die)
+        patch.setattr("ottla.spark.sink.commit_coordinator.CommitCoordinator._commit_transactions", die)
         with pytest.raises(Died):
             query.commit(messages, batch)
 
@@ -474,7 +479,7 @@ async def nothing(*_: object) -> None:
     pass
 
 
-def query_lane(messages: list[TaskMessage]) -> int:
+def query_lane(messages: list[TaskCommitMessage]) -> int:
     first = messages[0]
-    assert isinstance(first, Prepared)
-    return first.lane
+    assert isinstance(first, PreparedCommitMessage)
+    return first.generation

@@ -20,11 +20,11 @@ import pytest
 
 from ottla.client.blocking import Admin
 from ottla.protocol.errors import KafkaError
+from ottla.spark.sink.client import SinkClient
+from ottla.spark.sink.commit_messages import TaskCommitMessage
 from ottla.spark.sink.decision_log import DecisionLog
-from ottla.spark.sink.endings import Endings
-from ottla.spark.sink.messages import TaskMessage
-from ottla.spark.sink.process import Client
-from ottla.spark.sink.task import _Task
+from ottla.spark.sink.task_writer import TransactionalTask
+from ottla.spark.sink.transaction_end import TransactionEnder
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_lab import Query, committed_values
 
@@ -118,7 +118,7 @@ class Spark:
         tasks: list[list[str]] = [[] for _ in range(self._chaos.integer(1, 4))]
         for row in range(ROWS):
             tasks[self._chaos.integer(0, len(tasks) - 1)].append(f"{batch}-{row}")
-        messages: list[TaskMessage | None] = [None] * len(tasks)
+        messages: list[TaskCommitMessage | None] = [None] * len(tasks)
         for partition, rows in enumerate(tasks):
             for attempt in range(2):
                 try:
@@ -142,7 +142,7 @@ def bootstrap() -> Iterator[str]:
         yield node.bootstrap_servers
 
 
-async def leave_open(task: _Task) -> None:
+async def leave_open(task: TransactionalTask) -> None:
     """What is left of a task that was killed."""
     if task._producer is not None:
         await task._producer.close(timeout_ms=0)
@@ -157,14 +157,14 @@ def test_whoever_sleeps_or_dies_every_row_is_there_once(
     for owner, name in (
         (DecisionLog, "append"),
         (DecisionLog, "read"),
-        (Endings, "end"),
-        (Endings, "open_ones"),
-        (_Task, "prepare"),
+        (TransactionEnder, "end"),
+        (TransactionEnder, "find_ongoing"),
+        (TransactionalTask, "prepare"),
     ):
         monkeypatch.setattr(owner, name, chaos.around(getattr(owner, name)))
-    opening = chaos.around(Client.transactional_producer, afterwards=False)
-    monkeypatch.setattr(Client, "transactional_producer", opening)
-    monkeypatch.setattr(_Task, "abort", leave_open)
+    opening = chaos.around(SinkClient.transactional_producer, afterwards=False)
+    monkeypatch.setattr(SinkClient, "transactional_producer", opening)
+    monkeypatch.setattr(TransactionalTask, "abort", leave_open)
     spark = Spark(bootstrap, chaos)
     alive: list[threading.Thread] = []
     while not spark.is_done:

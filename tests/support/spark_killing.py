@@ -21,17 +21,17 @@ from pathlib import Path
 
 import psutil
 
-from ottla.spark.sink.stops import VARIABLE, Place
 from ottla.testing.cluster_plan import free_ports
 from tests.support import java
 from tests.support.node_process import NodeProcess
 from tests.support.spark_query import DONE, QuerySpec
+from tests.support.spark_sink_stops import VARIABLE, StopPoint
 from tests.support.spark_standalone import StandaloneCluster
 
 __all__ = ["Kill", "Killing", "Target", "chosen_kills", "random_kills"]
 
-PLACE_SECONDS = 600
-LOOK_SECONDS = 0.05
+POINT_SECONDS = 600
+POLL_SECONDS = 0.05
 
 
 class Target(Enum):
@@ -46,40 +46,40 @@ class Kill:
     """What dies, and where the sink stands then; without a place, after `after_s` seconds of work."""
 
     target: Target
-    place: Place | None = None
+    point: StopPoint | None = None
     after_s: float = 0.0
 
     def __str__(self) -> str:
-        where = self.place.value if self.place is not None else "at random"
+        where = self.point.value if self.point is not None else "at random"
         return f"{self.target.value}, {where}"
 
 
 def chosen_kills() -> list[Kill]:
     """Every place once, with the death that is most awkward there."""
     return [
-        Kill(Target.WORKER, Place.FLUSHED),
-        Kill(Target.DRIVER, Place.FLUSHED),
-        Kill(Target.NODE, Place.DECIDED),
-        Kill(Target.DRIVER, Place.BETWEEN_ENDS),
-        Kill(Target.WORKER, Place.BEFORE_FLUSH),
-        Kill(Target.DRIVER, Place.COMPLETED),
+        Kill(Target.WORKER, StopPoint.TRANSACTION_PREPARED),
+        Kill(Target.DRIVER, StopPoint.TRANSACTION_PREPARED),
+        Kill(Target.NODE, StopPoint.BATCH_DECIDED),
+        Kill(Target.DRIVER, StopPoint.BETWEEN_COMMITS),
+        Kill(Target.WORKER, StopPoint.ROWS_SENT),
+        Kill(Target.DRIVER, StopPoint.BATCH_COMMITTED),
     ]
 
 
 def random_kills(count: int, seed: int, targets: list[Target]) -> Iterator[Kill]:
     dice = random.Random(seed)
-    places = {
-        Target.DRIVER: list(Place),
-        Target.NODE: list(Place),
-        Target.WORKER: [Place.OPENED, Place.BEFORE_FLUSH, Place.FLUSHED],
-        Target.EXECUTOR: [Place.OPENED, Place.BEFORE_FLUSH, Place.FLUSHED],
+    points = {
+        Target.DRIVER: list(StopPoint),
+        Target.NODE: list(StopPoint),
+        Target.WORKER: [StopPoint.TRANSACTION_OPENED, StopPoint.ROWS_SENT, StopPoint.TRANSACTION_PREPARED],
+        Target.EXECUTOR: [StopPoint.TRANSACTION_OPENED, StopPoint.ROWS_SENT, StopPoint.TRANSACTION_PREPARED],
     }
     for _ in range(count):
         target = dice.choice(targets)
         if dice.random() < 0.35:
             yield Kill(target, after_s=dice.uniform(0.1, 6.0))
         else:
-            yield Kill(target, dice.choice(places[target]))
+            yield Kill(target, dice.choice(points[target]))
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Killing:
             if self._query is None:
                 self.start(spec)
             assert self._query is not None
-            status = self._query.wait(PLACE_SECONDS)
+            status = self._query.wait(POINT_SECONDS)
             self.kill_query()
             if status == 0 and DONE in self.output():
                 return
@@ -170,15 +170,15 @@ class Killing:
 
     def kill(self, kill: Kill, spec: QuerySpec) -> bool:
         """Whether it happened: a query may be done before the place is reached."""
-        if kill.place is None:
+        if kill.point is None:
             self._ensure_running(spec)
             self._await_work(kill.after_s)
             pid = None
         else:
-            (self.stops / kill.place.value).touch()
-            pid = self._await_stop(kill.place, spec)
+            (self.stops / kill.point.value).touch()
+            pid = self._await_stop(kill.point, spec)
             if pid is None:
-                (self.stops / kill.place.value).unlink(missing_ok=True)
+                (self.stops / kill.point.value).unlink(missing_ok=True)
                 self.kill_query()
                 return False
         happened = self._strike(kill.target, pid)
@@ -189,11 +189,11 @@ class Killing:
             print(f"{sum(self.done.values())}. {kill}", flush=True)
         return happened
 
-    def hang(self, place: Place, spec: QuerySpec) -> int:
+    def hang(self, point: StopPoint, spec: QuerySpec) -> int:
         """Makes the next process that comes to the place wait there for ever; which one it was."""
-        (self.stops / place.value).touch()
-        pid = self._await_stop(place, spec)
-        assert pid is not None, f"the query was done before {place.value}"
+        (self.stops / point.value).touch()
+        pid = self._await_stop(point, spec)
+        assert pid is not None, f"the query was done before {point.value}"
         return pid
 
     def _strike(self, target: Target, pid: int | None) -> bool:
@@ -234,26 +234,26 @@ class Killing:
         if self._query is None:
             self.start(spec)
 
-    def _await_stop(self, place: Place, spec: QuerySpec) -> int | None:
+    def _await_stop(self, point: StopPoint, spec: QuerySpec) -> int | None:
         """The process that stands there now, None if the query is done. One that failed is started again."""
-        deadline = time.monotonic() + PLACE_SECONDS
+        deadline = time.monotonic() + POINT_SECONDS
         while time.monotonic() < deadline:
-            for stopped in self.stops.glob(f"{place.value}.*"):
+            for stopped in self.stops.glob(f"{point.value}.*"):
                 return int(stopped.suffix[1:])
             if self._query is not None and not self.is_running and self.output().rstrip().endswith(DONE):
                 return None
             self._ensure_running(spec)
-            time.sleep(LOOK_SECONDS)
-        raise AssertionError(f"nobody came to {place.value}:\n{self.output()[-6000:]}")
+            time.sleep(POLL_SECONDS)
+        raise AssertionError(f"nobody came to {point.value}:\n{self.output()[-6000:]}")
 
     def _await_work(self, seconds: float) -> None:
         """Some time in which the query's tasks can run: from when its Python workers are there."""
-        deadline = time.monotonic() + PLACE_SECONDS
+        deadline = time.monotonic() + POINT_SECONDS
         while time.monotonic() < deadline and self.is_running and not self._processes(r"pyspark\.daemon"):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.is_running:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -33,6 +33,7 @@ class QuerySpec:
 
 def main(spec: QuerySpec) -> None:
     from ottla.spark.session import session
+    from tests.support.spark_sink_stops import FORMAT, register
     from tests.support.spark_standalone import SHORT_LIVED
 
     conf = {
@@ -42,6 +43,7 @@ def main(spec: QuerySpec) -> None:
         **spec.conf,
     }
     spark = session(spec.master, name="kill me", conf=conf)
+    register(spark)
     rows = (
         spark.readStream.format("ottla")
         .option("kafka.bootstrap.servers", spec.bootstrap)
@@ -53,7 +55,7 @@ def main(spec: QuerySpec) -> None:
         .repartition(spec.tasks)
     )
     query = (
-        rows.writeStream.format("ottla")
+        rows.writeStream.format(FORMAT)
         .option("kafka.bootstrap.servers", spec.bootstrap)
         .option("topic", spec.target)
         .option("checkpointLocation", spec.checkpoint)

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from ottla.client.blocking import Admin, Consumer
-from ottla.spark.sink import driver
-from ottla.spark.sink.messages import TaskMessage
+from ottla.spark.sink.client import SinkClient, sink_client
+from ottla.spark.sink.commit_coordinator import CommitCoordinator
+from ottla.spark.sink.commit_messages import TaskCommitMessage
+from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.options import SinkOptions, sink_options
-from ottla.spark.sink.process import Client, client_of
-from ottla.spark.sink.task import TaskPlace, write_prepared
+from ottla.spark.sink.task_writer import TaskIdentity, write_transaction
 
 __all__ = ["Query", "await_markers", "committed_values"]
 
@@ -37,40 +38,46 @@ class Query:
         self.scope = f"{self.options.prefix}-{name}"
 
     @property
-    def client(self) -> Client:
-        return client_of(self.options)
+    def client(self) -> SinkClient:
+        return sink_client(self.options)
+
+    @property
+    def coordinator(self) -> CommitCoordinator:
+        return CommitCoordinator(self.client, SinkListener())
 
     def task(
         self, run: str, batch: int, partition: int, values: Iterable[str], *, attempt: int = 0
-    ) -> TaskMessage:
-        place = TaskPlace(self.scope, run, partition, attempt, batch)
+    ) -> TaskCommitMessage:
+        identity = TaskIdentity(self.scope, run, partition, attempt, batch)
         rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
-        return write_prepared(self.options, ("value",), place, [rows])
+        return write_transaction(self.options, ("value",), identity, [rows], SinkListener())
 
-    def commit(self, messages: Sequence[TaskMessage | None], batch: int) -> None:
-        self.client.call(driver.commit(self.client, messages, batch, streaming=True))
+    def commit(self, messages: Sequence[TaskCommitMessage | None], batch: int) -> None:
+        self.client.call(self.coordinator.commit(messages, batch, streaming=True))
 
-    def abort(self, messages: Sequence[TaskMessage | None], batch: int) -> None:
-        self.client.call(driver.abort(self.client, messages, batch))
+    def abort(self, messages: Sequence[TaskCommitMessage | None], batch: int) -> None:
+        self.client.call(self.coordinator.abort(messages, batch))
 
-    def batch(self, run: str, batch: int, parts: Sequence[Sequence[str]]) -> list[TaskMessage]:
+    def batch(self, run: str, batch: int, parts: Sequence[Sequence[str]]) -> list[TaskCommitMessage]:
         """All tasks of a batch and its commit."""
         messages = [self.task(run, batch, index, values) for index, values in enumerate(parts)]
         self.commit(messages, batch)
         return messages
 
-    def write_task(self, run: str, partition: int, values: Iterable[str], *, attempt: int = 0) -> TaskMessage:
+    def write_task(
+        self, run: str, partition: int, values: Iterable[str], *, attempt: int = 0
+    ) -> TaskCommitMessage:
         """A task of a batch write, in a scope of its own."""
-        place = TaskPlace(f"{self.scope}-{run}", run, partition, attempt)
+        identity = TaskIdentity(f"{self.scope}-{run}", run, partition, attempt)
         rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
-        return write_prepared(self.options, ("value",), place, [rows])
+        return write_transaction(self.options, ("value",), identity, [rows], SinkListener())
 
-    def commit_write(self, messages: Sequence[TaskMessage | None]) -> None:
-        self.client.call(driver.commit(self.client, messages, 0, streaming=False))
+    def commit_write(self, messages: Sequence[TaskCommitMessage | None]) -> None:
+        self.client.call(self.coordinator.commit(messages, 0, streaming=False))
 
-    def abort_write(self, run: str) -> None:
+    def abort_batch_write(self, run: str) -> None:
         """As Spark does when no task has come to its end."""
-        self.client.call(driver.abort_write(self.client, f"{self.scope}-{run}", run))
+        self.client.call(self.coordinator.abort_batch_write(f"{self.scope}-{run}", run))
 
     def write_batch(self, parts: Sequence[Sequence[str]], *, run: str) -> None:
         """A batch write and its commit."""
@@ -79,7 +86,9 @@ class Query:
     def open_transactions(self, run: str = "") -> list[str]:
         """Of the query, or of one of its batch writes."""
         scope = f"{self.scope}-{run}" if run else self.scope
-        return sorted(each.id for each in self.client.call(self.client.endings.open_in(scope)))
+        return sorted(
+            each.id for each in self.client.call(self.client.transactions.find_ongoing_in_scope(scope))
+        )
 
 
 def await_markers(bootstrap: str, topic: str) -> None:

@@ -1,8 +1,8 @@
-"""`format("ottla")`: the one class that Spark asks for readers and writers.
+"""`format("ottla")`: the class that Spark asks for readers and writers.
 
-It is made anew for nearly every call, in processes that need only one of its sides; each side is therefore
-imported when it is asked for. Options are looked at where a reader or a writer is made, so that a mistake is
-told before anything is read or written.
+Spark creates it again for nearly every call, in processes that need only a reader or only a writer; so each
+is imported when it is asked for. Options are checked where a reader or a writer is created, so that a mistake
+fails before anything is read or written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         DataSourceStreamReader,
     )
     from pyspark.sql.types import StructType
+
+    from ottla.spark.sink.listener import SinkListener
 
 __all__ = ["OttlaDataSource"]
 
@@ -51,12 +53,18 @@ class OttlaDataSource(DataSource):
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from ottla.spark.sink import batch_writer
+        from ottla.spark.sink.writers import batch_writer
 
-        return batch_writer(self.options, schema, overwrite)
+        return batch_writer(self.options, schema, overwrite, self.sink_listener())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from ottla.spark.sink import stream_writer
+        from ottla.spark.sink.writers import stream_writer
 
         begin_task()
-        return stream_writer(self.options, schema, overwrite)
+        return stream_writer(self.options, schema, self.sink_listener())
+
+    def sink_listener(self) -> SinkListener:
+        """The listener of new writers; it does nothing. A subclass may return another one."""
+        from ottla.spark.sink.listener import SinkListener
+
+        return SinkListener()

@@ -1,7 +1,7 @@
-"""The columns that are written: Spark's own Kafka sink's names, types and errors.
+"""The columns that are written, with the names, types and errors of Spark's own Kafka sink.
 
-`value` is required; `key`, `headers`, `partition` and `timestamp` may be missing; `topic` may if the option
-of that name is given, which then counts for all rows. Other columns are not looked at, as in Spark.
+`value` is required; `key`, `headers`, `partition` and `timestamp` are optional; `topic` is optional if the
+option of that name is set, which then applies to all rows. Other columns are ignored, as in Spark.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPES = {
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raises what Spark's own sink would raise for these columns."""
+    """Raise the error of Spark's own sink if these columns cannot be written."""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if topic is None and "topic" not in types:
         raise ValueError(
@@ -66,7 +66,7 @@ def largest_field(records: pa.RecordBatch) -> int:
 def rows_by_topic(
     batch: pa.RecordBatch, columns: tuple[str, ...], topic: str | None
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """(topic, its rows with the columns of a record); rows of one topic keep their order."""
+    """Yield (topic, its rows with the columns of a record); rows of one topic keep their order."""
     import pyarrow.compute as pc
 
     records = batch.select(list(columns))

@@ -1,7 +1,7 @@
-"""The sink's options: those of Spark's own Kafka sink and a few beyond it, checked before anything starts.
+"""The options of the sink: those of Spark's own Kafka sink and a few more, checked before anything starts.
 
-An option that does not exist is refused: a misspelt `topic` or `delivery` would otherwise change what a job
-does in silence.
+An unknown option is refused: a misspelt `topic` or `delivery` would otherwise silently change what a job
+does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 
-__all__ = ["Delivery", "SinkOptions", "TwoPhase", "sink_options"]
+__all__ = ["DeliveryGuarantee", "SinkOptions", "TwoPhaseCommitMode", "sink_options"]
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _KNOWN = (
     # Of Spark's own sink: a column `headers` is written with or without it.
     "includeHeaders",
 )
-# What a data source may be given by Spark itself.
-_FOREIGN = frozenset({"path", "checkpointlocation", "queryname"})
+# Options that Spark itself may pass to a data source.
+_ADDED_BY_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 _REFUSED = {
     "key.serializer": "keys are bytes or text; convert the column `key` with Spark's functions",
     "value.serializer": "values are bytes or text; convert the column `value` with Spark's functions",
@@ -38,7 +38,7 @@ _REFUSED = {
     "interceptor.classes": "they would run per record and could change what is written",
     "partitioner.class": "set the column `partition`, or leave it to Kafka's default",
 }
-_WITHOUT_MEANING = frozenset(
+_IGNORED = frozenset(
     {
         "auto.include.jmx.reporter",
         "client.dns.lookup",
@@ -59,12 +59,12 @@ _WITHOUT_MEANING = frozenset(
 )
 
 
-class Delivery(Enum):
+class DeliveryGuarantee(Enum):
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
 
 
-class TwoPhase(Enum):
+class TwoPhaseCommitMode(Enum):
     AUTO = "auto"
     REQUIRED = "true"
     OFF = "false"
@@ -72,14 +72,14 @@ class TwoPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where rows go and how. `producer` are settings of Kafka's producer by their names, all of them good."""
+    """Where rows go and how. `producer` are checked settings of Kafka's producer, by their names."""
 
     producer: tuple[tuple[str, str], ...]
     topic: str | None
-    delivery: Delivery
+    delivery: DeliveryGuarantee
     prefix: str
     decision_topic: str
-    two_phase: TwoPhase
+    two_phase: TwoPhaseCommitMode
     fail_on_lost: bool
 
     @property
@@ -88,13 +88,13 @@ class SinkOptions:
 
     @property
     def transaction_timeout_ms(self) -> int | None:
-        """What the user has set: transactions then end by themselves after this time, decided or not."""
+        """The user's setting, if any: transactions then time out after this time, decided or not."""
         text = self.settings.get("transaction.timeout.ms")
         return None if text is None else int(text)
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """ValueError names the option, its value, and what to write instead."""
+    """Parse the options. A ValueError names the option, its value, and what to write instead."""
     given = {name.lower(): str(value) for name, value in options.items()}
     _check_names(given)
     topic = given.get("topic", "").strip() or None
@@ -103,8 +103,10 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
             "the option topic is empty; name a topic, or give each row its own in a column `topic`"
         )
     timeout_is_set = "kafka.transaction.timeout.ms" in given
-    two_phase = TwoPhase(_one_of(given, "twoPhaseCommit", [each.value for each in TwoPhase], "auto"))
-    if two_phase is TwoPhase.REQUIRED and timeout_is_set:
+    two_phase = TwoPhaseCommitMode(
+        _one_of(given, "twoPhaseCommit", [each.value for each in TwoPhaseCommitMode], "auto")
+    )
+    if two_phase is TwoPhaseCommitMode.REQUIRED and timeout_is_set:
         raise ValueError(
             "twoPhaseCommit=true and kafka.transaction.timeout.ms exclude each other: a transaction in "
             "two-phase commit has no timeout"
@@ -112,8 +114,13 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     prefix = given.get("transactionalidprefix", DEFAULT_PREFIX).strip()
     if not prefix or len(prefix) > 200:
         raise ValueError(f"transactionalIdPrefix={prefix!r} must have 1 to 200 characters")
-    delivery = Delivery(
-        _one_of(given, "delivery", [each.value for each in Delivery], Delivery.EXACTLY_ONCE.value)
+    delivery = DeliveryGuarantee(
+        _one_of(
+            given,
+            "delivery",
+            [each.value for each in DeliveryGuarantee],
+            DeliveryGuarantee.EXACTLY_ONCE.value,
+        )
     )
     found = SinkOptions(
         producer=_producer_settings(given, delivery),
@@ -121,7 +128,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         delivery=delivery,
         prefix=prefix,
         decision_topic=given.get("decisiontopic", DEFAULT_DECISION_TOPIC).strip() or DEFAULT_DECISION_TOPIC,
-        two_phase=TwoPhase.OFF if timeout_is_set else two_phase,
+        two_phase=TwoPhaseCommitMode.OFF if timeout_is_set else two_phase,
         fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
     )
     if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
@@ -135,10 +142,10 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 def _check_names(given: Mapping[str, str]) -> None:
     known = {name.lower(): name for name in _KNOWN}
     for name in given:
-        if name in known or name in _FOREIGN or name.startswith("kafka."):
+        if name in known or name in _ADDED_BY_SPARK or name.startswith("kafka."):
             continue
         near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {known[near[0]]}?" if near else "see docs/spark/sink.md for those there are"
+        hint = f"did you mean {known[near[0]]}?" if near else "docs/spark/sink.md lists them"
         raise ValueError(f'format("ottla") has no option {name!r} for writing; {hint}')
 
 
@@ -149,8 +156,8 @@ def _one_of(given: Mapping[str, str], option: str, allowed: list[str], default: 
     return value
 
 
-def _producer_settings(given: Mapping[str, str], delivery: Delivery) -> tuple[tuple[str, str], ...]:
-    # Here, as only whoever checks options needs them.
+def _producer_settings(given: Mapping[str, str], delivery: DeliveryGuarantee) -> tuple[tuple[str, str], ...]:
+    # Imported here: tasks use checked options and do not need these.
     from ottla.client.producer.config import ProducerConfig
     from ottla.client.settings import is_about_security, settings_of
 
@@ -162,8 +169,8 @@ def _producer_settings(given: Mapping[str, str], delivery: Delivery) -> tuple[tu
             raise ValueError(f"kafka.{name} is not supported: {why}")
     if kafka.get("security.protocol", "").strip().upper() == "PLAINTEXT":
         del kafka["security.protocol"]
-    for name in [name for name in kafka if name in _WITHOUT_MEANING]:
-        log.info("kafka.%s does nothing in this sink", name)
+    for name in [name for name in kafka if name in _IGNORED]:
+        log.info("kafka.%s has no effect in this sink", name)
         del kafka[name]
     known = {field.name.replace("_", ".") for field in fields(ProducerConfig)}
     for name in kafka:
@@ -172,7 +179,7 @@ def _producer_settings(given: Mapping[str, str], delivery: Delivery) -> tuple[tu
             hint = f"; did you mean kafka.{near[0]}?" if near else ""
             raise ValueError(f"kafka.{name} is not a setting that this client knows{hint}")
     kafka.setdefault("client.id", "ottla-spark")
-    keywords = {"transactional_id": "checked"} if delivery is Delivery.EXACTLY_ONCE else {}
+    keywords = {"transactional_id": "checked"} if delivery is DeliveryGuarantee.EXACTLY_ONCE else {}
     try:
         settings_of(ProducerConfig, kafka, keywords)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Ends what runs before this one, and attempts that lost, have left open.
+"""End the transactions that earlier runs and superseded task attempts have left open.
 
-What is decided is committed, everything else is aborted, each by its exact identity. That is right only for
-whoever owns the scope, and ownership can be lost at any moment; so the order matters: first the open
-transactions are listed, then the log is read. If the run still owns the scope by then, everything on the list
-was opened before any later run could begin, and nobody but this run can decide about it.
+A decided transaction is committed and any other is aborted, each by its exact producer id and epoch. Only the
+owner of the scope may do that, and ownership can be lost at any moment; so the order matters: first list the
+open transactions, then read the log. If the run still owns the scope by then, every transaction on the list
+was opened before any later run could start, and only this run can decide about it.
 """
 
 from __future__ import annotations
@@ -13,78 +13,92 @@ from collections.abc import Iterable
 
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.decision_log import DecisionLog
-from ottla.spark.sink.endings import Ended, Endings, OpenTransaction, slot_of
-from ottla.spark.sink.ledger import Transaction, is_lane_of
+from ottla.spark.sink.decision_state import PreparedTransaction, belongs_to_run
+from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, TransactionEnder, slot_of
 
-__all__ = ["end_unfinished", "end_what_is_left", "finish_abandoned_writes"]
+__all__ = ["complete_abandoned_writes", "end_open_transactions", "fence_writers"]
 
 log = logging.getLogger(__name__)
 
 
-async def end_what_is_left(
-    decisions: DecisionLog, endings: Endings, scope: str, run: str, *, but_lane: int | None = None
+async def end_open_transactions(
+    decision_log: DecisionLog,
+    transactions: TransactionEnder,
+    scope: str,
+    run: str,
+    *,
+    except_generation: int | None = None,
 ) -> None:
-    """Ends all open transactions of the scope, but for those of the run that has this lane.
+    """End all open transactions of the scope, except those of the run that has this generation.
 
-    Only for the readers' sake, so a failure is no more than told: who comes next tries again.
+    They only hold readers back, so a failure is logged and not raised: the next batch tries again.
     """
     try:
-        found = await endings.open_in(scope)
-        if but_lane is not None:
-            found = [each for each in found if not is_lane_of(but_lane, each.slot)]
+        found = await transactions.find_ongoing_in_scope(scope)
+        if except_generation is not None:
+            found = [each for each in found if not belongs_to_run(except_generation, each.slot)]
         if not found:
             return
-        ledger = await decisions.read(scope)
-        if ledger.owner == run:
-            decided = {each.identity for decision in ledger.decisions() for each in decision.transactions}
-            await _end_all_of(endings, found, commit=decided)
+        state = await decision_log.read(scope)
+        if state.owner == run:
+            decided = {
+                each.identity for decision in state.valid_decisions() for each in decision.transactions
+            }
+            await _end_each(transactions, found, commit=decided)
     except KafkaError as error:
-        log.warning("transactions that were left open in %r could not be ended: %s", scope, error)
+        log.warning("could not end the open transactions of %r: %s", scope, error)
 
 
-async def end_unfinished(endings: Endings, scope: str, *, lane: int | None = None) -> None:
-    """Shuts out whoever writes in a scope, or in the lanes of one run in it, when nothing of theirs can be
-    committed any more. What was decided must be complete; it is not touched.
+async def fence_writers(transactions: TransactionEnder, scope: str, *, generation: int | None = None) -> None:
+    """Fence all producers of a scope, or of one run in it, none of whose transactions can be committed.
+
+    The transactions of a valid decision must be committed before; they are not affected.
     """
     try:
-        ids = await endings.in_use(scope)
-        await endings.fence([each for each in ids if lane is None or is_lane_of(lane, slot_of(each))])
+        ids = await transactions.find_ids_in_use(scope)
+        await transactions.fence(
+            [each for each in ids if generation is None or belongs_to_run(generation, slot_of(each))]
+        )
     except KafkaError as error:
-        log.warning("transactions that were left open in %r could not be ended: %s", scope, error)
+        log.warning("could not end the open transactions of %r: %s", scope, error)
 
 
-async def finish_abandoned_writes(decisions: DecisionLog, endings: Endings, before_ms: int) -> None:
-    """Batch writes whose driver died between the decision and the last end: whoever comes by completes them.
+async def complete_abandoned_writes(
+    decision_log: DecisionLog, transactions: TransactionEnder, before_ms: int
+) -> None:
+    """Commit the batch writes whose driver died between its decision and the last commit.
 
-    Only a courtesy, as what they left open has a timeout; so a failure is no more than told.
+    Any later driver does this for others. Their transactions also have a timeout, so a failure is logged
+    and not raised.
     """
     try:
-        for scope, run, decision in await decisions.abandoned(before_ms):
-            results = await endings.end_all(decision.transactions, commit=True)
-            lost = sum(result is Ended.GONE for result in results)
+        for scope, run, decision in await decision_log.find_abandoned_writes(before_ms):
+            results = await transactions.end_all(decision.transactions, commit=True)
+            lost = sum(result is EndResult.GONE for result in results)
             log.warning(
                 "%s: completed a batch write that its driver had left; %d of %d transactions were gone",
                 scope,
                 lost,
                 len(results),
             )
-            await decisions.forget(scope, [f"{scope}/{run}"])
+            await decision_log.append_tombstones(scope, [f"{scope}/{run}"])
     except (KafkaError, ValueError) as error:
-        log.warning("could not look for batch writes that were left unfinished: %s", error)
+        log.warning("could not look for unfinished batch writes: %s", error)
 
 
-async def _end_all_of(
-    endings: Endings, found: Iterable[OpenTransaction], *, commit: Iterable[tuple[str, int, int]] = ()
+async def _end_each(
+    transactions: TransactionEnder,
+    found: Iterable[OngoingTransaction],
+    *,
+    commit: Iterable[tuple[str, int, int]] = (),
 ) -> None:
-    """Commits those with an identity of `commit`, and aborts the others."""
+    """Commit the transactions with an identity of `commit`, and abort the others."""
     decided = set(commit)
-    right: list[Transaction] = []
-    left: list[Transaction] = []
+    to_commit: list[PreparedTransaction] = []
+    to_abort: list[PreparedTransaction] = []
     for each in found:
-        (right if each.identity in decided else left).append(Transaction(*each.identity))
-    await endings.end_all(right, commit=True)
-    await endings.end_all(left, commit=False)
-    if right or left:
-        log.info(
-            "of what was left open, %d transactions were committed and %d aborted", len(right), len(left)
-        )
+        (to_commit if each.identity in decided else to_abort).append(PreparedTransaction(*each.identity))
+    await transactions.end_all(to_commit, commit=True)
+    await transactions.end_all(to_abort, commit=False)
+    if to_commit or to_abort:
+        log.info("of the open transactions, committed %d and aborted %d", len(to_commit), len(to_abort))

@@ -1,8 +1,8 @@
-"""The writers as Spark sees them: pickled to tasks, made anew for each commit."""
+"""The writers that Spark calls: pickled to tasks, and created again for each commit of a micro-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -13,25 +13,50 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ottla.spark.sink.options import Delivery, SinkOptions
+from ottla.spark.sink.columns import check_schema, columns_to_write
+from ottla.spark.sink.options import DeliveryGuarantee, SinkOptions, sink_options
 from ottla.spark.workers import begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
-    from ottla.spark.sink.messages import TaskMessage
+    from ottla.spark.sink.commit_messages import TaskCommitMessage
+    from ottla.spark.sink.listener import SinkListener
 
-__all__ = ["BatchWriter", "StreamWriter"]
+__all__ = ["BatchWriter", "StreamWriter", "batch_writer", "stream_writer"]
 
-BATCH = 0
+BATCH_WRITE_ID = 0
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, listener: SinkListener
+) -> BatchWriter:
+    """Create a writer. Raises ValueError if the options or the columns cannot be written."""
+    if overwrite:
+        raise ValueError('a topic cannot be overwritten; write with mode("append")')
+    parsed = sink_options(options)
+    check_schema(schema, parsed.topic)
+    return BatchWriter(parsed, columns_to_write(schema), listener)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, listener: SinkListener) -> StreamWriter:
+    """Create a writer. Raises ValueError if the options or the columns cannot be written.
+
+    In complete mode the whole result is appended, as Spark's own sink does.
+    """
+    parsed = sink_options(options)
+    check_schema(schema, parsed.topic)
+    return StreamWriter(parsed, columns_to_write(schema), listener)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """All rows of the data frame, or none. Spark uses one writer for the tasks, the commit and the abort."""
+    """Writes all rows of a data frame, or none. Spark uses one writer for the tasks, commit and abort."""
 
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...], listener: SinkListener) -> None:
         self._options = options
         self._columns = columns
+        self._listener = listener
         self._run = str(uuid4())
 
     @property
@@ -39,61 +64,63 @@ class BatchWriter(DataSourceArrowWriter):
         return f"{self._options.prefix}-{self._run}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from ottla.spark.sink.task import TaskPlace, write_at_least_once, write_prepared
+        from ottla.spark.sink.task_writer import TaskIdentity, write_at_least_once, write_transaction
 
         begin_task()
-        context = _context()
-        if self._options.delivery is Delivery.AT_LEAST_ONCE:
+        context = _task_context()
+        if self._options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
-        place = TaskPlace(self._scope, self._run, context.partitionId(), context.attemptNumber())
-        return write_prepared(self._options, self._columns, place, iterator)
+        identity = TaskIdentity(self._scope, self._run, context.partitionId(), context.attemptNumber())
+        return write_transaction(self._options, self._columns, identity, iterator, self._listener)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._options, messages, BATCH, streaming=False)
+        _commit(self._options, self._listener, messages, BATCH_WRITE_ID, streaming=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _abort(self._options, messages, BATCH, write=(self._scope, self._run))
+        write = self._scope, self._run
+        _abort(self._options, self._listener, messages, BATCH_WRITE_ID, write=write)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Each micro-batch once, whoever dies and however often Spark repeats it."""
+    """Writes each micro-batch exactly once, whatever process dies and however often Spark repeats it."""
 
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...], listener: SinkListener) -> None:
         self._options = options
         self._columns = columns
-        self._planned = str(uuid4())
+        self._listener = listener
+        self._fallback_run = str(uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from ottla.spark.sink.task import TaskPlace, write_at_least_once, write_prepared
+        from ottla.spark.sink.task_writer import TaskIdentity, write_at_least_once, write_transaction
 
         begin_task()
-        context = _context()
-        if self._options.delivery is Delivery.AT_LEAST_ONCE:
+        context = _task_context()
+        if self._options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise RuntimeError(
-                "Spark does not tell the query and the batch of this task, without which a repeated batch "
-                "cannot be recognised; write with delivery=at-least-once"
+                "Spark does not give this task the ids of its query and batch, without which a repeated "
+                "batch cannot be recognised; write with delivery=at-least-once"
             )
-        place = TaskPlace(
+        identity = TaskIdentity(
             f"{self._options.prefix}-{query}",
-            context.getLocalProperty("spark.jobGroup.id") or self._planned,
+            context.getLocalProperty("spark.jobGroup.id") or self._fallback_run,
             context.partitionId(),
             context.attemptNumber(),
             int(batch),
         )
-        return write_prepared(self._options, self._columns, place, iterator)
+        return write_transaction(self._options, self._columns, identity, iterator, self._listener)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _commit(self._options, messages, batchId, streaming=True)
+        _commit(self._options, self._listener, messages, batchId, streaming=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _abort(self._options, messages, batchId)
+        _abort(self._options, self._listener, messages, batchId)
 
 
-def _context() -> TaskContext:
+def _task_context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
         raise RuntimeError("a writer's write() runs in a task of Spark")
@@ -101,39 +128,47 @@ def _context() -> TaskContext:
 
 
 def _commit(
-    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, streaming: bool
+    options: SinkOptions,
+    listener: SinkListener,
+    messages: Sequence[WriterCommitMessage | None],
+    batch: int,
+    *,
+    streaming: bool,
 ) -> None:
     if not _has_prepared(messages):
         return
-    from ottla.spark.sink.driver import commit
-    from ottla.spark.sink.process import client_of
+    from ottla.spark.sink.client import sink_client
+    from ottla.spark.sink.commit_coordinator import CommitCoordinator
 
-    client = client_of(options)
-    client.call(commit(client, messages, batch, streaming=streaming))
+    client = sink_client(options)
+    client.call(CommitCoordinator(client, listener).commit(messages, batch, streaming=streaming))
 
 
 def _abort(
     options: SinkOptions,
+    listener: SinkListener,
     messages: Sequence[WriterCommitMessage | None],
     batch: int,
     *,
     write: tuple[str, str] | None = None,
 ) -> None:
-    """A batch write knows its scope and run also if no task has told them: their workers may have died."""
-    if options.delivery is Delivery.AT_LEAST_ONCE:
+    """Abort the batch. `write` is the scope and run of a batch write, which is cleaned up also if no task has
+    sent a message, as when their workers have died.
+    """
+    if options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
         return
-    from ottla.spark.sink.driver import abort, abort_write
-    from ottla.spark.sink.process import client_of
+    from ottla.spark.sink.client import sink_client
+    from ottla.spark.sink.commit_coordinator import CommitCoordinator
 
     if _has_prepared(messages):
-        client = client_of(options)
-        client.call(abort(client, messages, batch))
+        client = sink_client(options)
+        client.call(CommitCoordinator(client, listener).abort(messages, batch))
     elif write is not None:
-        client = client_of(options)
-        client.call(abort_write(client, *write))
+        client = sink_client(options)
+        client.call(CommitCoordinator(client, listener).abort_batch_write(*write))
 
 
-def _has_prepared(messages: Sequence[WriterCommitMessage | TaskMessage | None]) -> bool:
-    from ottla.spark.sink.messages import Prepared
+def _has_prepared(messages: Sequence[WriterCommitMessage | TaskCommitMessage | None]) -> bool:
+    from ottla.spark.sink.commit_messages import PreparedCommitMessage
 
-    return any(isinstance(message, Prepared) for message in messages)
+    return any(isinstance(message, PreparedCommitMessage) for message in messages)

@@ -1,8 +1,9 @@
-"""Ending transactions from outside: by whoever knows the identity that wrote them.
+"""End transactions from another process than the producer that wrote them.
 
-What ends a transaction names its exact producer id and epoch, so it cannot touch a later one of the same id:
-a coordinator that has moved on refuses it. That makes it harmless to repeat, at any time, by anybody. `fence`
-does not: it is for ids that nobody has a use for, when somebody may still write under them.
+An end names the exact producer id and epoch of the transaction, so it cannot affect a later transaction of
+the same id: a coordinator whose epoch has moved on refuses it. It is therefore safe to repeat at any time
+from any process. `fence` is not: it is for ids that are not needed any more, while a task may still write
+under them.
 """
 
 from __future__ import annotations
@@ -29,21 +30,28 @@ from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from ottla.protocol.messages.fetch import PartitionData
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.names import TopicPartition
-from ottla.spark.sink.fetching import fetch
-from ottla.spark.sink.ledger import LANES, Transaction
+from ottla.spark.sink.decision_state import GENERATIONS, PreparedTransaction
+from ottla.spark.sink.fetch import fetch
 
-__all__ = ["Ended", "Endings", "OpenTransaction", "slot_of", "transactional_id"]
+__all__ = [
+    "EndResult",
+    "OngoingTransaction",
+    "TransactionEnder",
+    "run_concurrently",
+    "slot_of",
+    "transactional_id",
+]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LAST_VERSION_WITHOUT_BUMPS = 4
-AT_ONCE = 64
+LAST_VERSION_WITHOUT_EPOCH_BUMP = 4
+MAX_CONCURRENT_CALLS = 64
 ONGOING = "Ongoing"
 EMPTY = "Empty"
-# The coordinator knows the id, and another writer or end of it.
+# The coordinator knows the id, with another producer, epoch or outcome than the request names.
 _GONE = frozenset(
     {
         ErrorCode.PRODUCER_FENCED,
@@ -58,28 +66,29 @@ BATCHES_APART = 100
 
 
 def slot_of(transactional_id: str) -> int:
-    """The slot of the lane that the id belongs to, -1 if it is not one of the sink's."""
+    """The generation, modulo `GENERATIONS`, in an id of the sink; -1 for other ids."""
     match = _ID_AT_THE_END.search(transactional_id)
     return int(match[1], 16) if match is not None else -1
 
 
-def transactional_id(scope: str, lane: int, partition: int, attempt: int, batch: int) -> str:
-    """The id that an attempt of a task writes under. First attempts of one lane share theirs from batch to
-    batch, so that coordinators have few to remember. Later ones, which are rare, do not: another attempt of
-    the batch before may still be alive.
+def transactional_id(scope: str, generation: int, partition: int, attempt: int, batch: int) -> str:
+    """The id that a task attempt writes under.
+
+    First attempts of one generation use the same ids in each batch, so that coordinators keep few. Later
+    attempts, which are rare, do not: another attempt of the previous batch may still be alive.
     """
     again = f"-A{attempt}.{batch % BATCHES_APART}" if attempt else ""
-    return f"{scope}-L{lane % LANES:02x}-P{partition}{again}"
+    return f"{scope}-L{generation % GENERATIONS:02x}-P{partition}{again}"
 
 
-class Ended(Enum):
-    DONE = "as was asked, now or before"
+class EndResult(Enum):
+    DONE = "ended as requested, now or before"
     GONE = "ended the other way, or its id was used again"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """`started_ms` is by the coordinator's clock."""
+class OngoingTransaction:
+    """A transaction that its coordinator lists as Ongoing. `started_ms` is by the coordinator's clock."""
 
     id: str
     slot: int
@@ -93,20 +102,22 @@ class OpenTransaction:
         return self.id, self.producer_id, self.epoch
 
 
-class Endings:
+class TransactionEnder:
+    """Ends, lists and fences the sink's transactions. `timeout_ms` bounds every call."""
+
     def __init__(self, cluster: Cluster, *, timeout_ms: int) -> None:
         self._cluster = cluster
         self._timeout_ms = timeout_ms
         self._caller = Caller(cluster, timeout_ms)
         self._admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
 
-    async def end(self, transaction: Transaction, *, commit: bool) -> Ended:
-        """Commits or aborts what this identity wrote."""
+    async def end(self, transaction: PreparedTransaction, *, commit: bool) -> EndResult:
+        """Commit or abort the transaction of exactly this producer id and epoch."""
         coordinator = Coordinator(
             self._cluster, CoordinatorType.TRANSACTION, transaction.id, timeout_ms=self._timeout_ms
         )
         versions = (await self._retrying(coordinator.connection)).versions
-        bumps = versions is not None and versions.features.get("transaction.version", 0) >= 2
+        bumps_epoch = versions is not None and versions.features.get("transaction.version", 0) >= 2
         answer = await coordinator.call(
             EndTxnRequest(
                 transactional_id=transaction.id,
@@ -116,24 +127,24 @@ class Endings:
             ),
             EndTxnResponse,
             lambda answer: [answer.error_code],
-            at_most=None if bumps else LAST_VERSION_WITHOUT_BUMPS,
+            at_most=None if bumps_epoch else LAST_VERSION_WITHOUT_EPOCH_BUMP,
             also_later=(ErrorCode.CONCURRENT_TRANSACTIONS,),
         )
         code = ErrorCode.of(answer.error_code)
         if not code:
-            return Ended.DONE
+            return EndResult.DONE
         if code in _GONE:
-            return Ended.GONE
+            return EndResult.GONE
         what = "commit" if commit else "abort"
         raise KafkaError(code, f"cannot {what} transaction {transaction.id!r}: {code.text}")
 
-    async def end_all(self, transactions: Sequence[Transaction], *, commit: bool) -> list[Ended]:
-        """All of them, many at once. The first failure is raised after all were tried."""
+    async def end_all(self, transactions: Sequence[PreparedTransaction], *, commit: bool) -> list[EndResult]:
+        """End all of them concurrently. Raises the first failure after all were tried."""
         await self.find_coordinators([each.id for each in transactions])
-        return await each_of(transactions, lambda transaction: self.end(transaction, commit=commit))
+        return await run_concurrently(transactions, lambda transaction: self.end(transaction, commit=commit))
 
     async def find_coordinators(self, ids: Sequence[str]) -> dict[str, int]:
-        """The brokers that coordinate these ids, asked for all at once."""
+        """The coordinators of these ids, as node ids, from one request per 1000 ids."""
         found: dict[str, int] = {}
         for start in range(0, len(ids), 1_000):
             some = list(ids[start : start + 1_000])
@@ -151,15 +162,15 @@ class Endings:
                 found[entry.key] = entry.node_id
         return found
 
-    def forget(self, ids: Iterable[str]) -> None:
-        """These ids are not used again: a process that lives long need not remember their coordinators."""
+    def forget_coordinators(self, ids: Iterable[str]) -> None:
+        """Drop the cached coordinators of ids that are not used again."""
         for name in ids:
             self._cluster.forget_coordinator(CoordinatorType.TRANSACTION, name)
 
-    async def open_ones(self, ids: Sequence[str]) -> dict[str, OpenTransaction]:
-        """Those of these ids that have an open transaction, in one request to each coordinator."""
+    async def find_ongoing(self, ids: Sequence[str]) -> dict[str, OngoingTransaction]:
+        """The ongoing transactions of these ids, from one request to each coordinator."""
 
-        async def ask() -> dict[str, OpenTransaction]:
+        async def ask() -> dict[str, OngoingTransaction]:
             nodes: dict[int, list[str]] = {}
             for name, node in (await self.find_coordinators(ids)).items():
                 nodes.setdefault(node, []).append(name)
@@ -173,7 +184,7 @@ class Endings:
                     for node, names in nodes.items()
                 )
             )
-            found: dict[str, OpenTransaction] = {}
+            found: dict[str, OngoingTransaction] = {}
             for entry in (state for answer in answers for state in answer.transaction_states):
                 code = ErrorCode.of(entry.error_code)
                 if code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
@@ -181,7 +192,7 @@ class Endings:
                 if code:
                     raise KafkaError(code, f"transactional id {entry.transactional_id!r}: {code.text}")
                 if entry.transaction_state == ONGOING:
-                    found[entry.transactional_id] = OpenTransaction(
+                    found[entry.transactional_id] = OngoingTransaction(
                         entry.transactional_id,
                         slot_of(entry.transactional_id),
                         entry.producer_id,
@@ -193,32 +204,34 @@ class Endings:
 
         return await self._retrying(ask) if ids else {}
 
-    async def open_in(self, scope: str) -> list[OpenTransaction]:
-        """All open transactions of a scope, whoever wrote them."""
-        ids = await self._listed(scope, [ONGOING])
-        return list((await self.open_ones(ids)).values())
+    async def find_ongoing_in_scope(self, scope: str) -> list[OngoingTransaction]:
+        """All ongoing transactions of a scope, of any run."""
+        ids = await self._list_ids(scope, [ONGOING])
+        return list((await self.find_ongoing(ids)).values())
 
-    async def in_use(self, scope: str) -> list[str]:
-        """The ids of a scope under which something is open, or may be at any moment: somebody has taken
-        the id over and has not written yet.
+    async def find_ids_in_use(self, scope: str) -> list[str]:
+        """The ids of a scope that have an ongoing transaction or may have one at any moment: a producer has
+        initialised the id and has not written yet.
         """
-        return await self._listed(scope, [ONGOING, EMPTY])
+        return await self._list_ids(scope, [ONGOING, EMPTY])
 
-    async def _listed(self, scope: str, states: list[str]) -> list[str]:
+    async def _list_ids(self, scope: str, states: list[str]) -> list[str]:
         listed = await self._retrying(lambda: self._admin.list(states=states))
         wanted = re.compile(re.escape(scope) + _ID.pattern)
         return [each.transactional_id for each in listed if wanted.fullmatch(each.transactional_id)]
 
     async def fence(self, ids: Sequence[str]) -> None:
-        """Aborts what is open under these ids, and shuts out whoever is about to write."""
+        """Abort the transactions of these ids, and fence the producers that are about to write."""
         await self.find_coordinators(ids)
-        await each_of(ids, self._admin.fence)
+        await run_concurrently(ids, self._admin.fence)
 
-    async def was_committed(self, transaction: Transaction) -> bool | None:
-        """What the partitions say, where the coordinator does not know any more: who reads committed records
-        is told which transactions were aborted. None if the records are gone, or it is not known where.
+    async def was_committed(self, transaction: PreparedTransaction) -> bool | None:
+        """Find the outcome in the partitions, where the coordinator no longer knows it.
+
+        A read_committed fetch lists the aborted transactions of its range. None if the records are deleted,
+        or it is not known where they are.
         """
-        for topic, index, first, last in transaction.wrote:
+        for topic, index, first, last in transaction.written_ranges:
             partition = TopicPartition(topic, index)
 
             async def look(partition: TopicPartition = partition, first: int = first) -> PartitionData:
@@ -240,9 +253,9 @@ class Endings:
         )
 
 
-async def each_of(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
-    """The results in order, a bounded number of calls at once; the first error once all have ended."""
-    limit = asyncio.Semaphore(AT_ONCE)
+async def run_concurrently(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
+    """The results in order. Bounds the concurrent calls; raises the first error once all have ended."""
+    limit = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
     async def one(item: T) -> R:
         async with limit:

@@ -1,7 +1,7 @@
-"""What a process keeps from task to task: an event loop, connections, and what it learned of the brokers.
+"""The sink's client, kept by a process from task to task: event loop, connections, limits of the brokers.
 
-Spark uses a Python worker again for later tasks and batches, and forks new ones, so connections are kept by
-process: a fork finds nothing, and makes its own.
+Spark reuses a Python worker for later tasks and batches, and forks new ones. Clients are kept by process id,
+so a forked process creates its own.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from ottla.protocol.messages.init_producer_id import InitProducerIdRequest
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 from ottla.spark.sink.decision_log import DecisionLog
-from ottla.spark.sink.endings import Endings
-from ottla.spark.sink.options import SinkOptions, TwoPhase
+from ottla.spark.sink.options import SinkOptions, TwoPhaseCommitMode
+from ottla.spark.sink.transaction_end import TransactionEnder
 
-__all__ = ["Client", "client_of"]
+__all__ = ["SinkClient", "sink_client"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_CLIENTS = 8
-KAFKAS_MAX_TIMEOUT_MS = 900_000
-KAFKAS_DEFAULT_TIMEOUT_MS = 60_000
-TWO_PHASE_VERSION = 6
-# Larger than a client's that sends records one by one: rows come by the thousand.
+MAX_CLIENTS = 8
+KAFKA_MAX_TIMEOUT_MS = 900_000
+KAFKA_DEFAULT_TIMEOUT_MS = 60_000
+TWO_PHASE_COMMIT_VERSION = 6
+# Larger than the default of a client that sends records one by one: rows come by the thousand.
 BUFFER_BYTES = 64 * 1024 * 1024
 _NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
 
-_clients: dict[tuple[int, SinkOptions], Client] = {}
+_clients: dict[tuple[int, SinkOptions], SinkClient] = {}
 
 
-def client_of(options: SinkOptions) -> Client:
-    """This process's client for these options; it is made if there is none."""
+def sink_client(options: SinkOptions) -> SinkClient:
+    """This process's client for these options; created if there is none."""
     key = os.getpid(), options
     client = _clients.get(key)
     if client is None:
         for old in [each for each in _clients if each[0] != key[0]]:
-            del _clients[old]  # of the process that this one was forked from: not ours to close
-        while len(_clients) >= MOST_CLIENTS:
+            del _clients[old]  # inherited by fork; its owner closes it
+        while len(_clients) >= MAX_CLIENTS:
             next(iter(_clients.values())).close()
-        client = _clients[key] = Client(options)
+        client = _clients[key] = SinkClient(options)
     return client
 
 
-class Client:
-    """Calls block; the work runs on a loop in a thread of its own."""
+class SinkClient:
+    """Runs coroutines on an event loop in its own thread; `call` blocks until the result is there."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
@@ -65,34 +65,35 @@ class Client:
         self._runtime = Runtime.real(pool_workers=1)
         self._config = settings_of(ProducerConfig, options.settings, {})
         self._plain: Producer | None = None
-        self._two_phase: bool | None = False if options.two_phase is TwoPhase.OFF else None
+        self._two_phase: bool | None = False if options.two_phase is TwoPhaseCommitMode.OFF else None
         self._timeout_ms = options.transaction_timeout_ms
-        self.last_sweep = self.last_courtesy = float("-inf")
+        # When the driver last ended open transactions, and last looked for abandoned writes (monotonic).
+        self.last_clean_up = self.last_abandoned_writes = float("-inf")
         self.call(self._open())
 
     async def _open(self) -> None:
         timeout_ms = self._config.max_block_ms
         self.cluster = Cluster(self._runtime, connection_config(self._config))
-        self.decisions = DecisionLog(self.cluster, self.options.decision_topic, timeout_ms=timeout_ms)
-        self.endings = Endings(self.cluster, timeout_ms=timeout_ms)
+        self.decision_log = DecisionLog(self.cluster, self.options.decision_topic, timeout_ms=timeout_ms)
+        self.transactions = TransactionEnder(self.cluster, timeout_ms=timeout_ms)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._thread.call(coroutine)
 
     def close(self) -> None:
-        async def shut() -> None:
+        async def close_all() -> None:
             if self._plain is not None:
                 await self._plain.close(timeout_ms=1_000)
-            await self.decisions.close()
+            await self.decision_log.close()
             await self.cluster.close()
 
         _clients.pop((os.getpid(), self.options), None)
-        self.call(shut())
+        self.call(close_all())
         self._thread.stop()
         self._runtime.close()
 
     async def plain_producer(self) -> Producer:
-        """For at-least-once: one producer for all tasks of this process."""
+        """The producer for at-least-once writes, shared by all tasks of this process."""
         if self._plain is None:
             producer = self._producer()
             await producer.start()
@@ -100,9 +101,9 @@ class Client:
         return self._plain
 
     async def transactional_producer(self, transactional_id: str) -> Producer:
-        """A producer that has taken this id over, and whose transactions last as long as they may."""
+        """A producer that has initialised this id, with the longest transaction timeout that is allowed."""
         while True:
-            two_phase = await self._may_prepare()
+            two_phase = await self._uses_two_phase_commit()
             timeout_ms = 1 if two_phase else await self._transaction_timeout_ms()
             producer = self._producer(
                 transactional_id=transactional_id,
@@ -113,7 +114,7 @@ class Client:
                 await producer.start()
                 return producer
             except KafkaError as error:
-                if not self._learn(error, two_phase=two_phase, timeout_ms=timeout_ms):
+                if not self._adapt_to(error, two_phase=two_phase, timeout_ms=timeout_ms):
                     raise
 
     def _producer(self, **more: Any) -> Producer:
@@ -123,20 +124,20 @@ class Client:
             settings["buffer.memory"] = max(BUFFER_BYTES, 2 * self._config.max_request_size)
         return Producer(settings, cluster=self.cluster, **more)
 
-    async def _may_prepare(self) -> bool:
-        """Whether transactions are opened for two-phase commit: what was asked, or as the brokers allow."""
+    async def _uses_two_phase_commit(self) -> bool:
+        """Whether transactions are opened for two-phase commit: by the option, or if brokers support it."""
         if self._two_phase is None:
             connection = await self.cluster.any_connection()
             versions = connection.versions
             self._two_phase = versions is not None and versions.supports(
-                InitProducerIdRequest.API_KEY, TWO_PHASE_VERSION
+                InitProducerIdRequest.API_KEY, TWO_PHASE_COMMIT_VERSION
             )
-            if self.options.two_phase is TwoPhase.REQUIRED and not self._two_phase:
+            if self.options.two_phase is TwoPhaseCommitMode.REQUIRED and not self._two_phase:
                 self._two_phase = None
                 raise KafkaError(
                     ErrorCode.UNSUPPORTED_VERSION,
                     "twoPhaseCommit=true: these brokers do not offer two-phase commits (version "
-                    f"{TWO_PHASE_VERSION} of InitProducerId)",
+                    f"{TWO_PHASE_COMMIT_VERSION} of InitProducerId)",
                 )
         return self._two_phase
 
@@ -146,7 +147,7 @@ class Client:
         return self._timeout_ms
 
     async def _longest_timeout_ms(self) -> int:
-        """`transaction.max.timeout.ms` of the brokers; Kafka's own default if they do not tell."""
+        """`transaction.max.timeout.ms` of the brokers; Kafka's default if it cannot be read."""
         name = "transaction.max.timeout.ms"
         try:
             view = self.cluster.view if self.cluster.view.brokers else await self.cluster.refresh()
@@ -155,18 +156,18 @@ class Client:
             )
             return int(configs[name].value or "")
         except (KafkaError, KeyError, ValueError) as error:
-            log.info("the brokers do not tell their %s (%s); taking %d", name, error, KAFKAS_MAX_TIMEOUT_MS)
-            return KAFKAS_MAX_TIMEOUT_MS
+            log.info("cannot read %s of the brokers (%s); using %d", name, error, KAFKA_MAX_TIMEOUT_MS)
+            return KAFKA_MAX_TIMEOUT_MS
 
-    def _learn(self, error: KafkaError, *, two_phase: bool, timeout_ms: int) -> bool:
-        """Takes a refusal in; whether there is another way to try."""
+    def _adapt_to(self, error: KafkaError, *, two_phase: bool, timeout_ms: int) -> bool:
+        """Adapt to an error of the coordinator; whether to try again."""
         if two_phase:
-            if error.code not in _NO_TWO_PHASE or self.options.two_phase is not TwoPhase.AUTO:
+            if error.code not in _NO_TWO_PHASE or self.options.two_phase is not TwoPhaseCommitMode.AUTO:
                 return False
             self._two_phase = False
             return True
         if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT or self.options.transaction_timeout_ms:
             return False
-        shorter = [each for each in (KAFKAS_MAX_TIMEOUT_MS, KAFKAS_DEFAULT_TIMEOUT_MS) if each < timeout_ms]
+        shorter = [each for each in (KAFKA_MAX_TIMEOUT_MS, KAFKA_DEFAULT_TIMEOUT_MS) if each < timeout_ms]
         self._timeout_ms = shorter[0] if shorter else None
         return bool(shorter)

@@ -1,4 +1,4 @@
-"""One fetch of one partition, for the few records that the sink itself reads."""
+"""Fetch one partition once, for the few records that the sink itself reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def fetch(
     max_wait_ms: int = 0,
     read_committed: bool = False,
 ) -> PartitionData:
-    """What the leader answers for the partition, an error code included."""
+    """Fetch from the leader. The answer may have an error code."""
     connection = await cluster.leader_connection(partition)
     request = FetchRequest(
         max_wait_ms=max_wait_ms,

@@ -18,9 +18,9 @@ from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import catalog
 from ottla.spark.pipelines import progress as progress_module
 from ottla.spark.pipelines.checkpoints import read_checkpoints
-from ottla.spark.pipelines.progress import Progress, State, readable_error
+from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import ProjectError, find_project
-from ottla.spark.pipelines.running import Selection, definition_error
+from ottla.spark.pipelines.runner import Selection, definition_error
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
 
@@ -319,7 +319,7 @@ class TestCatalog:
 
 class TestProgress:
     def test_states_are_read_from_messages(self) -> None:
-        progress = Progress()
+        progress = PipelineProgress()
         for text in (
             "Flow spark_catalog.default.orders is QUEUED.",
             "Flow spark_catalog.default.orders is STARTING.",
@@ -330,25 +330,25 @@ class TestProgress:
         ):
             progress.message(text)
         assert {flow.name: flow.state for flow in progress.flows.values()} == {
-            "orders": State.RUNNING,
-            "totals": State.SKIPPED,
+            "orders": FlowState.RUNNING,
+            "totals": FlowState.SKIPPED,
         }
 
     def test_a_failed_flow_says_why(self) -> None:
-        progress = Progress()
+        progress = PipelineProgress()
         progress.message("Flow large is STARTING.")
         said = "java.lang.X: y\n at z\nTraceback (most recent call last):\na.b.Gone: it is gone\nSQLSTATE: 1"
         progress.query_started("large")
         progress.query_ended("large", said)
         progress.message("Flow large has COMPLETED.")  # Spark says so whenever a query has ended
-        assert progress.flows["large"].state is State.STARTING
+        assert progress.flows["large"].state is FlowState.STARTING
         progress.message("Flow 'large' has FAILED more than 0 times and will not be restarted.")
         (flow,) = progress.failed
         assert (flow.name, flow.error) == ("large", "Gone: it is gone")
 
     def test_a_flow_is_completed_when_its_query_has_ended_well(self) -> None:
         """Spark calls it completed at any end of its query, and may be faster than the news of an error."""
-        progress = Progress()
+        progress = PipelineProgress()
         shown = []
         progress.observer = lambda: shown.append(progress.flows["large"].state)
         progress.message("Flow large is RUNNING.")
@@ -360,20 +360,25 @@ class TestProgress:
         progress.query_started("large")
         progress.message("Flow large has COMPLETED.")
         progress.query_ended("large")
-        assert list(dict.fromkeys(shown)) == [State.RUNNING, State.FAILED, State.STARTING, State.COMPLETED]
+        assert list(dict.fromkeys(shown)) == [
+            FlowState.RUNNING,
+            FlowState.FAILED,
+            FlowState.STARTING,
+            FlowState.COMPLETED,
+        ]
 
     def test_a_flow_that_cannot_be_resolved_is_told_from_those_behind_it(self) -> None:
-        progress = Progress()
+        progress = PipelineProgress()
         progress.message(
             "Failed to resolve flow due to upstream failure: 'spark_catalog.default.b'.\nError: x"
         )
         progress.message("Failed to resolve flow: 'spark_catalog.default.a'.\nError: no column `c`")
         assert [flow.name for flow in progress.failed] == ["a"]
-        assert progress.flows["b"].state is State.SKIPPED
+        assert progress.flows["b"].state is FlowState.SKIPPED
         assert "no column `c`" in (progress.flows["a"].error or "")
 
     def test_rows_add_up_and_lag_is_what_is_left(self) -> None:
-        progress = Progress()
+        progress = PipelineProgress()
         source = {
             "endOffset": {"t": {"0": 5, "1": 5}, "@ids": {"t": "x"}},
             "latestOffset": {"t": {"0": 9, "1": 5}},
@@ -387,7 +392,7 @@ class TestProgress:
     def test_lines_tell_of_states_at_once_and_of_rows_in_the_end(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        progress = Progress()
+        progress = PipelineProgress()
         with shown(progress):
             progress.message("Flow a is RUNNING.")
             progress.query_progress(json.dumps({"name": "a", "numInputRows": 5, "sources": []}))
@@ -400,7 +405,7 @@ class TestProgress:
         ]
 
     def test_sources_that_read_no_topic_have_no_lag(self) -> None:
-        progress = Progress()
+        progress = PipelineProgress()
         source = {"endOffset": {"logOffset": 3}, "latestOffset": {"logOffset": 5}}
         progress.query_progress(json.dumps({"name": "a", "numInputRows": 1, "sources": [source]}))
         assert progress.flows["a"].lag is None
@@ -410,7 +415,7 @@ class TestProgress:
             "org.apache.spark.SparkException: Job aborted\n\tat org.apache.X\n"
             "Traceback (most recent call last):\n"
             '  File "x.py", line 3, in read\n'
-            "ottla.spark.source.planning.UnknownTopic: "
+            "ottla.spark.source.offset_reader.UnknownTopic: "
             "UNKNOWN_TOPIC_OR_PARTITION: topic orders does not exist\n\n"
             "SQLSTATE: 38000\norg.apache.spark.SparkException: and so on\n\tat org.apache.Y"
         )

@@ -14,7 +14,7 @@ from ottla.spark.sink.decision_state import (
     DecisionRecord,
     DecisionRecordKind,
     DecisionState,
-    PreparedTransaction,
+    TaskTransaction,
     belongs_to_run,
     next_generation,
     trim_ranges,
@@ -256,7 +256,7 @@ def test_lanes_differ_from_run_to_run_and_after_a_disturbed_batch() -> None:
 def test_an_entry_survives_its_encoding() -> None:
     written_ranges = (("t", 0, 5, 9), ("ü", 1, 0, 0))
     decision = CommitDecision(
-        7, (PreparedTransaction("id", 2**40, 3, 6, written_ranges), PreparedTransaction("id2", 1, 0))
+        7, (TaskTransaction("id", 2**40, 3, 6, written_ranges), TaskTransaction("id2", 1, 0))
     )
     entry = DecisionRecord(
         DecisionRecordKind.DECISION, "scope/with/slashes", "run", 12, 17, ("r1",), decision, "token"
@@ -276,7 +276,7 @@ def test_what_is_not_an_entry_is_refused(data: bytes) -> None:
 
 
 def test_many_ranges_are_left_out() -> None:
-    wide = PreparedTransaction("id", 1, 1, 10, tuple(("t", index, 0, 1) for index in range(5_000)))
+    wide = TaskTransaction("id", 1, 1, 10, tuple(("t", index, 0, 1) for index in range(5_000)))
     assert trim_ranges([wide])[0].written_ranges == ()
     assert trim_ranges([wide])[0].rows == 10
 

@@ -15,7 +15,7 @@ from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.commit_coordinator import LostTransactions
 from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
-from ottla.spark.sink.decision_state import PreparedTransaction
+from ottla.spark.sink.decision_state import TaskTransaction
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.task_writer import RunFenced, TaskIdentity, write_transaction
 from ottla.spark.sink.transaction_end import OngoingTransaction, TransactionEnder, transactional_id
@@ -65,7 +65,7 @@ def committed(bootstrap: str, query: Query) -> Callable[[], list[str]]:
 Committed = Callable[[], list[str]]
 
 
-def transaction_of(message: TaskCommitMessage) -> PreparedTransaction:
+def transaction_of(message: TaskCommitMessage) -> TaskTransaction:
     assert isinstance(message, PreparedCommitMessage)
     assert message.transaction is not None
     return message.transaction
@@ -208,7 +208,7 @@ def test_an_abort_after_another_run_has_decided_ends_only_its_own(query: Query, 
     assert committed() == ["a"]
 
 
-def open_by_hand(query: Query, value: str) -> PreparedTransaction:
+def open_by_hand(query: Query, value: str) -> TaskTransaction:
     """A transaction of a generation that no run uses, as a task that slept through everything leaves it."""
     identity = TaskIdentity(query.scope, "asleep", 7, 0)
     rows = pa.record_batch({"value": pa.array([value], pa.string())})
@@ -311,7 +311,7 @@ def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
 ) -> None:
     messages = query.batch("r1", 0, [["a"]])
     done = transaction_of(messages[0])
-    forgotten = PreparedTransaction(
+    forgotten = TaskTransaction(
         "an-id-that-nobody-knows", done.producer_id, done.epoch, 1, done.written_ranges
     )
     assert query.client.call(query.client.transactions.was_committed(forgotten)) is True
@@ -321,7 +321,7 @@ def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
     assert query.client.call(query.client.transactions.was_committed(aborted)) is False
 
 
-async def wait_until_ended(query: Query, transaction: PreparedTransaction) -> None:
+async def wait_until_ended(query: Query, transaction: TaskTransaction) -> None:
     await query.client.transactions.end(
         transaction, commit=False
     )  # answered only when the markers are written
@@ -394,7 +394,7 @@ def test_a_decision_topic_that_was_made_anew_is_noticed(bootstrap: str, admin: A
     admin.topics.delete(name)
     wait_until(lambda: not [each for each in admin.topics.list() if each.name == name])
     admin.topics.create(name, partitions=1, configs=compact)
-    with pytest.raises(KafkaError, match="was cut off or deleted"):
+    with pytest.raises(KafkaError, match="was truncated or deleted"):
         query.task("r1", 1, 0, ["b"])
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import functions as f
 
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.names import TopicPartition
+from ottla.spark.source.offset_reader import OffsetReader
 from ottla.spark.source.options import source_options
-from ottla.spark.source.planning import Planner
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.spark.source_lab import Lab, Rec, flat, recs_of, wait_for
@@ -130,11 +130,11 @@ def test_tasks_are_cut_by_rows_and_by_bytes(our_lab: Lab) -> None:
 def test_many_partitions_take_few_requests(our_lab: Lab) -> None:
     topic = our_lab.topic(200)
     our_lab.send(topic, [b"x"], partition=199)
-    planner = Planner(source_options(our_lab.options({"subscribe": topic}), streaming=False))
-    connection = planner._link.call(planner._link.cluster.any_connection())
+    offset_reader = OffsetReader(source_options(our_lab.options({"subscribe": topic}), streaming=False))
+    connection = offset_reader._client.call(offset_reader._client.cluster.any_connection())
     before = connection._next_correlation_id
-    partitions = planner.partitions()
-    ends = planner.offsets(dict.fromkeys(partitions.all, -1))
+    partitions = offset_reader.partitions()
+    ends = offset_reader.offsets(dict.fromkeys(partitions.all, -1))
     assert len(ends) == 200
     assert ends[TopicPartition(topic, 199)] == 1
     assert connection._next_correlation_id - before <= 4
@@ -168,7 +168,7 @@ def test_progress_shows_as_a_groups_offsets(our_lab: Lab) -> None:
     wait_for(lambda: committed(our_lab, group) == expected, f"the offsets {expected}")
 
 
-def test_a_running_query_publishes_each_batch(our_lab: Lab) -> None:
+def test_a_running_query_commits_each_batch_to_the_group(our_lab: Lab) -> None:
     topic, group = our_lab.topic(), f"lag-{uuid.uuid4().hex[:8]}"
     batches: list[list[Rec]] = []
     with our_lab.running(batches, subscribe=topic, commitToGroup=group):

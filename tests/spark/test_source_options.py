@@ -25,12 +25,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ottla.protocol.names import TopicPartition
-from ottla.spark.source.bounds import Bounds, bounds_of
 from ottla.spark.source.columns import COLUMNS, arrow_schema, spark_schema
-from ottla.spark.source.driver import rate_limited
-from ottla.spark.source.limits import LimitKind, StreamOffset
+from ottla.spark.source.filter_pushdown import FilterBounds, push_filters
+from ottla.spark.source.micro_batch_stream import rate_limited
+from ottla.spark.source.offset_ranges import OffsetRange, split
+from ottla.spark.source.offsets import OffsetLimitKind, StreamOffset
 from ottla.spark.source.options import SourceOptions, parse_bytes, parse_duration_ms, source_options
-from ottla.spark.source.splitting import OffsetRange, split
 
 WITHOUT_SPARK = True
 
@@ -67,8 +67,8 @@ def test_a_broken_installation_leaves_other_formats_alone(
 
 def test_defaults_are_those_of_sparks_own_source() -> None:
     batch, stream = parsed(), parsed(streaming=True)
-    assert (batch.start.kind, batch.end.kind) == (LimitKind.EARLIEST, LimitKind.LATEST)
-    assert stream.start.kind is LimitKind.LATEST
+    assert (batch.start.kind, batch.end.kind) == (OffsetLimitKind.EARLIEST, OffsetLimitKind.LATEST)
+    assert stream.start.kind is OffsetLimitKind.LATEST
     assert batch.fail_on_data_loss
     assert not batch.read_committed
     assert batch.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -83,7 +83,7 @@ def test_names_of_options_are_read_without_case() -> None:
         streaming=True,
     )
     assert options.pattern == "a.*"
-    assert options.start.kind is LimitKind.EARLIEST
+    assert options.start.kind is OffsetLimitKind.EARLIEST
 
 
 def test_options_survive_the_way_to_a_task() -> None:
@@ -106,7 +106,7 @@ WRONG = [
     ({"kafka.isolation.level": "none"}, "read_committed"),
     ({"kafka.request.timeout.ms": "soon"}, "'soon' is not a number"),
     ({"startingOffsets": "soon"}, "is not JSON"),
-    ({"startingOffsets": '{"orders": {"0": 1, "0": 2}}'}, "'0' is there twice"),
+    ({"startingOffsets": '{"orders": {"0": 1, "0": 2}}'}, "'0' is given twice"),
     ({"startingOffsets": '{"orders": [1]}'}, "where partitions should be"),
     ({"startingOffsets": '{"orders": {"0": "1"}}'}, "is not a partition and a number"),
     ({"startingOffsets": '{"orders": {"0": -3}}'}, "-2 stands for earliest"),
@@ -231,14 +231,14 @@ def test_offsets_of_a_checkpoint_say_where_to_begin() -> None:
 
 
 @given(offsets, st.integers(1, 10_000))
-def test_a_rate_limit_is_shared_and_starves_nobody(stands: dict[TopicPartition, int], limit: int) -> None:
-    ends = {p: at + (at % 1_000) for p, at in stands.items()}
-    found = rate_limited(stands, ends, limit)
-    taken = {p: found[p] - stands[p] for p in stands}
+def test_a_rate_limit_is_shared_and_starves_none(positions: dict[TopicPartition, int], limit: int) -> None:
+    ends = {p: at + (at % 1_000) for p, at in positions.items()}
+    found = rate_limited(positions, ends, limit)
+    taken = {p: found[p] - positions[p] for p in positions}
     for partition, end in ends.items():
-        assert stands[partition] <= found[partition] <= end
-        assert taken[partition] > 0 or end == stands[partition]
-    busy = sum(end > stands[p] for p, end in ends.items())
+        assert positions[partition] <= found[partition] <= end
+        assert taken[partition] > 0 or end == positions[partition]
+    busy = sum(end > positions[p] for p, end in ends.items())
     assert sum(taken.values()) <= limit + busy
 
 
@@ -324,8 +324,8 @@ def test_filters_become_bounds() -> None:
         column(EqualTo, "key", b"k"),
         Not(column(EqualTo, "partition", 3)),
     ]
-    bounds, left = bounds_of(filters)
-    assert bounds == Bounds(
+    bounds, left = push_filters(filters)
+    assert bounds == FilterBounds(
         topics=frozenset({"a"}),
         partition_from=2,
         partition_to=9,
@@ -335,13 +335,13 @@ def test_filters_become_bounds() -> None:
         time_to=noon_ms + 1,
     )
     assert left == filters[7:]
-    assert bounds.keeps("a", 2)
-    assert not bounds.keeps("b", 2)
-    assert not bounds.keeps("a", 9)
+    assert bounds.includes("a", 2)
+    assert not bounds.includes("b", 2)
+    assert not bounds.includes("a", 9)
 
 
 def test_what_a_bound_only_narrows_stays_with_spark() -> None:
     some = column(In, "offset", [3, 9])
-    bounds, left = bounds_of([some])
+    bounds, left = push_filters([some])
     assert (bounds.offset_from, bounds.offset_to) == (3, 10)
     assert left == [some]

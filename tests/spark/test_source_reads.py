@@ -14,16 +14,15 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.spark.source import driver as driver_module
-from ottla.spark.source import fetching
+from ottla.spark.source import micro_batch_stream, range_reader
+from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.columns import arrow_schema
-from ottla.spark.source.driver import StreamDriver
-from ottla.spark.source.limits import StreamOffset
-from ottla.spark.source.link import Link, link_to
-from ottla.spark.source.loss import DataLoss
+from ottla.spark.source.data_loss import DataLoss
+from ottla.spark.source.micro_batch_stream import MicroBatchStream
+from ottla.spark.source.offset_ranges import OffsetRange, split
+from ottla.spark.source.offset_reader import OffsetReader
+from ottla.spark.source.offsets import StreamOffset
 from ottla.spark.source.options import SourceOptions, source_options
-from ottla.spark.source.planning import Planner
-from ottla.spark.source.splitting import OffsetRange, split
 from tests.spark.conftest import SparkNode
 
 WITHOUT_SPARK = True
@@ -41,15 +40,18 @@ def options(node: SparkNode) -> Callable[..., SourceOptions]:
 
 
 def whole(options: SourceOptions) -> list[OffsetRange]:
-    planner = Planner(options)
-    partitions = planner.partitions()
-    start, end = planner.start_of(options.start, partitions), planner.end_of(options.end, partitions)
+    offset_reader = OffsetReader(options)
+    partitions = offset_reader.partitions()
+    start, end = (
+        offset_reader.start_of(options.start, partitions),
+        offset_reader.end_of(options.end, partitions),
+    )
     return [OffsetRange(p, partitions.ids.get(p.topic), start[p], end[p]) for p in partitions.all]
 
 
 def batches_of(options: SourceOptions, *ranges: OffsetRange) -> list[pa.RecordBatch]:
-    link = link_to(options.connection)
-    return [batch for each in ranges for batch in fetching.read_range(link, options, each)]
+    link = source_client(options.connection)
+    return [batch for each in ranges for batch in range_reader.read_range(link, options, each)]
 
 
 def values_of(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
@@ -58,12 +60,12 @@ def values_of(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds that a test can reach."""
-    monkeypatch.setattr(fetching, "BATCH_ROWS", 50)
-    monkeypatch.setattr(fetching, "BATCH_BYTES", 20_000)
-    monkeypatch.setattr(fetching, "PIECE_BYTES", 2_000)
-    monkeypatch.setattr(fetching, "FIRST_FETCH_BYTES", 8_000)
-    monkeypatch.setattr(fetching, "MIN_FETCH_BYTES", 4_000)
+    """FilterBounds that a test can reach."""
+    monkeypatch.setattr(range_reader, "BATCH_ROWS", 50)
+    monkeypatch.setattr(range_reader, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(range_reader, "PIECE_BYTES", 2_000)
+    monkeypatch.setattr(range_reader, "FIRST_FETCH_BYTES", 8_000)
+    monkeypatch.setattr(range_reader, "MIN_FETCH_BYTES", 4_000)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -171,20 +173,20 @@ def test_a_task_that_is_given_up_leaves_nothing_behind(
     producer.send_many(topic, [b"x" * 1_000] * 2_000)
     read = options(topic)
     [planned] = whole(read)
-    link = link_to(read.connection)
-    reading: Iterator[pa.RecordBatch] = fetching.read_range(link, read, planned)
+    link = source_client(read.connection)
+    reading: Iterator[pa.RecordBatch] = range_reader.read_range(link, read, planned)
     next(reading)
     reading.close()  # type: ignore[attr-defined]
     assert values_of(batches_of(read, replace(planned, end=2))) == [b"x" * 1_000] * 2
 
 
-def test_links_are_kept_and_bounded(options: Callable[..., SourceOptions]) -> None:
+def test_clients_are_kept_and_bounded(options: Callable[..., SourceOptions]) -> None:
     config = options("t").connection
-    assert link_to(config) is link_to(config)
-    others = [link_to(replace(config, client_id=f"c{at}")) for at in range(10)]
-    assert len({id(link) for link in others}) == 10
-    assert not others[0]._thread.is_running, "the oldest link was closed"
-    assert isinstance(link_to(config), Link)
+    assert source_client(config) is source_client(config)
+    others = [source_client(replace(config, client_id=f"c{at}")) for at in range(10)]
+    assert len({id(client) for client in others}) == 10
+    assert not others[0]._thread.is_running, "the oldest client was closed"
+    assert isinstance(source_client(config), SourceClient)
 
 
 # A stream's decisions.
@@ -193,8 +195,8 @@ def test_links_are_kept_and_bounded(options: Callable[..., SourceOptions]) -> No
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks the cluster every time."""
-    monkeypatch.setattr(driver_module, "POLL_INTERVAL_S", 0.0)
-    monkeypatch.setattr(driver_module, "DISCOVERY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(micro_batch_stream, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(micro_batch_stream, "DISCOVERY_INTERVAL_S", 0.0)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -203,21 +205,21 @@ def test_a_first_batch_says_where_it_begins(
 ) -> None:
     topic = new_topic(2)
     producer.send(topic, b"before", partition=0)
-    stream = StreamDriver(options(topic, streaming=True))
-    begin = stream.initial()
-    first = stream.latest(begin, limited=False)
+    stream = MicroBatchStream(options(topic, streaming=True))
+    begin = stream.initial_offset()
+    first = stream.latest_offset(begin, limited=False)
     assert first is not None
     assert first.begins == begin.positions
-    assert stream.latest(first, limited=False) is None
+    assert stream.latest_offset(first, limited=False) is None
     producer.send(topic, b"after", partition=0)
-    second = stream.latest(first, limited=False)
+    second = stream.latest_offset(first, limited=False)
     assert second is not None
     assert not second.begins
     # Run again by a driver that finds another beginning.
-    later = StreamDriver(options(topic, streaming=True))
-    assert later.initial().positions[TopicPartition(topic, 0)] == 2
-    assert later.ranges(later.initial(), first) == []
-    [again] = StreamDriver(options(topic, streaming=True)).ranges(first, second)
+    later = MicroBatchStream(options(topic, streaming=True))
+    assert later.initial_offset().positions[TopicPartition(topic, 0)] == 2
+    assert later.plan_ranges(later.initial_offset(), first) == []
+    [again] = MicroBatchStream(options(topic, streaming=True)).plan_ranges(first, second)
     assert (again.start, again.end) == (1, 2)
 
 
@@ -226,17 +228,17 @@ def test_a_new_partition_begins_where_its_batch_says(
     admin: Admin, node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     topic = new_topic()
-    stream = StreamDriver(options(topic, streaming=True))
-    first = stream.latest(stream.initial(), limited=False)
+    stream = MicroBatchStream(options(topic, streaming=True))
+    first = stream.latest_offset(stream.initial_offset(), limited=False)
     assert first is not None
     admin.topics.add_partitions(topic, 2)
     with Producer(node.bootstrap_servers) as producer:
         producer.send(topic, b"x", partition=1)
     new = TopicPartition(topic, 1)
-    second = stream.latest(first, limited=False)
+    second = stream.latest_offset(first, limited=False)
     assert second is not None
     assert second.begins == {new: 0}
-    assert [each.partition for each in stream.ranges(first, second)] == [new]
+    assert [each.partition for each in stream.plan_ranges(first, second)] == [new]
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -245,12 +247,14 @@ def test_available_now_ends_where_the_topic_ended(
 ) -> None:
     topic = new_topic()
     producer.send_many(topic, [b"%d" % at for at in range(5)])
-    stream = StreamDriver(options(topic, streaming=True, startingOffsets="earliest", maxOffsetsPerTrigger=3))
-    stream.stop_at_what_is_there()
-    at = stream.initial()
+    stream = MicroBatchStream(
+        options(topic, streaming=True, startingOffsets="earliest", maxOffsetsPerTrigger=3)
+    )
+    stream.prepare_for_trigger_available_now()
+    at = stream.initial_offset()
     ends = []
     for _ in range(5):
-        found = stream.latest(at, limited=True)
+        found = stream.latest_offset(at, limited=True)
         if found is None:
             break
         at = found
@@ -266,13 +270,13 @@ def test_available_now_leaves_new_partitions_to_the_next_run(
     topic = new_topic()
     producer.send(topic, b"x")
     read = options(topic, streaming=True, startingOffsets="earliest")
-    stream = StreamDriver(read)
-    stream.stop_at_what_is_there()
-    first = stream.latest(stream.initial(), limited=True)
+    stream = MicroBatchStream(read)
+    stream.prepare_for_trigger_available_now()
+    first = stream.latest_offset(stream.initial_offset(), limited=True)
     assert first is not None
     admin.topics.add_partitions(topic, 2)
-    assert stream.latest(first, limited=True) is None
-    next_run = StreamDriver(read).latest(first, limited=True)
+    assert stream.latest_offset(first, limited=True) is None
+    next_run = MicroBatchStream(read).latest_offset(first, limited=True)
     assert next_run is not None
     assert next_run.begins == {TopicPartition(topic, 1): 0}
 
@@ -283,23 +287,23 @@ def test_a_batch_waits_for_company_and_not_for_ever(
 ) -> None:
     topic = new_topic()
     clock = [1_000.0]
-    stream = StreamDriver(
+    stream = MicroBatchStream(
         options(
             topic, streaming=True, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="10s"
         )
     )
-    first = stream.latest(stream.initial(), limited=True, now=lambda: clock[0])
+    first = stream.latest_offset(stream.initial_offset(), limited=True, now=lambda: clock[0])
     assert first is not None
     producer.send_many(topic, [b"1", b"2"])
-    assert stream.latest(first, limited=True, now=lambda: clock[0]) is None
+    assert stream.latest_offset(first, limited=True, now=lambda: clock[0]) is None
     clock[0] += 9.9
-    assert stream.latest(first, limited=True, now=lambda: clock[0]) is None
+    assert stream.latest_offset(first, limited=True, now=lambda: clock[0]) is None
     clock[0] += 0.1
-    second = stream.latest(first, limited=True, now=lambda: clock[0])
+    second = stream.latest_offset(first, limited=True, now=lambda: clock[0])
     assert second is not None
     assert second.positions == {TopicPartition(topic, 0): 2}
     producer.send_many(topic, [b"3", b"4", b"5"])
-    third = stream.latest(second, limited=True, now=lambda: clock[0])
+    third = stream.latest_offset(second, limited=True, now=lambda: clock[0])
     assert third is not None
     assert third.positions == {TopicPartition(topic, 0): 5}
 
@@ -310,41 +314,41 @@ def test_a_topic_that_went_is_a_loss(
 ) -> None:
     stays, goes = new_topic(), new_topic()
     read = options(f"{stays},{goes}", streaming=True, startingOffsets="earliest")
-    stream = StreamDriver(read)
-    first = stream.latest(stream.initial(), limited=False)
+    stream = MicroBatchStream(read)
+    first = stream.latest_offset(stream.initial_offset(), limited=False)
     assert first is not None
     producer.send(stays, b"x")
     admin.topics.delete(goes)
-    second = stream.latest(first, limited=False)
+    second = stream.latest_offset(first, limited=False)
     assert second is not None
     with pytest.raises(DataLoss, match=f"{goes}-0 no longer exist"):
-        stream.ranges(first, second)
-    tolerant = StreamDriver(replace(read, fail_on_data_loss=False))
-    assert [each.partition.topic for each in tolerant.ranges(first, second)] == [stays]
+        stream.plan_ranges(first, second)
+    tolerant = MicroBatchStream(replace(read, fail_on_data_loss=False))
+    assert [each.partition.topic for each in tolerant.plan_ranges(first, second)] == [stays]
 
 
 def test_while_nothing_comes_the_cluster_is_asked_at_a_decent_pace(
     new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     read = options(new_topic(), streaming=True)
-    stream = StreamDriver(read)
-    first = stream.latest(stream.initial(), limited=False)
+    stream = MicroBatchStream(read)
+    first = stream.latest_offset(stream.initial_offset(), limited=False)
     assert first is not None
-    assert stream.latest(first, limited=False) is None
-    link = link_to(read.connection)
+    assert stream.latest_offset(first, limited=False) is None
+    link = source_client(read.connection)
     connection = link.call(link.cluster.any_connection())
     before = connection._next_correlation_id
     begin = time.monotonic()
     for _ in range(8):
-        assert stream.latest(first, limited=False) is None
+        assert stream.latest_offset(first, limited=False) is None
     took = time.monotonic() - begin
-    assert took >= 7 * driver_module.POLL_INTERVAL_S
-    assert connection._next_correlation_id - before <= 8 + took / driver_module.DISCOVERY_INTERVAL_S + 1
+    assert took >= 7 * micro_batch_stream.POLL_INTERVAL_S
+    assert connection._next_correlation_id - before <= 8 + took / micro_batch_stream.DISCOVERY_INTERVAL_S + 1
 
 
 def test_a_stream_offset_is_what_spark_will_compare(
     new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
-    stream = StreamDriver(options(new_topic(3), streaming=True))
-    found = stream.initial()
+    stream = MicroBatchStream(options(new_topic(3), streaming=True))
+    found = stream.initial_offset()
     assert StreamOffset.from_json(found.to_json()) == found

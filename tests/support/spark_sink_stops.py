@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ottla.spark.datasource import OttlaDataSource
-from ottla.spark.sink.decision_state import PreparedTransaction
+from ottla.spark.sink.decision_state import TaskTransaction
 from ottla.spark.sink.listener import SinkListener
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class StoppingListener(SinkListener):
     async def on_batch_decided(self) -> None:
         stop_at(StopPoint.BATCH_DECIDED)
 
-    async def on_transaction_committing(self, transaction: PreparedTransaction) -> None:
+    async def on_transaction_committing(self, transaction: TaskTransaction) -> None:
         if self._first_committed is None:
             self._first, self._first_committed = transaction.id, asyncio.Event()
             return
@@ -88,7 +88,7 @@ class StoppingListener(SinkListener):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._first_committed.wait(), FIRST_COMMIT_SECONDS)
 
-    async def on_transaction_committed(self, transaction: PreparedTransaction) -> None:
+    async def on_transaction_committed(self, transaction: TaskTransaction) -> None:
         if transaction.id != self._first or self._first_committed is None:
             return
         if self._others_waiting:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.spark.pipelines.checkpoints import Checkpoint
     from ottla.spark.pipelines.project import Project
-    from ottla.spark.pipelines.running import Selection
+    from ottla.spark.pipelines.runner import Selection
 
 HELP: Final = "Make, run and watch Spark pipelines over topics."
 STATE_DIR: Final = ".ottla"
@@ -118,7 +118,7 @@ def run(
 
     Exits with 1 if a flow fails, and says which and why.
     """
-    from ottla.spark.pipelines.running import Selection
+    from ottla.spark.pipelines.runner import Selection
 
     if full_refresh_all and (refresh or full_refresh):
         raise WrongUsage("--full-refresh-all is everything; leave out --refresh and --full-refresh")
@@ -139,7 +139,7 @@ def dry_run(
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show what Spark logs.")] = False,
 ) -> None:
     """Check a pipeline without running it: its definitions, names, columns and types."""
-    from ottla.spark.pipelines.running import Selection
+    from ottla.spark.pipelines.runner import Selection
 
     started = _Start(project, bootstrap, embedded, master, settings, verbose)
     _start(started, Selection(), dry=True, runs=1, interval_s=0)
@@ -162,7 +162,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
     from ottla.cli.pipeline_run import Request, run_all
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
-    from ottla.spark.pipelines.running import RunFailed
+    from ottla.spark.pipelines.runner import RunFailed
     from ottla.spark.session import NoSpark
 
     bootstrap = given.bootstrap

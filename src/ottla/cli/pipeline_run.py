@@ -11,10 +11,10 @@ from typing import IO, Any
 from ottla.cli.output import note
 from ottla.cli.pipeline_view import shown
 from ottla.spark.pipelines import catalog
-from ottla.spark.pipelines.listening import listening
-from ottla.spark.pipelines.progress import Progress, State
+from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import Project
-from ottla.spark.pipelines.running import Selection, run_once
+from ottla.spark.pipelines.query_listener import listen_to_queries
+from ottla.spark.pipelines.runner import Selection, run_once
 from ottla.spark.session import connect_session
 
 
@@ -63,9 +63,9 @@ def run_all(request: Request, log: IO[str] | None) -> None:
 
 def _run(spark: Any, context: Any, request: Request, log: IO[str] | None, number: int) -> None:
     began = monotonic()
-    progress = Progress()
+    progress = PipelineProgress()
     quiet = request.dry or number > 1
-    with shown(progress, quiet=quiet), listening(context, progress):
+    with shown(progress, quiet=quiet), listen_to_queries(context, progress):
         run_once(
             spark,
             request.project,
@@ -80,7 +80,7 @@ def _run(spark: Any, context: Any, request: Request, log: IO[str] | None, number
     if request.dry:
         note(f"{name}: the definitions are sound, {took}")
     elif number == 1 or progress.rows:  # of later runs only those that found something
-        done = sum(flow.state is State.COMPLETED for flow in progress.flows.values())
+        done = sum(flow.state is FlowState.COMPLETED for flow in progress.flows.values())
         streams = any(flow.rows is not None for flow in progress.flows.values())
         rows = f"{_counted(progress.rows, 'row')}, " if streams else ""
         again = "" if number == 1 else f" again ({number})"

@@ -9,23 +9,23 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from ottla.spark.pipelines.progress import Flow, Progress, State
+from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _STYLES: Final = {
-    State.COMPLETED: "green",
-    State.RUNNING: "cyan",
-    State.FAILED: "bold red",
-    State.SKIPPED: "yellow",
+    FlowState.COMPLETED: "green",
+    FlowState.RUNNING: "cyan",
+    FlowState.FAILED: "bold red",
+    FlowState.SKIPPED: "yellow",
 }
 _REFRESHES_PER_SECOND: Final = 4
 _SECONDS_BETWEEN_LINES: Final = 2.0
 
 
 @contextmanager
-def shown(progress: Progress, *, quiet: bool = False) -> Iterator[None]:
+def shown(progress: PipelineProgress, *, quiet: bool = False) -> Iterator[None]:
     """Shows a run while the block lasts."""
     if quiet:
         yield
@@ -42,7 +42,7 @@ def shown(progress: Progress, *, quiet: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def _live(progress: Progress) -> Iterator[None]:
+def _live(progress: PipelineProgress) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
 
@@ -55,7 +55,7 @@ def _live(progress: Progress) -> Iterator[None]:
         yield
 
 
-def _table(progress: Progress, seconds: float) -> Table:
+def _table(progress: PipelineProgress, seconds: float) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -94,7 +94,7 @@ def _state(flow: Flow) -> str:
 class _Lines:
     """One line when a flow's state changes, and now and then when its rows do."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: PipelineProgress) -> None:
         self._progress = progress
         self._said: dict[str, tuple[str, int | None]] = {}
         self._at: dict[str, float] = {}

@@ -42,13 +42,13 @@ class OttlaDataSource(DataSource):
         return spark_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from ottla.spark.source.batch import batch_reader
+        from ottla.spark.source.batch_reader import batch_reader
 
         begin_task()
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from ottla.spark.source.stream import stream_reader
+        from ottla.spark.source.stream_reader import stream_reader
 
         return stream_reader(self.options, schema)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
-from ottla.spark.pipelines.running import Selection
+from ottla.spark.pipelines.runner import Selection
 
 FILE: Final = "catalog.json"
 _OWN_CATALOG: Final = ("spark.sql.catalogImplementation", "spark.sql.catalog.spark_catalog")

@@ -27,7 +27,7 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_ERROR: Final = 4_000
 
 
-class State(StrEnum):
+class FlowState(StrEnum):
     QUEUED = "queued"
     PLANNING = "planning"
     STARTING = "starting"
@@ -45,7 +45,7 @@ class Flow:
     """One flow of a run. `rows` and `lag` are None where nothing was reported, as for batch flows."""
 
     name: str
-    state: State = State.QUEUED
+    state: FlowState = FlowState.QUEUED
     batches: int = 0
     rows: int | None = None
     rows_per_second: float | None = None
@@ -72,7 +72,7 @@ def short_name(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Progress:
+class PipelineProgress:
     """The flows of a run by name, in the order in which they were first heard of."""
 
     flows: dict[str, Flow] = field(default_factory=dict)
@@ -85,22 +85,22 @@ class Progress:
         with self._lock:
             if match := _UNRESOLVED.search(text):
                 flow = self._flow(match["name"])
-                flow.state = State.SKIPPED if match["upstream"] else State.FAILED
+                flow.state = FlowState.SKIPPED if match["upstream"] else FlowState.FAILED
                 if not match["upstream"]:
                     flow.error = _error_in(text) or flow.error
             elif match := _STATE.search(text):
-                self._set_state(self._flow(match["name"]), State[match["state"]], text)
+                self._set_state(self._flow(match["name"]), FlowState[match["state"]], text)
         self.observer()
 
-    def _set_state(self, flow: Flow, state: State, text: str) -> None:
-        if state is State.COMPLETED and (flow.broken or flow.alive):
+    def _set_state(self, flow: Flow, state: FlowState, text: str) -> None:
+        if state is FlowState.COMPLETED and (flow.broken or flow.alive):
             flow.said_completed = True  # what Spark says of a query that ends, before it looks how
             return
         flow.state = state
-        if state is State.STARTING:
+        if state is FlowState.STARTING:
             flow.attempts += 1
             flow.broken = flow.said_completed = False
-        elif state is State.FAILED:
+        elif state is FlowState.FAILED:
             flow.error = _error_in(text) or flow.error
 
     def query_progress(self, text: str) -> None:
@@ -132,12 +132,12 @@ class Progress:
             if error is not None:
                 flow.error, flow.broken = readable_error(error), True
             elif flow.said_completed:
-                flow.state = State.COMPLETED
+                flow.state = FlowState.COMPLETED
         self.observer()
 
     @property
     def failed(self) -> list[Flow]:
-        return [flow for flow in self.flows.values() if flow.state is State.FAILED]
+        return [flow for flow in self.flows.values() if flow.state is FlowState.FAILED]
 
     @property
     def rows(self) -> int:

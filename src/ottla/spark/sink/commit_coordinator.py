@@ -22,7 +22,7 @@ from ottla.spark.sink.decision_state import (
     DecisionRecord,
     DecisionRecordKind,
     DecisionState,
-    PreparedTransaction,
+    TaskTransaction,
     next_generation,
     trim_ranges,
 )
@@ -47,7 +47,7 @@ MIN_TIMEOUT_SHARE_LEFT = 0.1
 class LostTransactions(KafkaError):
     """The batch was decided, and the brokers have aborted a part of it nevertheless."""
 
-    def __init__(self, scope: str, batch: int, lost: Sequence[PreparedTransaction]) -> None:
+    def __init__(self, scope: str, batch: int, lost: Sequence[TaskTransaction]) -> None:
         parts = "; ".join(map(_describe, lost[:MAX_NAMES_IN_MESSAGE]))
         more = f"; and {len(lost) - MAX_NAMES_IN_MESSAGE} more" if len(lost) > MAX_NAMES_IN_MESSAGE else ""
         super().__init__(
@@ -131,7 +131,7 @@ class CommitCoordinator:
 
     # Before the decision.
 
-    async def _check_open(self, transactions: Sequence[PreparedTransaction]) -> None:
+    async def _check_open(self, transactions: Sequence[TaskTransaction]) -> None:
         """Check that all transactions are open, with enough time left. Otherwise nothing is committed."""
         found = await self._transactions.find_ongoing([each.id for each in transactions])
         now_ms = time.time() * 1000
@@ -217,7 +217,7 @@ class CommitCoordinator:
                 raise error
             log.error("%s", error)
 
-    async def _commit_transaction(self, transaction: PreparedTransaction) -> EndResult:
+    async def _commit_transaction(self, transaction: TaskTransaction) -> EndResult:
         await self._listener.on_transaction_committing(transaction)
         result = await self._transactions.end(transaction, commit=True)
         await self._listener.on_transaction_committed(transaction)
@@ -290,7 +290,7 @@ def _timeout_share_left(transaction: OngoingTransaction, now_ms: float) -> float
     return 1 - (now_ms - transaction.started_ms) / transaction.timeout_ms
 
 
-def _describe(transaction: PreparedTransaction) -> str:
+def _describe(transaction: TaskTransaction) -> str:
     where = ", ".join(
         f"{topic}-{partition} offsets {first} to {last}"
         for topic, partition, first, last in transaction.written_ranges[:8]

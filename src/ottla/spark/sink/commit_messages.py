@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ottla.spark.sink.decision_state import PreparedTransaction
+from ottla.spark.sink.decision_state import TaskTransaction
 
 __all__ = ["PreparedCommitMessage", "TaskCommitMessage"]
 
@@ -35,5 +35,5 @@ class PreparedCommitMessage(TaskCommitMessage):
     claimed: bool = False
     """Whether this task claimed the scope: then this is the first batch of the run."""
     attempt: int = 0
-    transaction: PreparedTransaction | None = None
+    transaction: TaskTransaction | None = None
     decision_offset: int | None = None

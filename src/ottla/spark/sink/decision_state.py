@@ -35,7 +35,7 @@ __all__ = [
     "DecisionRecord",
     "DecisionRecordKind",
     "DecisionState",
-    "PreparedTransaction",
+    "TaskTransaction",
     "belongs_to_run",
     "next_generation",
     "trim_ranges",
@@ -57,7 +57,7 @@ class DecisionRecordKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedTransaction:
+class TaskTransaction:
     """A transaction that a task has flushed and that the driver ends, with the producer that wrote it.
 
     `written_ranges` has (topic, partition, first offset, last offset).
@@ -79,7 +79,7 @@ class CommitDecision:
     """`batch` is Spark's id of a micro-batch; 0 for a batch write, which is alone in its scope."""
 
     batch: int
-    transactions: tuple[PreparedTransaction, ...] = ()
+    transactions: tuple[TaskTransaction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +313,7 @@ def belongs_to_run(generation: int, slot: int) -> bool:
     return generation % GENERATIONS // GENERATIONS_PER_RUN == slot // GENERATIONS_PER_RUN
 
 
-def trim_ranges(transactions: Sequence[PreparedTransaction]) -> tuple[PreparedTransaction, ...]:
+def trim_ranges(transactions: Sequence[TaskTransaction]) -> tuple[TaskTransaction, ...]:
     """Drop the written ranges if there are too many for one record."""
     if sum(len(each.written_ranges) for each in transactions) <= MAX_RANGES:
         return tuple(transactions)
@@ -356,7 +356,7 @@ def _from_json(data: Any) -> DecisionRecord:
         decision = CommitDecision(
             int(found["batch"]),
             tuple(
-                PreparedTransaction(
+                TaskTransaction(
                     str(name),
                     int(producer_id),
                     int(epoch),

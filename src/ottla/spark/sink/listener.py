@@ -8,7 +8,7 @@ Python workers; `OttlaDataSource.sink_listener` returns the one to use.
 
 from __future__ import annotations
 
-from ottla.spark.sink.decision_state import PreparedTransaction
+from ottla.spark.sink.decision_state import TaskTransaction
 
 __all__ = ["SinkListener"]
 
@@ -35,10 +35,10 @@ class SinkListener:
     async def on_batch_decided(self) -> None:
         """The decision is in the log and valid; no transaction of it is committed yet."""
 
-    async def on_transaction_committing(self, transaction: PreparedTransaction) -> None:
+    async def on_transaction_committing(self, transaction: TaskTransaction) -> None:
         """The transaction is committed next. Transactions of a batch are committed concurrently."""
 
-    async def on_transaction_committed(self, transaction: PreparedTransaction) -> None:
+    async def on_transaction_committed(self, transaction: TaskTransaction) -> None:
         """The coordinator has answered the commit of this transaction."""
 
     async def on_batch_committed(self) -> None:

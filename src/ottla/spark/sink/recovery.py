@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.decision_log import DecisionLog
-from ottla.spark.sink.decision_state import PreparedTransaction, belongs_to_run
+from ottla.spark.sink.decision_state import TaskTransaction, belongs_to_run
 from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, TransactionEnder, slot_of
 
 __all__ = ["complete_abandoned_writes", "end_open_transactions", "fence_writers"]
@@ -94,10 +94,10 @@ async def _end_each(
 ) -> None:
     """Commit the transactions with an identity of `commit`, and abort the others."""
     decided = set(commit)
-    to_commit: list[PreparedTransaction] = []
-    to_abort: list[PreparedTransaction] = []
+    to_commit: list[TaskTransaction] = []
+    to_abort: list[TaskTransaction] = []
     for each in found:
-        (to_commit if each.identity in decided else to_abort).append(PreparedTransaction(*each.identity))
+        (to_commit if each.identity in decided else to_abort).append(TaskTransaction(*each.identity))
     await transactions.end_all(to_commit, commit=True)
     await transactions.end_all(to_abort, commit=False)
     if to_commit or to_abort:

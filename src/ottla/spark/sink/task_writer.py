@@ -32,7 +32,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient, sink_client
 from ottla.spark.sink.columns import largest_field, rows_by_topic
 from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
-from ottla.spark.sink.decision_state import DecisionRecord, DecisionRecordKind, PreparedTransaction
+from ottla.spark.sink.decision_state import DecisionRecord, DecisionRecordKind, TaskTransaction
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.recovery import end_open_transactions
 from ottla.spark.sink.transaction_end import transactional_id
@@ -321,7 +321,7 @@ class TransactionalTask:
         if self._producer is not None:
             await self.rows.flush()
             prepared = await self._producer.transactions.prepare()
-            transaction = PreparedTransaction(
+            transaction = TaskTransaction(
                 self._transactional_id,
                 prepared.producer_id,
                 prepared.epoch,

@@ -30,7 +30,7 @@ from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from ottla.protocol.messages.fetch import PartitionData
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.names import TopicPartition
-from ottla.spark.sink.decision_state import GENERATIONS, PreparedTransaction
+from ottla.spark.sink.decision_state import GENERATIONS, TaskTransaction
 from ottla.spark.sink.fetch import fetch
 
 __all__ = [
@@ -111,7 +111,7 @@ class TransactionEnder:
         self._caller = Caller(cluster, timeout_ms)
         self._admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
 
-    async def end(self, transaction: PreparedTransaction, *, commit: bool) -> EndResult:
+    async def end(self, transaction: TaskTransaction, *, commit: bool) -> EndResult:
         """Commit or abort the transaction of exactly this producer id and epoch."""
         coordinator = Coordinator(
             self._cluster, CoordinatorType.TRANSACTION, transaction.id, timeout_ms=self._timeout_ms
@@ -138,7 +138,7 @@ class TransactionEnder:
         what = "commit" if commit else "abort"
         raise KafkaError(code, f"cannot {what} transaction {transaction.id!r}: {code.text}")
 
-    async def end_all(self, transactions: Sequence[PreparedTransaction], *, commit: bool) -> list[EndResult]:
+    async def end_all(self, transactions: Sequence[TaskTransaction], *, commit: bool) -> list[EndResult]:
         """End all of them concurrently. Raises the first failure after all were tried."""
         await self.find_coordinators([each.id for each in transactions])
         return await run_concurrently(transactions, lambda transaction: self.end(transaction, commit=commit))
@@ -225,7 +225,7 @@ class TransactionEnder:
         await self.find_coordinators(ids)
         await run_concurrently(ids, self._admin.fence)
 
-    async def was_committed(self, transaction: PreparedTransaction) -> bool | None:
+    async def was_committed(self, transaction: TaskTransaction) -> bool | None:
         """Find the outcome in the partitions, where the coordinator no longer knows it.
 
         A read_committed fetch lists the aborted transactions of its range. None if the records are deleted,

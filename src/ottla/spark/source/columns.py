@@ -1,8 +1,8 @@
-"""The columns of the source: Spark's names and types for them, and the kernel's Arrow batches made to fit.
+"""The columns of the source: Spark's names and types, and the kernel's Arrow batches converted to them.
 
 Spark takes a batch only if its Arrow schema is exactly the Arrow form of the data source's schema: every
-field nullable, times in microseconds. The kernel decodes what it can see in the bytes; topic and partition
-are the same for a whole batch and are repeated from memory that is kept.
+field nullable, timestamps in microseconds. The kernel decodes what is in the bytes; topic and partition are
+the same for a whole batch and are repeated from arrays that are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def spark_schema(columns: Sequence[str]) -> StructType:
 
 @lru_cache(maxsize=16)
 def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """What Spark makes of `spark_schema`, without asking it."""
+    """The Arrow form of `spark_schema`, built without Spark."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -59,7 +59,7 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 class BatchShaper:
-    """Makes what the kernel decoded of one partition into what Spark expects."""
+    """Converts the kernel's batches of one partition to the schema that Spark expects."""
 
     def __init__(self, columns: Sequence[str], topic: str, partition: int) -> None:
         self.schema = arrow_schema(tuple(columns))

@@ -15,11 +15,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ottla.spark.source.columns import COLUMNS
-from ottla.spark.source.limits import (
+from ottla.spark.source.offsets import (
     EARLIEST,
     LATEST,
-    Limit,
-    LimitKind,
+    OffsetLimit,
+    OffsetLimitKind,
     parse_assign,
     parse_by_partition,
     parse_offsets_limit,
@@ -107,8 +107,8 @@ class SourceOptions:
     topics: tuple[str, ...]
     pattern: str | None
     assigned: tuple[TopicPartition, ...]
-    start: Limit
-    end: Limit
+    start: OffsetLimit
+    end: OffsetLimit
     no_match_is_latest: bool
     fail_on_data_loss: bool
     columns: tuple[str, ...]
@@ -272,30 +272,30 @@ def _strategy(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, tu
     return topics, None, ()
 
 
-def _limits(given: Mapping[str, str], *, streaming: bool) -> tuple[Limit, Limit]:
-    start = _limit(given, "starting", LimitKind.LATEST if streaming else LimitKind.EARLIEST)
-    end = _limit(given, "ending", LimitKind.LATEST)
+def _limits(given: Mapping[str, str], *, streaming: bool) -> tuple[OffsetLimit, OffsetLimit]:
+    start = _limit(given, "starting", OffsetLimitKind.LATEST if streaming else OffsetLimitKind.EARLIEST)
+    end = _limit(given, "ending", OffsetLimitKind.LATEST)
     if streaming:
         return start, end
-    if start.kind is LimitKind.LATEST:
+    if start.kind is OffsetLimitKind.LATEST:
         raise ValueError("startingOffsets=latest reads nothing in a batch query; give a beginning")
-    if end.kind is LimitKind.EARLIEST:
+    if end.kind is OffsetLimitKind.EARLIEST:
         raise ValueError("endingOffsets=earliest reads nothing in a batch query; give an end")
-    if start.kind is LimitKind.OFFSETS:
+    if start.kind is OffsetLimitKind.OFFSETS:
         for partition, offset in start.by_partition.items():
             if offset == LATEST:
                 raise ValueError(f"startingOffsets: {partition} cannot be latest (-1) in a batch query")
-    if end.kind is LimitKind.OFFSETS:
+    if end.kind is OffsetLimitKind.OFFSETS:
         for partition, offset in end.by_partition.items():
             if offset == EARLIEST:
                 raise ValueError(f"endingOffsets: {partition} cannot be earliest (-2) in a batch query")
-    if start.kind is end.kind and start.kind in (LimitKind.OFFSETS, LimitKind.TIMES):
+    if start.kind is end.kind and start.kind in (OffsetLimitKind.OFFSETS, OffsetLimitKind.TIMES):
         _check_order(start, end)
     return start, end
 
 
-def _check_order(start: Limit, end: Limit) -> None:
-    what = "Offsets" if start.kind is LimitKind.OFFSETS else "OffsetsByTimestamp"
+def _check_order(start: OffsetLimit, end: OffsetLimit) -> None:
+    what = "Offsets" if start.kind is OffsetLimitKind.OFFSETS else "OffsetsByTimestamp"
     if start.by_partition.keys() != end.by_partition.keys():
         one_sided = ", ".join(map(str, sorted(start.by_partition.keys() ^ end.by_partition.keys())))
         raise ValueError(
@@ -309,18 +309,20 @@ def _check_order(start: Limit, end: Limit) -> None:
             )
 
 
-def _limit(given: Mapping[str, str], side: str, default: LimitKind) -> Limit:
+def _limit(given: Mapping[str, str], side: str, default: OffsetLimitKind) -> OffsetLimit:
     """The most general wins, as in Spark: one time for all, times by partition, offsets."""
     if (text := given.get(f"{side}timestamp")) is not None:
         if not re.fullmatch(r"\s*-?\d{1,18}\s*", text):
             raise ValueError(f"{side}Timestamp={text!r} is not a number of milliseconds since 1970")
-        return Limit(LimitKind.TIME, time_ms=int(text))
+        return OffsetLimit(OffsetLimitKind.TIME, time_ms=int(text))
     if (text := given.get(f"{side}offsetsbytimestamp")) is not None:
         example = '{"orders": {"0": 1735689600000}}'
-        return Limit(LimitKind.TIMES, parse_by_partition(f"{side}OffsetsByTimestamp", text, example))
+        return OffsetLimit(
+            OffsetLimitKind.TIMES, parse_by_partition(f"{side}OffsetsByTimestamp", text, example)
+        )
     if (text := given.get(f"{side}offsets")) is not None:
         return parse_offsets_limit(f"{side}Offsets", text)
-    return Limit(default)
+    return OffsetLimit(default)
 
 
 @dataclass(frozen=True, slots=True)

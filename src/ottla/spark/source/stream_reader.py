@@ -1,10 +1,9 @@
-"""`spark.readStream.format("ottla")`: micro-batches of whatever has come, or of as much as is allowed.
+"""`spark.readStream.format("ottla")`: micro-batches of all new records, or of as many as the options allow.
 
-One reader lives in a process beside the driver for as long as the query runs, and is asked for the latest
-offsets every few milliseconds while nothing comes; it asks the cluster at a decent pace and keeps what it
-learns in between. Spark keeps the offsets. A batch that Spark runs again has the same ends, and its
-beginnings come from the end of the batch before or, where there is none, from its own
-(`StreamOffset.begins`).
+One reader lives in a process beside the driver for as long as the query runs. Spark asks it for the latest
+offsets every few milliseconds while nothing arrives; it limits how often it asks the cluster and keeps the
+answers in between. Spark keeps the offsets. A batch that Spark runs again has the same end offsets; its start
+offsets are the end of the previous batch, or for the first batch its own (`StreamOffset.begins`).
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ottla.spark.source.batch import RangePartition, check_schema, read_partition
+from ottla.spark.source.batch_reader import RangePartition, check_schema, read_partition
 from ottla.spark.source.options import SourceOptions, source_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from ottla.spark.source.driver import StreamDriver
+    from ottla.spark.source.micro_batch_stream import MicroBatchStream
 
 __all__ = ["StreamReader", "stream_reader"]
 
@@ -43,25 +42,25 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's side; what it decides is in `StreamDriver`, which is not pickled to tasks."""
+    """Spark's interface; the work is done by `MicroBatchStream`, which is not pickled to tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._driver: StreamDriver | None = None
+        self._stream: MicroBatchStream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_driver": None}
+        return {"_options": self._options, "_stream": None}
 
     @property
-    def driver(self) -> StreamDriver:
-        if self._driver is None:
-            from ottla.spark.source.driver import StreamDriver
+    def stream(self) -> MicroBatchStream:
+        if self._stream is None:
+            from ottla.spark.source.micro_batch_stream import MicroBatchStream
 
-            self._driver = StreamDriver(self._options)
-        return self._driver
+            self._stream = MicroBatchStream(self._options)
+        return self._stream
 
     def initialOffset(self) -> Json:
-        return self.driver.initial().to_json()
+        return self.stream.initial_offset().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options
@@ -72,33 +71,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.driver.stop_at_what_is_there()
+        self.stream.prepare_for_trigger_available_now()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        from ottla.spark.source.limits import StreamOffset
+        from ottla.spark.source.offsets import StreamOffset
 
         begin = StreamOffset.from_json(start)
-        end = self.driver.latest(begin, limited=not isinstance(limit, ReadAllAvailable), now=time.monotonic)
-        # The same text for the same offset: Spark would take another for new data.
+        end = self.stream.latest_offset(
+            begin, limited=not isinstance(limit, ReadAllAvailable), now=time.monotonic
+        )
+        # The same text for the same offset: Spark takes a different text for new data.
         return start if end is None else end.to_json()
 
     def reportLatestOffset(self) -> Json | None:
-        known = self.driver.known_ends()
+        known = self.stream.latest_known_offset()
         return known.to_json() if known is not None else None
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        from ottla.spark.source.limits import StreamOffset
+        from ottla.spark.source.offsets import StreamOffset
 
-        ranges = self.driver.ranges(StreamOffset.from_json(start), StreamOffset.from_json(end))
+        ranges = self.stream.plan_ranges(StreamOffset.from_json(start), StreamOffset.from_json(end))
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)
 
     def commit(self, end: Json) -> None:
-        from ottla.spark.source.limits import StreamOffset
+        from ottla.spark.source.offsets import StreamOffset
 
-        self.driver.reached(StreamOffset.from_json(end))
+        self.stream.commit(StreamOffset.from_json(end))
 
     def stop(self) -> None:
-        """Nothing to end: Spark kills the process."""
+        """Do nothing: Spark kills the process."""

@@ -1,7 +1,7 @@
-"""A stream's progress as a consumer group's committed offsets, for every tool that shows lag.
+"""Commit the progress of a stream as offsets of a consumer group, for every tool that shows lag.
 
-Spark's checkpoint stays what counts; the group is only told. The group must not have members: they would
-overwrite each other's offsets, and the broker refuses it.
+Spark's checkpoint stays authoritative; the group is informational. It must not have members: they would
+overwrite each other's offsets, and the broker refuses such commits.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from ottla.client.coordinator import Coordinator
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.spark.source.link import Link
+from ottla.spark.source.client import SourceClient
 
-__all__ = ["GroupProgress"]
+__all__ = ["GroupOffsetCommitter"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE_MS = 5_000
+TIMEOUT_MS = 5_000
 _HAS_MEMBERS = frozenset(
     {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.STALE_MEMBER_EPOCH}
 )
 
 
-class GroupProgress:
-    """`publish` is called with every position that is known to be reached; the same again costs nothing."""
+class GroupOffsetCommitter:
+    """Commits the positions of a stream. Positions that are committed already cost no request."""
 
     def __init__(self, group_id: str) -> None:
         self._group_id = group_id
-        self._published: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
 
-    def publish(self, link: Link, positions: Mapping[TopicPartition, int]) -> None:
-        """Waits until the broker has it. A broker that is away is no reason to stop a stream: the next
-        publication covers this one. What will not go away by itself is raised.
+    def commit(self, client: SourceClient, positions: Mapping[TopicPartition, int]) -> None:
+        """Commit and wait for the answer. A broker that cannot be reached does not stop the stream: the next
+        commit covers this one. Errors that need the user are raised.
         """
-        changed = {p: at for p, at in positions.items() if self._published.get(p) != at}
+        changed = {p: at for p, at in positions.items() if self._committed.get(p) != at}
         if not changed:
             return
         try:
-            results = link.call(self._commit(link, changed))
+            results = client.call(self._send_commit(client, changed))
         except KafkaError as error:
             if not error.retriable:
                 raise
@@ -49,25 +49,25 @@ class GroupProgress:
             return
         for partition, problem in results.items():
             if problem is None:
-                self._published[partition] = changed[partition]
+                self._committed[partition] = changed[partition]
             elif problem.code in _HAS_MEMBERS:
                 raise KafkaError(
                     problem.code,
                     f"commitToGroup={self._group_id}: the group has members, which commit for themselves; "
-                    "name a group that nobody else uses",
+                    "name a group that no consumer uses",
                 )
             elif not problem.retriable:
                 raise problem
 
-    async def _commit(
-        self, link: Link, positions: Mapping[TopicPartition, int]
+    async def _send_commit(
+        self, client: SourceClient, positions: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, KafkaError | None]:
         coordinator = Coordinator(
-            link.cluster,
+            client.cluster,
             CoordinatorType.GROUP,
             self._group_id,
-            timeout_ms=PATIENCE_MS,
-            request_timeout_ms=PATIENCE_MS,
+            timeout_ms=TIMEOUT_MS,
+            request_timeout_ms=TIMEOUT_MS,
         )
-        offsets = GroupOffsets(link.cluster, self._group_id, coordinator)
+        offsets = GroupOffsets(client.cluster, self._group_id, coordinator)
         return await offsets.commit({p: CommittedOffset(at) for p, at in positions.items()})

@@ -1,9 +1,8 @@
-"""One connection to a cluster for all readers of a process.
+"""The source's client, shared by all readers of a process: an event loop and connections to a cluster.
 
-Spark's workers run task after task, and a reader that is unpickled for each of them must not pay for new
-connections each time. So they are kept here, by the settings they were made with, on one loop in a thread of
-its own that goes on receiving while Spark takes rows. A forked child starts anew: the table is thrown away
-when it belongs to another process.
+Spark's workers run task after task, and a reader that is unpickled for each task must not open new
+connections each time. Clients are kept by their settings, on an event loop in its own thread that continues
+to receive while Spark takes rows. A forked process creates its own: a table of another process is discarded.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from ottla.protocol.errors import KafkaError
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["Link", "link_to"]
+__all__ = ["SourceClient", "source_client"]
 
 T = TypeVar("T")
 
-MAX_LINKS = 8
-FIRST_CONTACT_MS = 10_000
+MAX_CLIENTS = 8
+FIRST_CONNECT_MS = 10_000
 
-_links: dict[ConnectionConfig, Link] = {}
+_clients: dict[ConnectionConfig, SourceClient] = {}
 _owner = 0
 
 
-class Link:
-    """The cluster as one process sees it; `call` and `submit` run coroutines where its connections live."""
+class SourceClient:
+    """Connections to one cluster; `call` and `submit` run coroutines on their event loop."""
 
     def __init__(self, config: ConnectionConfig) -> None:
         self._thread = LoopThread("ottla-spark")
         self._thread.start()
         self._runtime = Runtime.real(pool_workers=1)
         self.cluster = Cluster(self._runtime, config)
-        self._reached = False
+        self._was_reached = False
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._thread.call(coroutine)
@@ -53,15 +52,15 @@ class Link:
         return Caller(self.cluster, timeout_ms)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, *, timeout_ms: int) -> T:
-        """As `Cluster.retrying`, with less patience for a cluster that was never reached: its address is
-        probably wrong. The error names the addresses and the time it took.
+        """Retry like `Cluster.retrying`, but give up sooner on a cluster that was never reached: its address
+        is probably wrong. The error names the addresses and the time it took.
         """
-        patience = timeout_ms if self._reached else min(timeout_ms, FIRST_CONTACT_MS)
+        limit_ms = timeout_ms if self._was_reached else min(timeout_ms, FIRST_CONNECT_MS)
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                result = await self.cluster.retrying(attempt, timeout_ms=patience, what=what)
+                result = await self.cluster.retrying(attempt, timeout_ms=limit_ms, what=what)
         except BootstrapFailed as error:
             raise BootstrapFailed(
                 f"{what}: {error.message} (tried for {loop.time() - begin:.0f} s)"
@@ -72,7 +71,7 @@ class Link:
                 f"{what}: no answer from the cluster at {servers} within {timeout_ms} ms "
                 "(kafka.default.api.timeout.ms)"
             ) from None
-        self._reached = True
+        self._was_reached = True
         return result
 
     def close(self) -> None:
@@ -82,20 +81,20 @@ class Link:
             self._runtime.close()
 
 
-def link_to(config: ConnectionConfig) -> Link:
-    """This process's link with these settings, made if there is none. The oldest goes when there are many."""
+def source_client(config: ConnectionConfig) -> SourceClient:
+    """This process's client with these settings, created if there is none. Bounded: the oldest is closed."""
     global _owner
     if _owner != os.getpid():
-        _links.clear()
+        _clients.clear()
         _owner = os.getpid()
-    link = _links.get(config)
-    if link is None:
-        while len(_links) >= MAX_LINKS:
-            _close(_links.pop(next(iter(_links))))
-        link = _links[config] = Link(config)
-    return link
+    client = _clients.get(config)
+    if client is None:
+        while len(_clients) >= MAX_CLIENTS:
+            _close(_clients.pop(next(iter(_clients))))
+        client = _clients[config] = SourceClient(config)
+    return client
 
 
-def _close(link: Link) -> None:
-    with suppress(KafkaError, OSError):  # it is of no use to anyone any more
-        link.close()
+def _close(client: SourceClient) -> None:
+    with suppress(KafkaError, OSError):  # it is not used any more
+        client.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from ottla.spark.pipelines.progress import Progress
+from ottla.spark.pipelines.progress import PipelineProgress
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _INTERFACE: Final = "org.apache.spark.scheduler.SparkListenerInterface"
 class _Bus:
     """Implements Spark's interface of listeners: every method is there, and one does something."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: PipelineProgress) -> None:
         self._progress = progress
         self._names: dict[str, str] = {}
 
@@ -62,7 +62,7 @@ def _ignore(*_: Any) -> None:
 
 
 @contextmanager
-def listening(context: Any, progress: Progress) -> Iterator[None]:
+def listen_to_queries(context: Any, progress: PipelineProgress) -> Iterator[None]:
     """Keeps `progress` up to date while the block runs. `context` is the Spark context of this process."""
     from pyspark.java_gateway import ensure_callback_server_started
 

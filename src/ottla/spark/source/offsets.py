@@ -1,11 +1,11 @@
-"""Where reading begins and ends, as a user writes it, and offsets as Spark keeps them.
+"""The offsets at which reading begins and ends, as users write them, and offsets as Spark keeps them.
 
-`Limit` is one side of what is read: the beginning or the end of partitions, offsets by partition (with -2
-for the beginning and -1 for the end), or times. The JSON forms are those of Spark's own source. The offsets
-of a stream have the same form too, so that a checkpoint can be read by eyes that know the other. Under keys
-that no topic can have they also hold the topics' ids, by which a topic that was deleted and created again is
-told from the one that was read before, and where a batch begins in partitions that no earlier batch knew:
-Spark keeps only the ends, and a batch that is run again must begin where it began.
+`OffsetLimit` is one end of what is read: the beginning or the end of partitions, offsets by partition (-2 is
+earliest, -1 is latest), or timestamps. The JSON forms are those of Spark's own source. The offsets of a
+stream have the same form, so that a checkpoint is readable for those who know Spark's. Under keys that no
+topic can have they also hold the topic ids, which distinguish a topic that was deleted and created again, and
+the start offsets of a batch in partitions that no earlier batch had: Spark keeps only the ends, and a batch
+that is run again must begin where it began.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 __all__ = [
     "EARLIEST",
     "LATEST",
-    "Limit",
-    "LimitKind",
+    "OffsetLimit",
+    "OffsetLimitKind",
     "StreamOffset",
     "parse_assign",
     "parse_by_partition",
@@ -35,13 +35,13 @@ IDS_KEY = "@ids"
 BEGINS_KEY = "@from"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 23, "1": -2}}'
 _ASSIGN_EXAMPLE = '{"orders": [0, 1]}'
-# What the protocol has room for.
+# The largest values of the protocol.
 _MAX_NUMBER = 2**63 - 1
 _MAX_PARTITION = 2**31 - 1
-_TOLD = 500
+_MAX_QUOTED = 500
 
 
-class LimitKind(Enum):
+class OffsetLimitKind(Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
     OFFSETS = "offsets"
@@ -50,19 +50,20 @@ class LimitKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """`by_partition` counts for OFFSETS and TIMES, `time_ms` for TIME."""
+class OffsetLimit:
+    """`by_partition` is used with OFFSETS and TIMES, `time_ms` with TIME."""
 
-    kind: LimitKind
+    kind: OffsetLimitKind
     by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
     time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """Where a stream stands: the next offset of each partition, and the topics' ids where they are known.
+    """The position of a stream: the next offset of each partition, and the topic ids where they are known.
 
-    `begins` is where the batch that ends here begins in the partitions that the offset before did not have.
+    `begins` has the start offsets of the batch that ends here, in partitions that the previous offset did not
+    have.
     """
 
     positions: Mapping[TopicPartition, int]
@@ -103,13 +104,13 @@ def _by_partition(value: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition
     }
 
 
-def parse_offsets_limit(option: str, text: str) -> Limit:
-    """`earliest`, `latest`, or offsets by partition in JSON."""
+def parse_offsets_limit(option: str, text: str) -> OffsetLimit:
+    """Parse `earliest`, `latest`, or offsets by partition in JSON."""
     plain = text.strip()
     if plain.lower() == "earliest":
-        return Limit(LimitKind.EARLIEST)
+        return OffsetLimit(OffsetLimitKind.EARLIEST)
     if plain.lower() == "latest":
-        return Limit(LimitKind.LATEST)
+        return OffsetLimit(OffsetLimitKind.LATEST)
     found = parse_by_partition(option, plain, _OFFSETS_EXAMPLE)
     for partition, offset in found.items():
         if offset < EARLIEST:
@@ -117,13 +118,13 @@ def parse_offsets_limit(option: str, text: str) -> Limit:
                 f"{option}: offset {offset} of {partition} is not an offset; -2 stands for earliest, "
                 "-1 for latest"
             )
-    return Limit(LimitKind.OFFSETS, found)
+    return OffsetLimit(OffsetLimitKind.OFFSETS, found)
 
 
 def parse_by_partition(option: str, text: str, example: str = _OFFSETS_EXAMPLE) -> dict[TopicPartition, int]:
-    """A number for each partition: `{"topic": {"0": 23}}`. ValueError says what is wrong, and where."""
-    value = _parsed(option, text, example)
-    for key in (IDS_KEY, BEGINS_KEY):  # copied from a checkpoint of ours
+    """Parse a number for each partition: `{"topic": {"0": 23}}`. A ValueError says what is wrong."""
+    value = _parse_object(option, text, example)
+    for key in (IDS_KEY, BEGINS_KEY):  # a copy from one of our checkpoints
         value.pop(key, None)
     found = {}
     for topic, numbers in value.items():
@@ -142,7 +143,7 @@ def parse_by_partition(option: str, text: str, example: str = _OFFSETS_EXAMPLE) 
 
 
 def parse_assign(text: str) -> list[TopicPartition]:
-    value = _parsed("assign", text, _ASSIGN_EXAMPLE)
+    value = _parse_object("assign", text, _ASSIGN_EXAMPLE)
     found = []
     for topic, partitions in value.items():
         if not isinstance(partitions, list) or not all(
@@ -158,22 +159,22 @@ def parse_assign(text: str) -> list[TopicPartition]:
     return sorted(set(found))
 
 
-def _parsed(option: str, text: str, example: str) -> dict[str, Any]:
+def _parse_object(option: str, text: str, example: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=_without_doubles)
+        value = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        told = text if len(text) <= _TOLD else f"{text[:_TOLD]}…"
-        raise ValueError(f"{option}={told!r} is not JSON ({error}); it looks like {example}") from None
+        quoted = text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+        raise ValueError(f"{option}={quoted!r} is not JSON ({error}); it looks like {example}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{option}={text!r} is not an object by topic; it looks like {example}")
     return value
 
 
-def _without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name!r} is there twice")
+            raise ValueError(f"{name!r} is given twice")
         found[name] = value
     return found
 

@@ -1,12 +1,12 @@
-"""A task's work: one range of one partition, from the broker into Arrow batches.
+"""Read one range of one partition in a task, from the broker into Arrow batches.
 
-While Spark takes a batch, the next request is already under way; there is never more than one. What a task
-holds is bounded: the bytes of two answers, and one batch of rows, which is handed over as soon as it has
-`BATCH_ROWS` rows or `BATCH_BYTES` bytes. Between socket and Arrow no Python object is made per record.
+While Spark takes a batch, the next request is already in flight; there is never more than one. The memory of
+a task is bounded: the bytes of two answers, and one batch of rows, which is handed over as soon as it has
+`BATCH_ROWS` rows or `BATCH_BYTES` bytes. Between socket and Arrow no Python object is created per record.
 
-The range was chosen from offsets that exist, so its end is reached by reading on: by a batch that ends at or
-behind it, whatever is left of its records, or by the control batch of a transaction. What is not there in
-spite of that is a loss, and told as one.
+The range was chosen from offsets that exist, so reading on reaches its end: by a batch that ends at or after
+it, whatever is left of its records, or by the control batch of a transaction. Records that are missing
+nevertheless are reported as data loss.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ottla.protocol.schema import ZERO_UUID
 from ottla.records.arrow import ArrowDecoder
 from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD
 from ottla.rpc.connection import Connection
+from ottla.spark.source.client import SourceClient
 from ottla.spark.source.columns import BatchShaper
-from ottla.spark.source.link import Link
-from ottla.spark.source.loss import LossPolicy
+from ottla.spark.source.data_loss import DataLossPolicy
+from ottla.spark.source.offset_ranges import OffsetRange
 from ottla.spark.source.options import SourceOptions
-from ottla.spark.source.splitting import OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,14 +53,14 @@ _SESSIONLESS = -1
 _FRONT = struct.Struct(">qi")  # base offset, length
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
-_OTHER_TOPIC = frozenset(
+_TOPIC_CHANGED = frozenset(
     {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 )
 
 
 @dataclass(slots=True)
 class _Fetched:
-    """An answer with records for `offset`, or no data and where the log begins and ends instead of there."""
+    """An answer with records from `offset` on, or no data and the start and end of the log."""
 
     offset: int
     data: PartitionData | None
@@ -68,57 +68,57 @@ class _Fetched:
     log_end: int = -1
 
 
-class _Gone(Exception):
-    """The topic is no longer the one that the range was chosen from."""
+class _TopicReplaced(Exception):
+    """The topic is deleted, or another one than the range was chosen from."""
 
 
-def read_range(link: Link, options: SourceOptions, what: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """The rows of `what`, in order, in batches that fit Spark's schema."""
-    task = _Task(link, options, what)
+def read_range(client: SourceClient, options: SourceOptions, what: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `what` in order, in batches that fit Spark's schema."""
+    reader = _RangeReader(client, options, what)
     try:
-        yield from task.batches()
-    except _Gone:
-        task.loss.recreated(what.partition.topic)
+        yield from reader.batches()
+    except _TopicReplaced:
+        reader.loss.report_recreated(what.partition.topic)
     finally:
-        task.close()
+        reader.close()
 
 
-class _Task:
-    def __init__(self, link: Link, options: SourceOptions, what: OffsetRange) -> None:
-        self._link = link
+class _RangeReader:
+    def __init__(self, client: SourceClient, options: SourceOptions, what: OffsetRange) -> None:
+        self._client = client
         self._options = options
         self._range = what
-        self.loss = LossPolicy(options.fail_on_data_loss)
+        self.loss = DataLossPolicy(options.fail_on_data_loss)
         self._shaper = BatchShaper(options.columns, *what.partition)
-        # Of the last answers, to ask for as much as is left and not much more.
+        # From the last answer, to ask for as much as is left and not much more.
         self._bytes_per_offset = what.expected_bytes / what.size if what.expected_bytes else 0.0
         self._replica = -1
-        self._ahead: Future[_Fetched] | None = None
+        self._next_answer: Future[_Fetched] | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         offset, end = self._range.start, self._range.end
         decoder = self._decoder(offset)
-        self._ask(offset)
+        self._request(offset)
         while offset < end:
-            fetched = self._answer()
+            fetched = self._await_answer()
             if fetched.data is None:
-                offset = self._skip(fetched)
+                offset = self._skip_missing(fetched)
                 if decoder.rows:
                     yield self._finished(decoder)
-                # A batch may begin before what was deleted, and hold it still.
+                # A batch may begin before what was deleted, and still contain it.
                 decoder = self._decoder(offset)
                 if offset < end:
-                    self._ask(offset)
+                    self._request(offset)
                 continue
             records = memoryview(fetched.data.records or b"")
-            cuts, next_offset = self._pieces(records, offset)
+            pieces, next_offset = self._split_at_batches(records, offset)
             self._learn(records.nbytes, next_offset - offset)
             if next_offset < end:
-                self._ask(next_offset)
+                self._request(next_offset)
             decoder.set_aborted(
                 (each.producer_id, each.first_offset) for each in fetched.data.aborted_transactions or ()
             )
-            for begin, stop in cuts:
+            for begin, stop in pieces:
                 self._feed(decoder, records[begin:stop])
                 if decoder.rows >= BATCH_ROWS or decoder.nbytes >= BATCH_BYTES:
                     yield self._finished(decoder)
@@ -146,16 +146,16 @@ class _Task:
             raise KafkaError(
                 error.code,
                 f"{self._range.partition}: cannot decode the records from offset {decoder.next_offset} on: "
-                f"{error.message}; begin behind them with startingOffsets to skip them",
+                f"{error.message}; begin after them with startingOffsets to skip them",
             ) from error
 
-    def _pieces(self, records: memoryview, offset: int) -> tuple[list[tuple[int, int]], int]:
-        """Where to cut the answer, at ends of batches, and the offset behind its last whole batch.
+    def _split_at_batches(self, records: memoryview, offset: int) -> tuple[list[tuple[int, int]], int]:
+        """Split the answer at ends of batches; the pieces, and the offset after its last whole batch.
 
-        Cut, because a compressed batch may become many times larger: rows are handed over in between.
+        A compressed batch may become many times larger, so rows are handed over between pieces.
         """
         size = records.nbytes
-        cuts: list[tuple[int, int]] = []
+        pieces: list[tuple[int, int]] = []
         begin = at = 0
         next_offset = offset
         while size - at >= HEADER_SIZE:
@@ -165,45 +165,45 @@ class _Task:
             next_offset = base_offset + _LAST_DELTA.unpack_from(records, at + _LAST_DELTA_AT)[0] + 1
             at += LOG_OVERHEAD + length
             if at - begin >= PIECE_BYTES:
-                cuts.append((begin, at))
+                pieces.append((begin, at))
                 begin = at
             if next_offset >= self._range.end:
                 break
         if at > begin:
-            cuts.append((begin, at))
+            pieces.append((begin, at))
         if next_offset <= offset:
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE,
                 f"{self._range.partition}: {size} bytes fetched at offset {offset} hold no whole batch",
             )
-        return cuts, next_offset
+        return pieces, next_offset
 
     def _learn(self, size: int, offsets: int) -> None:
         self._bytes_per_offset = size / offsets
 
-    def _skip(self, fetched: _Fetched) -> int:
-        """Records are missing from `fetched.offset` on: fails, or says where to go on."""
+    def _skip_missing(self, fetched: _Fetched) -> int:
+        """Report the records that are missing from `fetched.offset` on; the offset to continue at."""
         partition, end = self._range.partition, self._range.end
         if fetched.offset < fetched.log_start:
-            self.loss.expired(partition, fetched.offset, end, fetched.log_start)
+            self.loss.report_expired(partition, fetched.offset, end, fetched.log_start)
             return min(fetched.log_start, end)
-        self.loss.beyond_the_end(partition, fetched.offset, fetched.log_end)
+        self.loss.report_beyond_end(partition, fetched.offset, fetched.log_end)
         return end
 
     # Requests.
 
-    def _ask(self, offset: int) -> None:
-        self._ahead = self._link.submit(self._fetch(offset))
+    def _request(self, offset: int) -> None:
+        self._next_answer = self._client.submit(self._fetch(offset))
 
-    def _answer(self) -> _Fetched:
-        assert self._ahead is not None
-        ahead, self._ahead = self._ahead, None
-        return ahead.result()
+    def _await_answer(self) -> _Fetched:
+        assert self._next_answer is not None
+        answer, self._next_answer = self._next_answer, None
+        return answer.result()
 
     def close(self) -> None:
-        """A task may be ended early (LIMIT, a failure): nothing is left under way."""
-        if self._ahead is not None:
-            self._ahead.cancel()
+        """Cancel the request in flight, as Spark may end a task early (LIMIT, a failure)."""
+        if self._next_answer is not None:
+            self._next_answer.cancel()
 
     def _wanted_bytes(self, offset: int) -> int:
         if not self._bytes_per_offset:
@@ -212,10 +212,10 @@ class _Task:
         return min(max(left, MIN_FETCH_BYTES), self._options.fetch_bytes)
 
     async def _fetch(self, offset: int) -> _Fetched:
-        """Asks until there are records, for as long as the options allow."""
+        """Fetch until there are records, for as long as the options allow."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.poll_timeout_ms / 1000
-        backoff = self._link.cluster.new_backoff()
+        backoff = self._client.cluster.new_backoff()
         while True:
             problem: KafkaError | None = None
             try:
@@ -229,24 +229,24 @@ class _Task:
                 if code is ErrorCode.OFFSET_OUT_OF_RANGE and self._replica < 0:
                     return await self._out_of_range(offset)
                 self._replica = -1
-                if code in _OTHER_TOPIC and self._range.topic_id is not None:
+                if code in _TOPIC_CHANGED and self._range.topic_id is not None:
                     await self._check_topic()
                 if code:
                     problem = KafkaError(code, f"{self._range.partition}: {code.text}")
             except KafkaError as error:
                 self._replica = -1
                 problem = error
-            if problem is not None and not problem.retriable and problem.code not in _OTHER_TOPIC:
+            if problem is not None and not problem.retriable and problem.code not in _TOPIC_CHANGED:
                 raise problem
-            # A broker that has nothing waits itself, but need not.
+            # A broker without new records waits by itself, but need not.
             wait = backoff.next_ms() / 1000 if problem is not None else EMPTY_WAIT_S
             if loop.time() + wait >= deadline:
-                raise self._too_late(offset, problem)
+                raise self._timed_out(offset, problem)
             await asyncio.sleep(wait)
             if problem is not None:
                 await self._refresh()
 
-    def _too_late(self, offset: int, problem: KafkaError | None) -> KafkaError:
+    def _timed_out(self, offset: int, problem: KafkaError | None) -> KafkaError:
         reason = problem.message if problem is not None else "the broker has none to give"
         return KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
@@ -258,7 +258,7 @@ class _Task:
     async def _fetch_once(self, offset: int) -> PartitionData:
         topic, index = self._range.partition
         connection, epoch = await self._connection()
-        known = self._link.cluster.view.topics.get(topic)
+        known = self._client.cluster.view.topics.get(topic)
         topic_id = self._range.topic_id or (known.topic_id if known is not None else None)
         size = self._wanted_bytes(offset)
         request = FetchRequest(
@@ -290,7 +290,7 @@ class _Task:
         answer = await connection.request(
             request,
             FetchResponse,
-            timeout_ms=self._link.cluster.config.request_timeout_ms,
+            timeout_ms=self._client.cluster.config.request_timeout_ms,
             version=version,
         )
         if answer.throttle_time_ms:
@@ -304,12 +304,12 @@ class _Task:
                     return data
         raise KafkaError(
             ErrorCode.UNKNOWN_SERVER_ERROR,
-            f"{self._range.partition}: an answer without the partition asked for",
+            f"{self._range.partition}: the answer does not contain the requested partition",
         )
 
     async def _connection(self) -> tuple[Connection, int]:
-        """To the replica that the leader named, or to the leader; and the leader epoch to tell it."""
-        cluster = self._link.cluster
+        """A connection to the replica that the leader prefers, or to the leader; and the leader epoch."""
+        cluster = self._client.cluster
         info = cluster.view.leader(self._range.partition)
         if info is None:
             info = (await cluster.refresh(topics=[self._range.partition.topic])).leader(self._range.partition)
@@ -322,23 +322,23 @@ class _Task:
         return await cluster.connection(replica), info.leader_epoch
 
     async def _refresh(self) -> None:
-        with suppress(KafkaError):  # the next attempt says what is wrong
-            await self._link.cluster.refresh(topics=[self._range.partition.topic])
+        with suppress(KafkaError):  # the next attempt reports what is wrong
+            await self._client.cluster.refresh(topics=[self._range.partition.topic])
 
     async def _check_topic(self) -> None:
-        """`_Gone` if the topic has another id by now, or none."""
+        """Raise `_TopicReplaced` if the topic has another id by now, or does not exist."""
         wanted = self._range.topic_id
-        view = await self._link.cluster.refresh(topics=[self._range.partition.topic])
+        view = await self._client.cluster.refresh(topics=[self._range.partition.topic])
         info = view.topics.get(self._range.partition.topic)
-        if info is None or info.error in _OTHER_TOPIC or (wanted is not None and info.topic_id != wanted):
-            raise _Gone
+        if info is None or info.error in _TOPIC_CHANGED or (wanted is not None and info.topic_id != wanted):
+            raise _TopicReplaced
 
     async def _out_of_range(self, offset: int) -> _Fetched:
-        """Where the log begins and ends tells what has happened."""
+        """Find where the log begins and ends, which shows what has happened."""
         from ottla.client.admin.offsets import FoundOffset, OffsetsAdmin, OffsetSpec
 
         partition = self._range.partition
-        admin = OffsetsAdmin(self._link.caller(self._options.api_timeout_ms))
+        admin = OffsetsAdmin(self._client.caller(self._options.api_timeout_ms))
         found = []
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
             result = (await admin.list({partition: spec}))[partition]

@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import IO, TYPE_CHECKING, Any
 
-from ottla.spark.pipelines.progress import Flow, Progress, readable_error
+from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run_once(
     spark: SparkSession,
     project: Project,
     configuration: Mapping[str, str],
-    progress: Progress,
+    progress: PipelineProgress,
     *,
     selection: Selection,
     dry: bool = False,
@@ -75,7 +75,7 @@ def _run(
     spark: Any,
     project: Project,
     configuration: Mapping[str, str],
-    progress: Progress,
+    progress: PipelineProgress,
     selection: Selection,
     dry: bool,
     output: IO[str] | None,
@@ -160,7 +160,7 @@ def _drop(spark: Any, graph: str) -> None:
         return  # of a session that has ended with its graphs
 
 
-def _failure(error: Exception | None, progress: Progress) -> RunFailed:
+def _failure(error: Exception | None, progress: PipelineProgress) -> RunFailed:
     blamed = next((flow for flow in progress.failed if flow.error), None) or next(iter(progress.failed), None)
     reason = (blamed.error if blamed is not None else None) or (readable_error(str(error)) if error else "")
     if blamed is None:

@@ -1,6 +1,6 @@
-"""`spark.read.format("ottla")`: ranges are fixed once, when Spark plans the read.
+"""`spark.read.format("ottla")`: the offset ranges are fixed once, when Spark plans the read.
 
-Everything up to the ends that were found then is read, and nothing behind them, however long the tasks take.
+Tasks read everything up to the end offsets of that moment and nothing after them, however long they take.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from ottla.spark.source.bounds import Bounds
-    from ottla.spark.source.planning import Offsets, Planner
-    from ottla.spark.source.splitting import OffsetRange
+    from ottla.spark.source.filter_pushdown import FilterBounds
+    from ottla.spark.source.offset_ranges import OffsetRange
+    from ottla.spark.source.offset_reader import OffsetReader, Offsets
 
 __all__ = [
     "BatchReader",
@@ -32,13 +32,14 @@ __all__ = [
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of offsets that one task reads."""
 
     def __init__(self, value: OffsetRange) -> None:
         super().__init__(value)
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """Create a reader. Raises ValueError if the options or the schema cannot be read."""
     parsed = source_options(options, streaming=False)
     check_schema(parsed, schema)
     return PushdownReader(parsed) if parsed.pushdown else BatchReader(parsed)
@@ -53,27 +54,29 @@ def check_schema(options: SourceOptions, schema: StructType) -> None:
 
 
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from ottla.spark.source.fetching import read_range
-    from ottla.spark.source.link import link_to
+    from ottla.spark.source.client import source_client
+    from ottla.spark.source.range_reader import read_range
     from ottla.spark.workers import begin_task
 
     begin_task()
-    if partition.value is None:  # Spark's stand-in where there is nothing to read
+    if partition.value is None:  # Spark's placeholder where there is nothing to read
         return iter(())
-    return read_range(link_to(options.connection), options, partition.value)
+    return read_range(source_client(options.connection), options, partition.value)
 
 
 class BatchReader(DataSourceReader):
+    """Reads a batch; plans its ranges in the driver, and reads one of them per task."""
+
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._bounds: Bounds | None = None
+        self._bounds: FilterBounds | None = None
 
     def partitions(self) -> list[InputPartition]:
-        from ottla.spark.source.planning import Planner
-        from ottla.spark.source.splitting import split
+        from ottla.spark.source.offset_ranges import split
+        from ottla.spark.source.offset_reader import OffsetReader
 
-        options, planner = self._options, Planner(self._options)
-        ranges = self._ranges(planner)
+        options, offset_reader = self._options, OffsetReader(self._options)
+        ranges = self._ranges(offset_reader)
         large = [each for each in ranges if each.size > 0]
         return [
             RangePartition(each)
@@ -82,59 +85,63 @@ class BatchReader(DataSourceReader):
                 min_partitions=options.min_partitions,
                 max_records=options.max_records_per_partition,
                 max_bytes=options.max_bytes_per_partition,
-                bytes_per_offset=planner.bytes_per_offset(each.partition for each in large),
+                bytes_per_offset=offset_reader.bytes_per_offset(each.partition for each in large),
             )
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)
 
-    def _ranges(self, planner: Planner) -> list[OffsetRange]:
-        from ottla.spark.source.splitting import OffsetRange
+    def _ranges(self, offset_reader: OffsetReader) -> list[OffsetRange]:
+        from ottla.spark.source.offset_ranges import OffsetRange
 
         options = self._options
-        partitions = planner.partitions()
-        start = planner.start_of(options.start, partitions)
-        end = planner.end_of(options.end, partitions)
-        start, end = self._within_the_log(planner, start, end)
+        partitions = offset_reader.partitions()
+        start = offset_reader.start_of(options.start, partitions)
+        end = offset_reader.end_of(options.end, partitions)
+        start, end = self._within_log_bounds(offset_reader, start, end)
         if self._bounds is not None:
-            start, end = self._bounds.applied(planner, start, end)
+            start, end = self._bounds.apply(offset_reader, start, end)
         return [
             OffsetRange(partition, partitions.ids.get(partition.topic), start[partition], end[partition])
             for partition in partitions.all
             if partition in start
         ]
 
-    def _within_the_log(self, planner: Planner, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Offsets that the user named are checked; all others come from the log."""
-        from ottla.spark.source.limits import EARLIEST, LATEST, LimitKind
-        from ottla.spark.source.loss import LossPolicy
+    def _within_log_bounds(
+        self, offset_reader: OffsetReader, start: Offsets, end: Offsets
+    ) -> tuple[Offsets, Offsets]:
+        """Check the offsets that the user named; all others come from the log."""
+        from ottla.spark.source.data_loss import DataLossPolicy
+        from ottla.spark.source.offsets import EARLIEST, LATEST, OffsetLimitKind
 
         options = self._options
-        loss = LossPolicy(options.fail_on_data_loss)
-        if options.start.kind is LimitKind.OFFSETS:
-            first = planner.offsets(dict.fromkeys(start, EARLIEST))
+        loss = DataLossPolicy(options.fail_on_data_loss)
+        if options.start.kind is OffsetLimitKind.OFFSETS:
+            first = offset_reader.offsets(dict.fromkeys(start, EARLIEST))
             for partition, offset in start.items():
                 if offset < first.get(partition, offset):
-                    loss.expired(partition, offset, end[partition], first[partition])
+                    loss.report_expired(partition, offset, end[partition], first[partition])
                     start = {**start, partition: first[partition]}
-        if LimitKind.OFFSETS in (options.start.kind, options.end.kind):
-            last = planner.offsets(dict.fromkeys(end, LATEST))
+        if OffsetLimitKind.OFFSETS in (options.start.kind, options.end.kind):
+            last = offset_reader.offsets(dict.fromkeys(end, LATEST))
             for partition, known in last.items():
                 furthest = max(start[partition], end[partition])
                 if furthest > known:
-                    loss.beyond_the_end(partition, furthest, known)
+                    loss.report_beyond_end(partition, furthest, known)
                     end = {**end, partition: known}
         return start, end
 
 
 class PushdownReader(BatchReader):
-    """Chosen by the option `pushdown`: Spark fails a reader that takes filters while its setting
-    `spark.sql.python.filterPushdown.enabled` is off, so the plain one must not.
+    """A reader that takes filters, chosen by the option `pushdown`.
+
+    Spark fails a reader with `pushFilters` while `spark.sql.python.filterPushdown.enabled` is off, so the
+    plain reader must not have it.
     """
 
     def pushFilters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        from ottla.spark.source.bounds import bounds_of
+        from ottla.spark.source.filter_pushdown import push_filters
 
-        self._bounds, left = bounds_of(filters)
-        return left
+        self._bounds, remaining = push_filters(filters)
+        return remaining

@@ -13,7 +13,6 @@ ROOMS_WITH_MODULE_CYCLES = [
     "ottla.metadata",
     "ottla.node",
     "ottla.protocol",
-    "ottla.raft",
 ]
 ROOMS_WITH_PACKAGE_CYCLES = [
     "ottla.client",

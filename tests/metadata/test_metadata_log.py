@@ -289,14 +289,14 @@ async def test_no_snapshot_parts_a_transaction_whose_end_is_being_prepared_for()
     version, before = node.log.image.metadata_version, node.snapshot_files()
     first = TopicRecord(name="first", topic_id=bytes(range(16)))
     node.log.append([BeginTransactionRecord(), first], version)
-    await node.log.committed_end(node.log.next_offset)
+    await node.log.wait_for_commit(node.log.next_offset)
     preparation = Preparation(node)
     node.log.append([EndTransactionRecord()], version)
     await preparation.begun.wait()
     await node.log.maybe_snapshot()
     assert node.snapshot_files() == before
     preparation.enough.set()
-    await node.log.committed_end(node.log.next_offset)
+    await node.log.wait_for_commit(node.log.next_offset)
     await node.log.maybe_snapshot()
     assert node.snapshot_files() != before
     assert set((await node.restart()).image.topics.by_name) == {"first"}
@@ -409,7 +409,7 @@ async def test_a_log_that_contradicts_itself_is_refused_in_one_line() -> None:
         [TopicRecord(name="twin", topic_id=b"a" * 16), TopicRecord(name="twin", topic_id=b"b" * 16)], version
     )
     with pytest.raises(KafkaError, match="cannot be replayed"):
-        await node.log.committed_end(node.log.next_offset)
+        await node.log.wait_for_commit(node.log.next_offset)
     await node.log.close()
     with pytest.raises(
         StorageError, match=r"__cluster_metadata-0: the metadata log cannot be replayed .*twin"
@@ -471,7 +471,7 @@ async def test_an_interrupted_metadata_transaction_is_aborted_at_the_next_start(
     node.log.append(
         [BeginTransactionRecord(name="half"), TopicRecord(name="ghost", topic_id=b"g" * 16)], version
     )
-    await node.log.committed_end(node.log.next_offset)
+    await node.log.wait_for_commit(node.log.next_offset)
     await node.crash()
     assert "ghost" not in node.log.image.topics.by_name
     assert await node.create("orders") == ErrorCode.NONE

@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
 from ottla.raft.effects import Answer, Committed, Flush, InstallSnapshot, Persist, Send
-from ottla.raft.election_state import ElectionState
 from ottla.raft.machine import KafkaRaftMachine
-from ottla.raft.membership import VoterSetHistory
 from ottla.raft.messages import OffsetAndEpoch, Reply, Request
-from ottla.raft.quorum_state import Now, QuorumState
+from ottla.raft.quorum_state import QuorumState
 from ottla.raft.snapshot import SnapshotContent, SnapshotId, decode_snapshot
-from ottla.raft.states import Role
-from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.raft.states import ElectionState, Role
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.records.batch import BatchHeader, iter_batches, read_records
 from ottla.records.builder import build_batch
+from ottla.records.control import QuorumRecord, build_quorum_batch
 from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 
@@ -49,7 +48,7 @@ def dynamic_voters(*ids: int) -> VoterSet:
 
 
 class MemoryLog:
-    """A :class:`~ottla.raft.log.RaftLog` of batches in a list."""
+    """A `RaftLog` of batches in a list."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[BatchHeader, bytes]] = []
@@ -69,11 +68,11 @@ class MemoryLog:
             return OffsetAndEpoch(*latest)
         return OffsetAndEpoch(self.start_offset, 0)
 
-    def set_high_watermark(self, offset: int) -> None:
+    def update_high_watermark(self, offset: int) -> None:
         assert offset >= self.high_watermark, "the high watermark goes back"
         self.high_watermark = offset
 
-    def end_for_epoch(self, epoch: int) -> OffsetAndEpoch:
+    def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
         earliest = self.earliest_snapshot
         floor = OffsetAndEpoch(self.start_offset, 0)
         if earliest is not None and earliest.offset == self.start_offset:
@@ -83,6 +82,11 @@ class MemoryLog:
 
     def append_as_leader(self, batch: bytes, epoch: int) -> None:
         self._append(batch)
+
+    def append_control_as_leader(self, records: Sequence[QuorumRecord], epoch: int) -> None:
+        self._append(
+            build_quorum_batch(records, timestamp=WALL_MS, leader_epoch=epoch, base_offset=self.end.offset)
+        )
 
     def append_as_follower(self, records: bytes, epoch: int) -> None:
         if self.refuse:
@@ -177,36 +181,36 @@ class Replica:
         self.refuses: set[int] = set()  # nodes whose port it finds closed
 
     def start(self) -> None:
-        membership = VoterSetHistory(self.static)
+        history = VoterSetHistory(self.static)
         if self.dynamic is not None:
-            membership.load(0, SnapshotContent(kraft_version=1, voters=self.dynamic))
+            history.load_snapshot(0, 1, self.dynamic)
         for _, data in self.log.batches:
-            membership.read(data, self.log.end.offset)
-        core = QuorumState(
+            history.replay_batches(data, self.log.end.offset)
+        quorum = QuorumState(
             self.local,
             self.log,
-            membership,
+            history,
             election=self.election,
             config=self.config,
             random=SeededRandom(self.id),
-            now=self.lab.now,
+            now_ms=self.lab.now_ms,
             bootstrap=self.bootstrap,
         )
-        self.raft = KafkaRaftMachine(core)
-        self.raft.start(self.lab.now)
+        self.machine = KafkaRaftMachine(quorum)
+        self.machine.start(self.lab.now_ms)
         self.lab.carry_out(self)
 
     @property
-    def core(self) -> QuorumState:
-        return self.raft.core
+    def quorum(self) -> QuorumState:
+        return self.machine.quorum
 
     @property
     def role(self) -> Role:
-        return self.core.role
+        return self.quorum.role
 
     @property
     def epoch(self) -> int:
-        return self.core.epoch
+        return self.quorum.epoch
 
     def append(self, *values: bytes) -> int:
         batch = build_batch(
@@ -214,18 +218,18 @@ class Replica:
             base_offset=self.log.end.offset,
             leader_epoch=self.epoch,
         )
-        end = self.raft.append(batch, self.lab.now)
+        end = self.machine.append(batch, self.lab.now_ms)
         self.lab.carry_out(self)
         return end
 
     def flush(self) -> None:
-        self.raft.flushed(self.log.end.offset, self.lab.now)
+        self.machine.on_log_flushed(self.log.end.offset, self.lab.now_ms)
         self.lab.carry_out(self)
 
     def ask(self, request: Request) -> list[Reply]:
         """Send it a request; the list gets the reply when there is one."""
         token: list[Reply] = []
-        self.raft.receive(token, request, self.lab.now)
+        self.machine.handle_request(token, request, self.lab.now_ms)
         self.lab.carry_out(self)
         return token
 
@@ -233,7 +237,7 @@ class Replica:
 class Lab:
     def __init__(self, *, config: QuorumConfig | None = None) -> None:
         self.config = config or QuorumConfig()
-        self.now = Now(0, WALL_MS)
+        self.now_ms = 0
         self.replicas: dict[int, Replica] = {}
         # (from, to, deliver): what is under way.
         self.mail: list[tuple[int, int, Callable[[], None]]] = []
@@ -256,7 +260,7 @@ class Lab:
         return replica
 
     def carry_out(self, replica: Replica) -> None:
-        for effect in replica.raft.take_effects():
+        for effect in replica.machine.take_effects():
             match effect:
                 case Persist():
                     replica.election = effect.election
@@ -269,10 +273,10 @@ class Lab:
                         effect.token(effect.reply)
                 case Flush():
                     if replica.auto_flush:
-                        replica.raft.flushed(replica.log.end.offset, self.now)
+                        replica.machine.on_log_flushed(replica.log.end.offset, self.now_ms)
                         self.carry_out(replica)
                 case InstallSnapshot():
-                    replica.raft.snapshot_ready(effect.id, self.now)
+                    replica.machine.on_snapshot_ready(effect.id, self.now_ms)
                     self.carry_out(replica)
                 case Committed():
                     replica.committed = effect.high_watermark
@@ -281,13 +285,13 @@ class Lab:
 
     def _post(self, sender: Replica, effect: Send) -> None:
         target = next((each for each in self.replicas.values() if address(each.id) == effect.address), None)
-        raft = sender.raft
+        machine = sender.machine
 
         refused = target is not None and target.id in sender.refuses
 
         def fail() -> None:
-            if sender.raft is raft:
-                raft.failed(effect.exchange, self.now, refused=refused)
+            if sender.machine is machine:
+                machine.handle_failure(effect.correlation_id, self.now_ms, refused=refused)
                 self.carry_out(sender)
 
         if target is None or refused:
@@ -296,8 +300,8 @@ class Lab:
 
         def answer(reply: Reply) -> None:
             def deliver() -> None:
-                if sender.raft is raft:
-                    raft.answered(effect.exchange, reply, self.now)
+                if sender.machine is machine:
+                    machine.handle_response(effect.correlation_id, reply, self.now_ms)
                     self.carry_out(sender)
 
             assert target is not None
@@ -305,7 +309,7 @@ class Lab:
 
         def deliver() -> None:
             assert target is not None
-            target.raft.receive(answer, effect.request, self.now)
+            target.machine.handle_request(answer, effect.request, self.now_ms)
             self.carry_out(target)
 
         self.mail.append((sender.id, target.id, deliver))
@@ -332,10 +336,10 @@ class Lab:
 
     def tick(self, ms: int = 10) -> None:
         """Let time go by, and no mail be delivered."""
-        self.now = Now(self.now.ms + ms, self.now.wall_ms + ms)
+        self.now_ms += ms
         for replica in list(self.replicas.values()):
             if not replica.asleep:
-                replica.raft.tick(self.now)
+                replica.machine.poll(self.now_ms)
                 self.carry_out(replica)
 
     def until(self, condition: Callable[[], bool], *, limit_ms: int = 20_000) -> None:
@@ -356,8 +360,8 @@ class Lab:
         for other in self.replicas.values():
             if other.id != id:
                 other.refuses.add(id)
-                for exchange in other.core.peers.under_way(id):
-                    other.raft.failed(exchange.number, self.now)
+                for inflight in other.quorum.requests.inflight_to(id):
+                    other.machine.handle_failure(inflight.correlation_id, self.now_ms)
                     self.carry_out(other)
 
     def heal(self) -> None:
@@ -376,10 +380,10 @@ class Lab:
         leader = max(self.leaders, key=lambda replica: replica.epoch)
         awake = [replica for replica in self.replicas.values() if not replica.asleep]
         reachable = [r for r in awake if (leader.id, r.id) not in self.cut]
-        return all(r.core.leader_id == leader.id and r.epoch == leader.epoch for r in reachable)
+        return all(r.quorum.leader_id == leader.id and r.epoch == leader.epoch for r in reachable)
 
     def __str__(self) -> str:
-        return "; ".join(f"{r.id}: {r.core.state}" for r in self.replicas.values())
+        return "; ".join(f"{r.id}: {r.quorum.state}" for r in self.replicas.values())
 
 
 def quorum(*ids: int, config: QuorumConfig | None = None) -> Lab:

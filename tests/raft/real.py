@@ -9,8 +9,9 @@ from pathlib import Path
 from ottla.node.network.connection import ClientConnection, Parts, PendingRequest
 from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.raft.config import QuorumConfig
-from ottla.raft.driver.disk_log import DiskLog
-from ottla.raft.driver.kafka_raft_client import KafkaRaftClient, read_election
+from ottla.raft.driver.kafka_raft_client import KafkaRaftClient
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
+from ottla.raft.driver.quorum_state_store import read_election_state
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import iter_batches, read_records
@@ -62,42 +63,42 @@ class Replica:
     async def boot(self, voters: VoterSet) -> None:
         runtime = self.runtime
         self.dir.mkdir(exist_ok=True)
-        log = await runtime.pool.run(DiskLog.open, runtime.disk, runtime.clock, runtime.random, str(self.dir))
-        membership, _ = await runtime.pool.run(log.load, voters)
+        log = await runtime.pool.run(
+            KafkaRaftLog.open, runtime.disk, runtime.clock, runtime.random, str(self.dir)
+        )
+        voter_history, _ = await runtime.pool.run(log.load, voters)
         self.client = KafkaRaftClient(
             runtime,
             log,
-            membership,
+            voter_history,
             Voter(ReplicaKey(self.id, bytes([self.id]) * 16), voters.voters[self.id].endpoints),
             self,
             cluster_id=self.cluster_id,
-            election=read_election(runtime.disk, log.dir),
+            election=read_election_state(runtime.disk, log.dir),
             config=self.config,
         )
         self._service = QuorumService(self.client, lambda: None)
         self.client.start()
 
-    def committed(self, high_watermark: int) -> None:
+    def on_commit(self, high_watermark: int) -> None:
         self.high_watermark = high_watermark
 
-    def snapshot_loaded(self, id: SnapshotId) -> None:
+    def on_load_snapshot(self, id: SnapshotId) -> None:
         raise AssertionError("nobody writes snapshots here")
 
-    def leader_changed(self, leader_id: int | None, epoch: int) -> None:
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
         pass
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         self.failure = error
 
     @property
     def leads(self) -> bool:
-        return self.client.raft.core.is_leader
+        return self.client.is_leader
 
     def append(self, value: bytes) -> int:
         log = self.client.log
-        batch = build_batch(
-            [(0, None, value)], base_offset=log.end.offset, leader_epoch=self.client.raft.core.epoch
-        )
+        batch = build_batch([(0, None, value)], base_offset=log.end.offset, leader_epoch=self.client.epoch)
         return self.client.append(batch)
 
     def values(self) -> list[bytes]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ottla.protocol.errors import KafkaError
-from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig, LogGap
-from ottla.raft.log import Validity, truncation_point, validate
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog, KafkaRaftLogConfig, LogGap
+from ottla.raft.log import Validity, truncation_offset, validate_offset_and_epoch
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
@@ -28,9 +28,9 @@ class Lab:
         self.disk.sync_all()
         self.log = self.open()
 
-    def open(self, **config: int) -> DiskLog:
-        options = DiskLogConfig(**{"max_retention_bytes": 0, **config})
-        self.log = DiskLog.open(self.disk, self.clock, SeededRandom(1), "/data", options)
+    def open(self, **config: int) -> KafkaRaftLog:
+        options = KafkaRaftLogConfig(**{"max_retention_bytes": 0, **config})
+        self.log = KafkaRaftLog.open(self.disk, self.clock, SeededRandom(1), "/data", options)
         return self.log
 
     def append(self, epoch: int, *values: bytes) -> None:
@@ -86,7 +86,7 @@ def test_where_epochs_end() -> None:
     lab.append(1, b"a", b"b")
     lab.append(3, b"c")
     for epoch, expected in ((0, (0, 0)), (1, (2, 1)), (2, (2, 1)), (3, (3, 3)), (9, (3, 3))):
-        found = lab.log.end_for_epoch(epoch)
+        found = lab.log.end_offset_for_epoch(epoch)
         assert found.offset == expected[0]
         assert epoch == 0 or found.epoch == expected[1]
 
@@ -95,13 +95,13 @@ def test_validation_and_truncation() -> None:
     lab = Lab()
     lab.append(1, b"a", b"b")
     lab.append(3, b"c")
-    assert validate(lab.log, OffsetAndEpoch(0, 0)).kind is Validity.VALID
-    assert validate(lab.log, OffsetAndEpoch(2, 1)).kind is Validity.VALID
-    assert validate(lab.log, OffsetAndEpoch(5, 1)) == (Validity.DIVERGING, (2, 1))
-    assert validate(lab.log, OffsetAndEpoch(3, 2)) == (Validity.DIVERGING, (2, 1))
-    assert validate(lab.log, OffsetAndEpoch(4, 3)) == (Validity.DIVERGING, (3, 3))
-    assert truncation_point(lab.log, OffsetAndEpoch(1, 1)) == 1
-    assert truncation_point(lab.log, OffsetAndEpoch(9, 2)) == 2
+    assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(0, 0)).kind is Validity.VALID
+    assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(2, 1)).kind is Validity.VALID
+    assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(5, 1)) == (Validity.DIVERGING, (2, 1))
+    assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(3, 2)) == (Validity.DIVERGING, (2, 1))
+    assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(4, 3)) == (Validity.DIVERGING, (3, 3))
+    assert truncation_offset(lab.log, OffsetAndEpoch(1, 1)) == 1
+    assert truncation_offset(lab.log, OffsetAndEpoch(9, 2)) == 2
 
 
 class TestSnapshots:
@@ -119,9 +119,9 @@ class TestSnapshots:
         assert (lab.log.start_offset, lab.log.end) == (10, (10, 4))
         lab.disk.crash()
         log = lab.open()
-        membership, snapshot = log.load(None)
+        history, snapshot = log.load(None)
         assert log.end == (10, 4)
-        assert membership.voters == VOTERS
+        assert history.voters == VOTERS
         assert snapshot is not None
         assert snapshot.id == id
 
@@ -138,25 +138,25 @@ class TestSnapshots:
         for number in range(6):
             lab.append(1, b"value%d" % number)
         lab.flush()
-        lab.log.set_high_watermark(6)
+        lab.log.update_high_watermark(6)
         for offset in (2, 4):
-            lab.log.snapshot_written(lab.snapshot(offset, 1))
+            lab.log.on_snapshot_written(lab.snapshot(offset, 1))
         assert lab.log.start_offset == 4
         assert lab.log.snapshots.ids == [SnapshotId(4, 1)]
-        assert validate(lab.log, OffsetAndEpoch(3, 1)) == (Validity.SNAPSHOT, (4, 1))
-        assert validate(lab.log, OffsetAndEpoch(4, 1)).kind is Validity.VALID
+        assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(3, 1)) == (Validity.SNAPSHOT, (4, 1))
+        assert validate_offset_and_epoch(lab.log, OffsetAndEpoch(4, 1)).kind is Validity.VALID
 
     def test_but_not_under_a_flush(self) -> None:
         """A flush that found its segment gone would take the directory offline."""
         lab = Lab()
         lab.append(1, b"a", b"b")
         lab.flush()
-        lab.log.set_high_watermark(2)
-        lab.log.snapshot_written(lab.snapshot(1, 1))
+        lab.log.update_high_watermark(2)
+        lab.log.on_snapshot_written(lab.snapshot(1, 1))
         lab.append(1, b"c")
         plan = lab.log.prepare_flush()
         assert plan is not None
-        lab.log.snapshot_written(lab.snapshot(2, 1))
+        lab.log.on_snapshot_written(lab.snapshot(2, 1))
         lab.log.run_flush(plan)
         lab.log.complete_flush(plan)
         assert lab.log.snapshots.ids == [SnapshotId(2, 1)]
@@ -165,9 +165,9 @@ class TestSnapshots:
         lab = Lab()
         lab.append(1, b"a", b"b")
         lab.flush()
-        lab.log.set_high_watermark(2)
+        lab.log.update_high_watermark(2)
         for offset in (1, 2):
-            lab.log.snapshot_written(lab.snapshot(offset, 1))
+            lab.log.on_snapshot_written(lab.snapshot(offset, 1))
         lab.disk.unlink(f"{lab.log.dir}/{SnapshotId(2, 1).file_name}")
         lab.log.close()
         with pytest.raises(LogGap, match="no usable snapshot"):
@@ -179,8 +179,8 @@ def test_voters_are_read_from_the_log() -> None:
     lab.log.append_as_leader(
         build_quorum_batch([VOTERS.to_record()], timestamp=1, leader_epoch=1, base_offset=0), 1
     )
-    membership, _ = lab.log.load(VOTERS)
-    assert membership.entry is None, "kraft.version is still 0"
+    history, _ = lab.log.load(VOTERS)
+    assert history.last_entry is None, "kraft.version is still 0"
 
 
 def test_damaged_records_from_a_leader_are_not_appended() -> None:

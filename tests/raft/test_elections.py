@@ -6,7 +6,6 @@ import pytest
 
 from ottla.protocol.errors import ErrorCode
 from ottla.raft.effects import Answer, Persist, Send
-from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import (
     BeginEpoch,
     EndEpoch,
@@ -16,7 +15,7 @@ from ottla.raft.messages import (
     Vote,
     VoteReply,
 )
-from ottla.raft.states import FollowerState, Role
+from ottla.raft.states import ElectionState, FollowerState, Role
 from ottla.raft.voters import ReplicaKey
 from tests.raft.lab import Lab, Replica, key, log_of, quorum, static_voters
 
@@ -58,7 +57,7 @@ class TestThree:
         lab = quorum(1, 2, 3)
         leader = lab.elect()
         assert [replica.role for replica in lab.replicas.values()].count(Role.FOLLOWER) == 2
-        assert all(replica.core.leader_id == leader.id for replica in lab.replicas.values())
+        assert all(replica.quorum.leader_id == leader.id for replica in lab.replicas.values())
 
     def test_without_a_majority_nobody_leads_and_the_epoch_stays(self) -> None:
         lab = quorum(1, 2, 3)
@@ -107,21 +106,21 @@ class TestThree:
     def test_a_leader_that_stops_hands_over_without_a_timeout(self) -> None:
         lab = quorum(1, 2, 3)
         leader = lab.elect()
-        began = lab.now.ms
-        leader.raft.shut_down(lab.now)
+        began = lab.now_ms
+        leader.machine.shut_down(lab.now_ms)
         lab.carry_out(leader)
         lab.until(lambda: any(other is not leader for other in lab.leaders))
-        assert lab.now.ms - began < 1_500
-        assert leader.raft.is_stopped
+        assert lab.now_ms - began < 1_500
+        assert leader.machine.is_shut_down
 
     def test_a_leader_whose_port_is_closed_is_replaced_without_a_timeout(self) -> None:
         lab = quorum(1, 2, 3)
         leader = lab.elect()
         lab.pass_time(1_000)
-        began = lab.now.ms
+        began = lab.now_ms
         lab.kill(leader.id)
         lab.until(lambda: any(other is not leader for other in lab.leaders))
-        assert lab.now.ms - began < 1_500
+        assert lab.now_ms - began < 1_500
 
 
 class TestVotes:
@@ -151,8 +150,8 @@ class TestVotes:
 
     def test_the_vote_is_written_down_before_it_is_told(self) -> None:
         replica = self.replica()
-        replica.raft.receive("token", vote(2, 6, OffsetAndEpoch(2, 3)), replica.lab.now)
-        effects = [e for e in replica.raft.take_effects() if not isinstance(e, Send)]
+        replica.machine.handle_request("token", vote(2, 6, OffsetAndEpoch(2, 3)), replica.lab.now_ms)
+        effects = [e for e in replica.machine.take_effects() if not isinstance(e, Send)]
         kinds = [type(effect) for effect in effects]
         assert kinds.index(Answer) > max(n for n, kind in enumerate(kinds) if kind is Persist)
 
@@ -179,7 +178,7 @@ class TestVotes:
         replica = self.replica()
         assert granted(replica.ask(vote(2, 5, OffsetAndEpoch(2, 3), pre_vote=True)))
         assert granted(replica.ask(vote(3, 5, OffsetAndEpoch(2, 3), pre_vote=True)))
-        assert (replica.epoch, replica.core.state.voted) == (5, None)
+        assert (replica.epoch, replica.quorum.state.voted) == (5, None)
 
     def test_a_follower_that_hears_from_its_leader_gives_no_pre_vote(self) -> None:
         lab = quorum(1, 2, 3)
@@ -212,7 +211,7 @@ class TestNews:
         replica = TestVotes().replica()
         [reply] = replica.ask(BeginEpoch(3, 7))
         assert reply.error is ErrorCode.NONE
-        assert (replica.role, replica.core.leader_id, replica.epoch) == (Role.FOLLOWER, 3, 7)
+        assert (replica.role, replica.quorum.leader_id, replica.epoch) == (Role.FOLLOWER, 3, 7)
         assert error(replica.ask(BeginEpoch(2, 6))) is ErrorCode.FENCED_LEADER_EPOCH
 
     def test_a_fetch_at_the_wrong_node_tells_who_leads(self) -> None:
@@ -230,9 +229,9 @@ class TestNews:
         order = tuple(key(replica.id) for replica in line)
         delays = []
         for replica in line:
-            replica.raft.receive(None, EndEpoch(leader.id, leader.epoch, order), lab.now)
-            state = replica.core.state
-            delays.append(state.deadline_ms - lab.now.ms if isinstance(state, FollowerState) else 0)
+            replica.machine.handle_request(None, EndEpoch(leader.id, leader.epoch, order), lab.now_ms)
+            state = replica.quorum.state
+            delays.append(state.deadline_ms - lab.now_ms if isinstance(state, FollowerState) else 0)
         assert delays[0] == 0
         assert delays == sorted(delays)
         assert delays[-1] > 0

@@ -64,7 +64,7 @@ async def test_kafka_leads_and_ottla_follows(tmp_path: Path) -> None:
     async with Pair(tmp_path, config) as pair:
         ottla, kafka = pair.ottla, pair.kafka
         await asyncio.to_thread(kafka.start)
-        core = ottla.client.raft.core
+        core = ottla.client.status
         assert (core.role, core.leader_id) == (Role.FOLLOWER, 1)
         end = ottla.high_watermark
         assert end > 5

@@ -6,8 +6,8 @@ import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
+from ottla.raft.machine import LogContradiction
 from ottla.raft.messages import Fetch, FetchReply, FetchSnapshot, OffsetAndEpoch
-from ottla.raft.replication import LogContradiction
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
 from ottla.raft.states import Role
 from tests.raft.lab import Lab, Replica, key, log_of, quorum, static_voters
@@ -135,10 +135,10 @@ class TestDivergence:
         end = leader.append(b"a")
         lab.until(lambda: replicated(lab, end))
         follower = followers[0]
-        [exchange] = follower.core.peers.under_way(leader.id)
+        [inflight] = follower.quorum.requests.inflight_to(leader.id)
         reply = FetchReply(leader.epoch, leader.id, diverging=OffsetAndEpoch(0, 0))
         with pytest.raises(LogContradiction):
-            follower.raft.answered(exchange.number, reply, lab.now)
+            follower.machine.handle_response(inflight.correlation_id, reply, lab.now_ms)
 
     @pytest.mark.parametrize(
         "request_",
@@ -162,14 +162,14 @@ class TestDivergence:
     def test_damaged_records_are_asked_for_again_after_a_rest(self) -> None:
         lab, leader, followers = elected(1, 2, 3)
         follower = followers[0]
-        [exchange] = follower.core.peers.under_way(leader.id)
+        [inflight] = follower.quorum.requests.inflight_to(leader.id)
         follower.log.refuse = True
         end = leader.append(b"a")
         records = leader.log.batches[-1][1]
         reply = FetchReply(leader.epoch, leader.id, leader.committed, 0, records)
-        follower.raft.answered(exchange.number, reply, lab.now)
+        follower.machine.handle_response(inflight.correlation_id, reply, lab.now_ms)
         lab.carry_out(follower)
-        assert follower.core.peers.is_resting(leader.id, lab.now.ms)
+        assert follower.quorum.requests.is_backing_off(leader.id, lab.now_ms)
         follower.log.refuse = False
         lab.until(lambda: replicated(lab, end))
 
@@ -199,7 +199,7 @@ class TestWaiting:
         lab = quorum(1)
         one = lab.replicas[1]
         replies = one.ask(Fetch(key(7), 1, OffsetAndEpoch(1, 1), 500, 1_000))
-        one.raft.shut_down(lab.now)
+        one.machine.shut_down(lab.now_ms)
         lab.carry_out(one)
         assert [reply.error for reply in replies] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
 
@@ -273,7 +273,7 @@ class TestObservers:
         followers[0].asleep = True
         leader.append(b"a", b"b")
         lab.pass_time(1_000)
-        info = leader.raft.describe()
+        info = leader.machine.describe(lab.now_ms)
         assert info is not None
         assert {progress.key.id: progress.end_offset for progress in info.voters} == {
             leader.id: 3,
@@ -282,5 +282,5 @@ class TestObservers:
         }
         assert [progress.key.id for progress in info.observers] == [7]
         lag = next(progress for progress in info.voters if progress.key.id == followers[0].id)
-        assert lag.caught_up_ms < lab.now.ms - 900
-        assert followers[1].raft.describe() is None
+        assert lag.caught_up_ms < lab.now_ms - 900
+        assert followers[1].machine.describe(lab.now_ms) is None

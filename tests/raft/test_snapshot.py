@@ -12,7 +12,7 @@ from ottla.raft.snapshot import (
     SnapshotId,
     decode_snapshot,
     encode_snapshot,
-    is_leftover,
+    is_unfinished,
     parse_name,
     snapshot_timestamp,
 )
@@ -75,6 +75,6 @@ def test_names() -> None:
     assert parse_name(id.file_name) == id
     assert parse_name("00000000000000000123-0000000004.checkpoint.part") is None
     assert parse_name("leader-epoch-checkpoint") is None
-    assert is_leftover("00000000000000000123-0000000004-9817.checkpoint.part")
-    assert is_leftover("00000000000000000123-0000000004.checkpoint.deleted")
-    assert not is_leftover(id.file_name)
+    assert is_unfinished("00000000000000000123-0000000004-9817.checkpoint.part")
+    assert is_unfinished("00000000000000000123-0000000004.checkpoint.deleted")
+    assert not is_unfinished(id.file_name)

@@ -24,7 +24,7 @@ def dynamic(*ids: int, observers: tuple[int, ...] = (), config: QuorumConfig | N
 
 
 def voters(replica: Replica) -> tuple[int, ...]:
-    found = replica.core.membership.voters
+    found = replica.quorum.voters
     assert isinstance(found, VoterSet)
     return found.ids
 
@@ -116,7 +116,7 @@ class TestRemoving:
         lab, leader = ready(1, 2, 3)
         gone = next(replica for replica in lab.replicas.values() if replica is not leader)
         assert settle(lab, leader.ask(RemoveVoter(key(gone.id)))) is ErrorCode.NONE
-        lab.until(lambda: not gone.core.is_voter)
+        lab.until(lambda: not gone.quorum.is_voter)
         end = leader.append(b"a")
         lab.until(lambda: gone.committed >= end)
         lab.isolate(gone.id)
@@ -179,7 +179,7 @@ class TestAutoJoin:
 
 
 def known(replica: Replica, id: int) -> int:
-    found = replica.core.membership.voters
+    found = replica.quorum.voters
     assert found is not None
     return found.voters[id].max_kraft_version
 
@@ -193,12 +193,12 @@ def test_a_leader_that_removed_itself_and_crashed_can_still_be_elected() -> None
     leader.start()
     lab.heal()
     lab.until(lambda: voters(other) == (other.id,) and other.role is Role.LEADER)
-    lab.until(lambda: leader.core.leader_id == other.id)
+    lab.until(lambda: leader.quorum.leader_id == other.id)
 
 
 class TestUpgrading:
     def upgrade(self, replica: Replica, *, validate_only: bool = False) -> str | None:
-        refusal = replica.raft.upgrade(1, replica.lab.now, validate_only=validate_only)
+        refusal = replica.machine.upgrade_kraft_version(1, replica.lab.now_ms, validate_only=validate_only)
         replica.lab.carry_out(replica)
         return refusal
 
@@ -208,17 +208,15 @@ class TestUpgrading:
         lab.pass_time(1_000)
         refusal = self.upgrade(leader)
         assert refusal is not None
-        assert "has not told its directory" in refusal
+        assert "has not sent its directory" in refusal
         lab.pass_time(10_000)
         assert self.upgrade(leader, validate_only=True) is None
-        assert leader.core.membership.kraft_version == 0
+        assert leader.quorum.kraft_version == 0
         assert self.upgrade(leader) is None
-        lab.until(
-            lambda: all(replica.core.membership.kraft_version == 1 for replica in lab.replicas.values())
-        )
+        lab.until(lambda: all(replica.quorum.kraft_version == 1 for replica in lab.replicas.values()))
         for replica in lab.replicas.values():
-            assert replica.core.membership.voters == dynamic_voters(1, 2, 3)
-        info = leader.raft.describe()
+            assert replica.quorum.voters == dynamic_voters(1, 2, 3)
+        info = leader.machine.describe(lab.now_ms)
         assert info is not None
         assert {each.key for each in info.voters} == {key(1), key(2), key(3)}
         assert info.observers == []

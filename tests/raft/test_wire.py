@@ -12,7 +12,7 @@ from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.messages.fetch import FetchRequest, FetchTopic
 from ottla.protocol.messages.vote import VoteResponse
 from ottla.raft import messages as m
-from ottla.raft.driver import wire, wire_replies
+from ottla.raft.driver import wire
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey
 from ottla.runtime.address import Address
@@ -62,16 +62,16 @@ def test_requests(request_: m.Request) -> None:
 @pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
 def test_replies(request_: m.Request, reply: m.Reply) -> None:
     message = wire.encode_request(request_, CLUSTER)
-    response = wire_replies.encode_reply(message, reply)
+    response = wire.encode_reply(message, reply)
     version = wire.VERSIONS[message.API_KEY]
-    assert wire_replies.decode_reply(type(response).decode(response.encode(version), version)) == reply
+    assert wire.decode_reply(type(response).decode(response.encode(version), version)) == reply
 
 
 @pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
 def test_replies_fit_every_version(request_: m.Request, reply: m.Reply) -> None:
     message = wire.encode_request(request_, CLUSTER)
     for version in range(API[message.API_KEY].min_version, wire.VERSIONS[message.API_KEY] + 1):
-        response = wire_replies.encode_reply(message, reply)
+        response = wire.encode_reply(message, reply)
         leave_out_what_is_newer(response, version)
         told = type(response).decode(response.encode(version), version)
         assert getattr(told, "topics", None) == getattr(response, "topics", None)
@@ -107,7 +107,7 @@ def test_what_is_for_another_cluster_or_another_partition_is_refused() -> None:
 
 def test_an_error_of_the_whole_response_is_raised() -> None:
     with pytest.raises(KafkaError) as error:
-        wire_replies.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
+        wire.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
     assert error.value.code is ErrorCode.INCONSISTENT_CLUSTER_ID
     with pytest.raises(KafkaError):
-        wire_replies.decode_reply(VoteResponse(error_code=12345))
+        wire.decode_reply(VoteResponse(error_code=12345))

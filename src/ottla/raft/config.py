@@ -1,4 +1,4 @@
-"""The settings whose names begin with ``controller.quorum``."""
+"""The settings whose names begin with `controller.quorum`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class QuorumConfig:
     fetch_snapshot_max_bytes: int = 1024 * 1024
     fetch_max_wait_ms: int = 500
     auto_join: bool = False
-    # Whether this node may become a voter at all; brokers only observe.
+    # Whether this node may become a voter at all; a node that is only a broker is an observer.
     can_be_voter: bool = True
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """How long a leader goes without fetches of a majority before it resigns: more than a follower waits
-        before it gives up a leader, so that a leader does not leave first.
+        """How long a leader goes without fetches of a majority before it resigns: longer than a follower
+        waits before it gives up the leader, so that the leader does not resign first.
         """
         return self.fetch_timeout_ms * 3 // 2
 
     @property
     def begin_epoch_interval_ms(self) -> int:
-        """How often a leader reminds a voter that does not fetch."""
+        """How often a leader sends BeginQuorumEpoch to a voter that does not fetch."""
         return max(self.fetch_timeout_ms // 2, 1)
 
     @property

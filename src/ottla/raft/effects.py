@@ -1,7 +1,7 @@
-"""What the quorum's state machine asks of whoever runs it.
+"""The effects of the state machine, which its driver carries out in order.
 
-They are to be carried out in order. What comes after a :class:`Persist` waits until it is durable: a vote
-that could be forgotten must not be counted.
+An effect after a `Persist` waits until the `Persist` is durable: a vote that could be forgotten must not be
+counted.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import Reply, Request
 from ottla.raft.snapshot import SnapshotId
+from ottla.raft.states import ElectionState
 from ottla.runtime.address import Address
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write ``quorum-state``, durably."""
+    """Write `quorum-state`, durably."""
 
     election: ElectionState
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask a peer; give what comes back to ``answered`` or ``failed`` with the same ``exchange``."""
+    """Send a request to a peer; pass the outcome to `handle_response` or `handle_failure` with the same
+    `correlation_id`.
+    """
 
-    exchange: int
+    correlation_id: int
     node_id: int  # negative for a server that is known by its address only
     address: Address
     request: Request
@@ -42,12 +44,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Make the log durable, and say so by ``flushed``; the machine goes on meanwhile."""
+    """Sync the log, then call `on_log_flushed`; the machine goes on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallSnapshot:
-    """Make the downloaded snapshot durable, and say so by ``snapshot_ready``."""
+    """Make the downloaded snapshot durable, then call `on_snapshot_ready`; the machine goes on meanwhile."""
 
     id: SnapshotId
 
@@ -61,14 +63,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLoaded:
-    """The log begins anew behind this snapshot: what was applied before is void."""
+    """The log starts over after this snapshot: what was applied before is void."""
 
     id: SnapshotId
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """There is another leader, or none that is known (None)."""
+    """There is another epoch or leader; `leader_id` is None while the leader is unknown."""
 
     leader_id: int | None
     epoch: int

@@ -1,8 +1,8 @@
-"""What the voters and observers of a quorum say to each other, without the envelope of the wire.
+"""The requests and replies of voters and observers, without the envelope of the wire.
 
-Each message is about one partition, the metadata log; `raft.driver.wire` puts it into Kafka's messages
-and takes it out of them. A reply always tells the epoch and the leader that its sender knows, so that
-every exchange spreads the news of elections.
+Each message is about one partition, the metadata log; `ottla.raft.driver.wire` converts it to and from
+Kafka's messages. A reply always carries the epoch and the leader that its sender knows, so that every
+response spreads the news of elections.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ottla.raft.snapshot import SnapshotId
 from ottla.raft.voters import ReplicaKey
 from ottla.runtime.address import Address
 
-NO_ONE: Final = -1
+NO_LEADER_ID: Final = -1
 UNKNOWN_HIGH_WATERMARK: Final = -1
-# A fetcher that does not tell its high watermark is not woken when it moves.
+# The high watermark of a fetcher that does not send its own: a new one does not complete its delayed fetch.
 ANY_HIGH_WATERMARK: Final = 2**63 - 1
 
 
@@ -31,13 +31,13 @@ class OffsetAndEpoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A candidate asks for a vote in ``epoch``; with ``pre_vote``, whether it would get one in the next."""
+    """A candidate asks for a vote in `epoch`; with `pre_vote`, whether it would get one in the next epoch."""
 
     candidate: ReplicaKey
     epoch: int
     last: OffsetAndEpoch
     pre_vote: bool
-    voter: ReplicaKey | None = None  # whom the candidate believes to ask; None if it does not say
+    voter: ReplicaKey | None = None  # the voter that the candidate means; None if it does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class VoteReply:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """The leader tells a voter that it leads."""
+    """BeginQuorumEpoch: the leader announces itself to a voter."""
 
     leader_id: int
     epoch: int
@@ -69,7 +69,7 @@ class BeginEpochReply:
 
 @dataclass(frozen=True, slots=True)
 class EndEpoch:
-    """The leader resigns, and says who should follow it, the best first."""
+    """EndQuorumEpoch: the leader resigns and names the preferred successors, the best first."""
 
     leader_id: int
     epoch: int
@@ -87,7 +87,7 @@ class EndEpochReply:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A replica asks for what follows ``end``; everything below that is on its disk."""
+    """A replica asks for the records after `end`; everything below is on its disk."""
 
     replica: ReplicaKey
     epoch: int
@@ -99,7 +99,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class FetchReply:
-    """Records; or the point at which the logs part (``diverging``); or the snapshot to begin with."""
+    """Records, or the point where the logs diverge (`diverging`), or the snapshot to start from."""
 
     epoch: int
     leader_id: int
@@ -172,8 +172,8 @@ class UpdateVoterReply:
 
 
 @dataclass(frozen=True, slots=True)
-class AskVersions:
-    """Which versions of the quorum's protocol a would-be voter speaks (ApiVersions)."""
+class QueryVersions:
+    """ApiVersions: the leader asks which `kraft.version` a new voter supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +184,17 @@ class VersionsReply:
 
 
 Request: TypeAlias = (
-    Vote | BeginEpoch | EndEpoch | Fetch | FetchSnapshot | AddVoter | RemoveVoter | UpdateVoter | AskVersions
+    Vote
+    | BeginEpoch
+    | EndEpoch
+    | Fetch
+    | FetchSnapshot
+    | AddVoter
+    | RemoveVoter
+    | UpdateVoter
+    | QueryVersions
 )
-NewsReply: TypeAlias = (
+LeaderReply: TypeAlias = (
     VoteReply | BeginEpochReply | EndEpochReply | FetchReply | FetchSnapshotReply | UpdateVoterReply
 )
-Reply: TypeAlias = NewsReply | VoterChangeReply | VersionsReply
+Reply: TypeAlias = LeaderReply | VoterChangeReply | VersionsReply

@@ -1,4 +1,4 @@
-"""Questions under way: at most one to each peer, and a rest after one that failed."""
+"""The requests in flight: at most one to each node, and a backoff after one that failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_BOOTSTRAP_ID: Final = -2
 
 @dataclass(slots=True)
 class InflightRequest:
-    number: int
+    correlation_id: int
     node_id: int
     address: Address
     request: Request
@@ -25,8 +25,8 @@ class InflightRequest:
 
 @dataclass(slots=True)
 class _Peer:
-    exchange: InflightRequest | None = None
-    rest_until_ms: int = -1
+    inflight: InflightRequest | None = None
+    backoff_until_ms: int = -1
 
 
 class RequestManager:
@@ -34,56 +34,61 @@ class RequestManager:
         self._config: Final = config
         self.bootstrap: Final = {FIRST_BOOTSTRAP_ID - n: address for n, address in enumerate(bootstrap)}
         self._peers: dict[int, _Peer] = {}
-        self._exchanges: dict[int, InflightRequest] = {}
-        self._number = 0
+        self._inflight: dict[int, InflightRequest] = {}  # by correlation id
+        self._last_correlation_id = 0
 
     def is_ready(self, node_id: int, now_ms: int) -> bool:
+        """Whether a request can be sent to the node now."""
         peer = self._peers.get(node_id)
-        return peer is None or (peer.exchange is None and now_ms >= peer.rest_until_ms)
+        return peer is None or (peer.inflight is None and now_ms >= peer.backoff_until_ms)
 
-    def is_resting(self, node_id: int, now_ms: int) -> bool:
-        """Whether the last question failed a short while ago."""
+    def is_backing_off(self, node_id: int, now_ms: int) -> bool:
+        """Whether the last request to the node failed a short while ago."""
         peer = self._peers.get(node_id)
-        return peer is not None and now_ms < peer.rest_until_ms
+        return peer is not None and now_ms < peer.backoff_until_ms
 
-    def is_asking(self) -> bool:
-        return bool(self._exchanges)
+    @property
+    def has_any_inflight_request(self) -> bool:
+        return bool(self._inflight)
 
-    def begin(self, node_id: int, address: Address, request: Request, now_ms: int) -> int:
-        self._number += 1
-        exchange = InflightRequest(self._number, node_id, address, request, now_ms)
-        self._peers.setdefault(node_id, _Peer()).exchange = exchange
-        self._exchanges[exchange.number] = exchange
-        return exchange.number
+    def on_request_sent(self, node_id: int, address: Address, request: Request, now_ms: int) -> int:
+        """Note a request as in flight; its correlation id."""
+        self._last_correlation_id += 1
+        inflight = InflightRequest(self._last_correlation_id, node_id, address, request, now_ms)
+        peer = self._peers.setdefault(node_id, _Peer())
+        assert peer.inflight is None, f"node {node_id} has not answered {peer.inflight}"
+        peer.inflight = inflight
+        self._inflight[inflight.correlation_id] = inflight
+        return inflight.correlation_id
 
-    def end(self, number: int, now_ms: int, *, failed: bool) -> InflightRequest | None:
-        """Take note of an answer, or of none; the question, unless nobody waits for it any more."""
-        exchange = self._exchanges.pop(number, None)
-        if exchange is None:
+    def on_response(self, correlation_id: int, now_ms: int, *, failed: bool) -> InflightRequest | None:
+        """Note a response, or that there is none; the request, unless it belongs to an earlier epoch."""
+        inflight = self._inflight.pop(correlation_id, None)
+        if inflight is None:
             return None
-        peer = self._peers[exchange.node_id]
-        peer.exchange = None
-        peer.rest_until_ms = now_ms + self._config.retry_backoff_ms if failed else -1
-        return exchange
+        peer = self._peers[inflight.node_id]
+        peer.inflight = None
+        peer.backoff_until_ms = now_ms + self._config.retry_backoff_ms if failed else -1
+        return inflight
 
-    def rest(self, node_id: int, now_ms: int) -> None:
-        """Let a peer be for a moment: its answer was of no use."""
-        self._peers.setdefault(node_id, _Peer()).rest_until_ms = now_ms + self._config.retry_backoff_ms
+    def back_off(self, node_id: int, now_ms: int) -> None:
+        """Send nothing to the node for a moment: its response was of no use."""
+        self._peers.setdefault(node_id, _Peer()).backoff_until_ms = now_ms + self._config.retry_backoff_ms
 
-    def under_way(self, node_id: int) -> list[InflightRequest]:
-        return [exchange for exchange in self._exchanges.values() if exchange.node_id == node_id]
+    def inflight_to(self, node_id: int) -> list[InflightRequest]:
+        return [inflight for inflight in self._inflight.values() if inflight.node_id == node_id]
 
-    def overdue(self, now_ms: int) -> list[InflightRequest]:
+    def timed_out(self, now_ms: int) -> list[InflightRequest]:
         limit = now_ms - self._config.request_timeout_ms
-        return [exchange for exchange in self._exchanges.values() if exchange.sent_ms <= limit]
+        return [inflight for inflight in self._inflight.values() if inflight.sent_ms <= limit]
 
-    def next_ms(self, now_ms: int) -> int | None:
-        """When a question becomes overdue, or a rest is over."""
-        times = [each.sent_ms + self._config.request_timeout_ms for each in self._exchanges.values()]
-        times += [peer.rest_until_ms for peer in self._peers.values() if peer.rest_until_ms > now_ms]
+    def next_deadline_ms(self, now_ms: int) -> int | None:
+        """When the next request times out or the next backoff ends; None if neither will happen."""
+        times = [each.sent_ms + self._config.request_timeout_ms for each in self._inflight.values()]
+        times += [peer.backoff_until_ms for peer in self._peers.values() if peer.backoff_until_ms > now_ms]
         return min(times, default=None)
 
-    def reset(self) -> None:
-        """Another epoch, other questions: answers to the old ones come too late."""
-        self._exchanges.clear()
+    def reset_all(self) -> None:
+        """Forget every request: responses to requests of an earlier state are ignored."""
+        self._inflight.clear()
         self._peers.clear()

@@ -2,8 +2,8 @@
 
 A snapshot is a file of record batches that stands for everything in the log below its offset: a control
 batch with the header (and, with dynamic voters, the version and the voters of the quorum), batches of
-records, and a control batch with the footer. A file without a footer is not a snapshot: whoever wrote it
-did not finish. Offsets inside count from zero and mean nothing.
+records, and a control batch with the footer. A file without a footer is not a snapshot: its writer did not
+finish. Offsets inside count from zero and mean nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ottla.records.control import build_quorum_batch, parse_control_records
 SUFFIX: Final = ".checkpoint"
 PART_SUFFIX: Final = ".checkpoint.part"
 DELETED_SUFFIX: Final = ".checkpoint.deleted"
-# Records are gathered into batches of about this size.
+# Records are collected into batches of about this size.
 BATCH_BYTES: Final = 256 * 1024
 
 _NAME = re.compile(r"(\d{20})-(\d{10})\.checkpoint\Z", re.ASCII)
@@ -49,13 +49,13 @@ BOOTSTRAP_SNAPSHOT: Final = SnapshotId(0, 0)
 
 
 def parse_name(name: str) -> SnapshotId | None:
-    """The snapshot that a file name names; None for other files, unfinished and deleted ones included."""
+    """Parse the name of a snapshot file; None for other files, also for unfinished and deleted snapshots."""
     match = _NAME.match(name)
     return None if match is None else SnapshotId(int(match[1]), int(match[2]))
 
 
-def is_leftover(name: str) -> bool:
-    """Whether a file is what a crash left of a snapshot being written or deleted."""
+def is_unfinished(name: str) -> bool:
+    """Whether a file is a snapshot that was being written or deleted when the node stopped."""
     return name.endswith((PART_SUFFIX, DELETED_SUFFIX))
 
 
@@ -69,7 +69,7 @@ def encode_snapshot(
     voters: VoterSet | None = None,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[bytes]:
-    """The batches of a snapshot whose records have these values."""
+    """Encode the batches of a snapshot whose records have these values."""
     header: list[SnapshotHeaderRecord | KRaftVersionRecord | VotersRecord] = [
         SnapshotHeaderRecord(last_contained_log_timestamp=last_contained_log_timestamp)
     ]
@@ -105,7 +105,7 @@ class SnapshotContent:
 
 
 def decode_snapshot(data: bytes) -> SnapshotContent:
-    """What a snapshot file holds; KafkaError CORRUPT_MESSAGE if it is damaged or not complete."""
+    """Decode a snapshot file; KafkaError CORRUPT_MESSAGE if it is damaged or not complete."""
     content = SnapshotContent()
     seen_header = seen_footer = False
     end = 0
@@ -142,7 +142,7 @@ def _value(value: bytes | None) -> bytes:
 
 
 def snapshot_timestamp(beginning: bytes) -> int:
-    """When the last record in the snapshot was appended, from the first bytes of its file."""
+    """Read from the first bytes of a snapshot file when its last record was appended."""
     for position, header in iter_batches(beginning):
         verify_crc(beginning, position, header)
         for control in parse_control_records(read_records(beginning, position)):

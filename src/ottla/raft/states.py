@@ -1,16 +1,16 @@
-"""The states of a replica of the metadata log. Each belongs to one epoch and knows when it has waited enough.
+"""The states of a replica of the metadata log. Each belongs to one epoch and has a deadline.
 
-============  ==========================================================================================
-UnattachedState    knows the epoch and no leader to follow; may have voted
-ProspectiveState   asks whether it would be elected, before it disturbs anyone with a new epoch
-CandidateState     has voted for itself in a new epoch and asks for the votes of others
-FollowerState      fetches from the leader of the epoch
-LeaderState        was elected by a majority; appends
-ResignedState      led this epoch and does not any more; tells the others
-============  ==========================================================================================
+================  =====================================================================================
+UnattachedState   knows the epoch but no leader to follow; may have voted
+ProspectiveState  asks whether it would win an election before it starts a new epoch (pre-vote)
+CandidateState    has voted for itself in a new epoch and asks the other voters for their votes
+FollowerState     fetches from the leader of the epoch
+LeaderState       was elected by a majority; appends
+ResignedState     led this epoch and does not any more; informs the other voters
+================  =====================================================================================
 
-An observer, which is no voter, is unattached or a follower. Invariant: within an epoch the vote, once given,
-and the leader, once known, stay the same through all changes of state.
+An observer, which is not a voter, is unattached or a follower. Invariant: within an epoch the vote, once
+given, and the leader, once known, stay the same through all transitions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from ottla.raft.election_state import ElectionState
 from ottla.raft.messages import Fetch
 from ottla.raft.progress import ProgressTracker
 from ottla.raft.snapshot import SnapshotId
@@ -39,39 +38,55 @@ class Role(Enum):
     RESIGNED = "resigned"
 
 
-class Tally:
-    """The votes of one election, by the voters that were in force when it began."""
+@dataclass(frozen=True, slots=True)
+class ElectionState:
+    """What a voter must not forget: the epoch, its vote and the leader; kept in the file `quorum-state`.
+
+    It is durable before a reply or a request rests on it: a voter that forgot its vote could vote twice in an
+    epoch and elect two leaders. Invariant: within an epoch the vote, once given, and the leader, once known,
+    never change.
+    """
+
+    epoch: int = 0
+    leader_id: int | None = None
+    voted: ReplicaKey | None = None
+    voters: tuple[int, ...] = ()  # only written, and only in version 0 of the file
+
+
+class EpochElection:
+    """The votes of one election, counted among the voters that were in force when it began."""
 
     __slots__ = ("_majority", "granting", "unanswered")
 
     def __init__(self, voters: VoterSet, local: ReplicaKey) -> None:
         self._majority = voters.majority
-        # Voters that have not answered yet, in order.
+        # Voters that have not answered yet, by ascending id.
         self.unanswered: list[int] = list(voters.ids)
         self.granting: list[int] = []
-        self.record(local.id, True)
+        self.record_vote(local.id, True)
 
-    def record(self, id: int, granted: bool) -> None:
+    def record_vote(self, id: int, granted: bool) -> None:
         if id in self.unanswered:
             self.unanswered.remove(id)
             if granted:
                 self.granting.append(id)
 
     @property
-    def won(self) -> bool:
+    def is_vote_granted(self) -> bool:
+        """Whether a majority has granted its vote."""
         return len(self.granting) >= self._majority
 
     @property
-    def lost(self) -> bool:
-        """Whether those that have not answered cannot make a majority any more."""
+    def is_vote_rejected(self) -> bool:
+        """Whether the voters that have not answered cannot make a majority any more."""
         return len(self.granting) + len(self.unanswered) < self._majority
 
 
 @dataclass(slots=True)
 class UnattachedState:
     epoch: int
-    deadline_ms: int
-    leader_id: int | None = None  # known by name, but not by address
+    deadline_ms: int  # the start of an election, unless a leader is found before
+    leader_id: int | None = None  # known by id, but not by address
     voted: ReplicaKey | None = None
     high_watermark: int | None = None
     role: Role = field(default=Role.UNATTACHED, init=False)
@@ -80,8 +95,8 @@ class UnattachedState:
 @dataclass(slots=True)
 class ProspectiveState:
     epoch: int
-    deadline_ms: int
-    tally: Tally
+    deadline_ms: int  # the pre-vote is given up then
+    election: EpochElection
     leader_id: int | None = None
     leader_endpoints: Mapping[str, Address] = field(default_factory=dict)
     voted: ReplicaKey | None = None
@@ -92,9 +107,9 @@ class ProspectiveState:
 @dataclass(slots=True)
 class CandidateState:
     epoch: int
-    deadline_ms: int
-    tally: Tally
-    voted: ReplicaKey
+    deadline_ms: int  # the next attempt starts then
+    election: EpochElection
+    voted: ReplicaKey  # itself
     high_watermark: int | None = None
     leader_id: None = field(default=None, init=False)
     role: Role = field(default=Role.CANDIDATE, init=False)
@@ -104,27 +119,27 @@ class CandidateState:
 class SnapshotDownload:
     id: SnapshotId
     position: int = 0
-    complete: bool = False  # all is here, and is being made durable
+    complete: bool = False  # every byte is received, and the file is being made durable
 
 
 @dataclass(slots=True)
 class FollowerState:
     epoch: int
-    deadline_ms: int  # without a fetch by then the leader is given up
+    deadline_ms: int  # the leader is given up unless it answers a fetch before
     leader_id: int
     leader_endpoints: Mapping[str, Address]
     voted: ReplicaKey | None = None
     high_watermark: int | None = None
-    # The leader has answered lately, so there is no reason to elect another one.
-    leader_seen: bool = False
+    # Whether the leader has answered a fetch of this epoch: then a pre-vote is not granted.
+    has_fetched_from_leader: bool = False
     download: SnapshotDownload | None = None
-    update_voter_ms: int = NEVER_MS  # when to see whether the leader knows this voter as it is
+    update_voter_ms: int = NEVER_MS  # when to check next that the voters' record describes this voter
     role: Role = field(default=Role.FOLLOWER, init=False)
 
 
 @dataclass(slots=True)
-class ParkedFetch:
-    """A fetch that waits for something new."""
+class DelayedFetch:
+    """A fetch that waits at the leader for new records or a new high watermark."""
 
     token: object
     fetch: Fetch
@@ -132,8 +147,8 @@ class ParkedFetch:
 
 
 @dataclass(slots=True)
-class PendingChange:
-    """The one change of voters that is under way."""
+class PendingVoterChange:
+    """The one change of the voters that is in progress."""
 
     token: object | None  # None once it was answered
     voter: ReplicaKey
@@ -146,14 +161,15 @@ class PendingChange:
 @dataclass(slots=True)
 class LeaderState:
     epoch: int
-    epoch_start: int
+    epoch_start_offset: int
     voted: ReplicaKey
     leader_id: int
     progress: ProgressTracker
-    parked: list[ParkedFetch] = field(default_factory=list)
-    change: PendingChange | None = None
-    told: dict[int, Voter] = field(default_factory=dict)  # what static voters have said of themselves
-    remind_ms: int = 0  # when to see again who has to be told of this epoch
+    delayed_fetches: list[DelayedFetch] = field(default_factory=list)
+    voter_change: PendingVoterChange | None = None
+    # What static voters have sent by UpdateRaftVoter, by id; the upgrade of kraft.version writes it.
+    updated_voters: dict[int, Voter] = field(default_factory=dict)
+    begin_epoch_ms: int = 0  # when to look next for voters that need BeginQuorumEpoch
     role: Role = field(default=Role.LEADER, init=False)
 
     @property
@@ -164,22 +180,22 @@ class LeaderState:
 @dataclass(slots=True)
 class ResignedState:
     epoch: int
-    deadline_ms: int
+    deadline_ms: int  # an election of the next epoch starts then
     leader_id: int
     voted: ReplicaKey | None
-    preferred: tuple[ReplicaKey, ...] = ()
-    unacknowledged: list[int] = field(default_factory=list)
+    preferred_successors: tuple[ReplicaKey, ...] = ()
+    unacknowledged: list[int] = field(default_factory=list)  # voters that have not answered EndQuorumEpoch
     high_watermark: int | None = None
     role: Role = field(default=Role.RESIGNED, init=False)
 
 
-State: TypeAlias = (
+EpochState: TypeAlias = (
     UnattachedState | ProspectiveState | CandidateState | FollowerState | LeaderState | ResignedState
 )
 
 
-def election_of(state: State, voters: VoterSet | None, kraft_version: int) -> ElectionState:
-    """What of a state has to be remembered."""
+def election_state(state: EpochState, voters: VoterSet | None, kraft_version: int) -> ElectionState:
+    """The part of a state that has to survive a restart."""
     voted = state.voted
     if voted is not None and kraft_version == 0:
         voted = ReplicaKey(voted.id)

@@ -69,7 +69,7 @@ class QuorumController:
             now_ns=runtime.clock.monotonic_ns(),
             voters=log.voters.ids,
             kraft_version=log.kraft_version,
-            upgrade_quorum=log.upgrade,
+            upgrade_quorum=log.upgrade_kraft_version,
         )
         self = cls(runtime, log, controller)
         records = activation_records(
@@ -106,7 +106,7 @@ class QuorumController:
         if result.records:
             self._append(result.records, self._controller.image.metadata_version)
         self._check_active()
-        return _answered(result.response, self.log.committed_end(self.log.next_offset))
+        return _answered(result.response, self.log.wait_for_commit(self.log.next_offset))
 
     def _check_active(self) -> None:
         if self.log.led_epoch != self.epoch:

@@ -1,8 +1,8 @@
-"""From batches of the metadata log to images, metadata transactions included.
+"""`MetadataBatchLoader`: replay batches of the metadata log into deltas, metadata transactions included.
 
-A transaction (BeginTransactionRecord to EndTransactionRecord) lets a change span batches: nothing of it
-shows in an image before its end, and an AbortTransactionRecord takes it back. Invariant: ``image`` never
-contains part of a transaction.
+A transaction (BeginTransactionRecord to EndTransactionRecord) lets a change span batches: no image shows
+any of it before its end, and an AbortTransactionRecord undoes it. Invariant: an image never contains part
+of a transaction.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ottla.protocol.metadata_records import (
 
 
 class MetadataBatchLoader:
-    """Feed it the log in order; take the image whenever it is wanted.
+    """Replay the log in order; call `publish` for the image.
 
-    Batches are collected in one delta until ``publish`` is called, so that loading a long log costs one
-    image and not one per batch.
+    Batches are collected in one delta until `publish` is called, so that loading a long log builds one image
+    and not one per batch.
     """
 
     def __init__(self, image: MetadataImage = MetadataImage.EMPTY) -> None:
-        self._settled = image  # the image at the last publish
+        self._image = image  # the image at the last publish
         self._delta = image.delta()  # what was committed since
         self._provenance = image.provenance
         self._transaction: list[MetadataRecord] | None = None  # the records of the open transaction
@@ -38,10 +38,10 @@ class MetadataBatchLoader:
 
     @property
     def changed(self) -> bool:
-        return self._delta.records > 0 or self._provenance != self._settled.provenance
+        return self._delta.records > 0 or self._provenance != self._image.provenance
 
     def replay(self, records: Iterable[MetadataRecord], provenance: Provenance) -> None:
-        """Take in one batch, which ends at ``provenance``."""
+        """Replay one batch, which ends at `provenance`."""
         for record in records:
             if isinstance(record, BeginTransactionRecord):
                 if self._transaction is not None:
@@ -56,6 +56,9 @@ class MetadataBatchLoader:
                 self._transaction.append(record)
             else:
                 self._delta.replay(record)
+        assert provenance.last_contained_epoch >= self._provenance.last_contained_epoch, (
+            f"the epoch of the metadata log goes back from {self._provenance} to {provenance}"
+        )
         self._provenance = provenance
 
     def _take_transaction(self, what: str) -> list[MetadataRecord]:
@@ -66,9 +69,9 @@ class MetadataBatchLoader:
         return held
 
     def fork(self) -> MetadataBatchLoader:
-        """Another one that has replayed the same; to be taken right after a publish."""
-        assert self._delta.records == 0, "what was replayed is not published yet"
-        other = MetadataBatchLoader(self._settled)
+        """A copy that has replayed the same; call it right after `publish`."""
+        assert self._delta.records == 0, "records were replayed and are not published yet"
+        other = MetadataBatchLoader(self._image)
         if self._transaction is not None:
             other._transaction = list(self._transaction)
         return other
@@ -77,6 +80,6 @@ class MetadataBatchLoader:
         """The changes since the last publish, and the image with them."""
         delta = self._delta
         image = delta.apply(self._provenance)
-        self._settled = image
+        self._image = image
         self._delta = image.delta()
         return delta, image

@@ -1,9 +1,9 @@
-"""From the files of the metadata log to images: a snapshot, then the committed batches that come after it.
+"""`MetadataLoader`: replay the metadata log into images, a snapshot first, then the committed batches.
 
-Every node has one, leader or not: what is committed is replayed here and nowhere else, and handed to
-subscribers in its order. If the log begins anew behind a snapshot, so does the loader, and subscribers see
-one step from the image before to that of the snapshot. What was replayed is published in a step of its own,
-so that others can get ready for it. Invariant: what is published is exactly what the snapshot and the
+Every node has one, leader or not: committed records are replayed here and nowhere else, and published to the
+subscribers in order. If the log starts over after a snapshot, so does the loader, and subscribers get one
+delta from the image before to that of the snapshot. Replaying and publishing are two steps, so that the node
+can prepare for a delta in between. Invariant: what is published is exactly what the snapshot and the
 committed part of the log say.
 """
 
@@ -19,7 +19,7 @@ from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import decode_metadata_record
-from ottla.raft.driver.disk_log import DiskLog, LoadedSnapshot
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog, LoadedSnapshot
 from ottla.records.batch import iter_batches, read_records
 
 Step = tuple[MetadataDelta, MetadataImage]
@@ -27,21 +27,21 @@ Subscriber = Callable[[MetadataDelta, MetadataImage], None]
 
 
 class MetadataLoader:
-    """``next_offset`` is the first one that was not published yet. What cannot be replayed raises
-    StorageError: then nothing more is to be built upon this log.
+    """`next_offset` is the first offset that was not published yet. A record that cannot be replayed raises
+    StorageError; the log must not be used any more then.
     """
 
-    def __init__(self, log: DiskLog, snapshot: LoadedSnapshot | None) -> None:
+    def __init__(self, log: KafkaRaftLog, snapshot: LoadedSnapshot | None) -> None:
         self._log: Final = log
         self._subscribers: list[Subscriber] = []
-        self._replayer = MetadataBatchLoader()
+        self._batch_loader = MetadataBatchLoader()
         self.next_offset = 0
-        self._replayed_end = 0  # beyond next_offset exactly if there is something to publish
+        self._replayed_end = 0  # greater than next_offset exactly if there is something to publish
         self._next: Step | None = None
         self._image = MetadataImage.EMPTY
         if snapshot is not None:
-            self._take_snapshot(snapshot)
-        _, self._image = self._replayer.publish()
+            self._replay_snapshot(snapshot)
+        _, self._image = self._batch_loader.publish()
 
     @property
     def image(self) -> MetadataImage:
@@ -49,23 +49,23 @@ class MetadataLoader:
 
     @property
     def transaction_open(self) -> bool:
-        """Whether the image leaves out records before ``next_offset``, as their transaction is not over, or
-        may do so, as more was replayed since.
+        """Whether the image lacks records before `next_offset` because their transaction is open, or may lack
+        them because more was replayed since.
         """
-        return self._replayer.transaction_open or self._next is not None
+        return self._batch_loader.transaction_open or self._next is not None
 
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
-        """Call ``subscriber`` with every delta and image from here on; gives the image to start from."""
+        """Call `subscriber` with every delta and image from here on; returns the image to start from."""
         self._subscribers.append(subscriber)
         return self._image
 
     def fork(self) -> MetadataBatchLoader:
-        """What was replayed, to go on from by oneself."""
-        return self._replayer.fork()
+        """A copy of the batch loader that has replayed the same records."""
+        return self._batch_loader.fork()
 
     def replay(self, end: int, max_bytes: int) -> int:
-        """Take in what is committed below ``end``, or about ``max_bytes`` of it, to be published next; the
-        bytes of records that there were.
+        """Replay the committed records below `end`, or about `max_bytes` of them, to be published next; the
+        size of the records in bytes.
         """
         assert self._next is None, "what was replayed before is not published yet"
         size = read = 0
@@ -81,16 +81,19 @@ class MetadataLoader:
                 f"{error}"
             ) from error
         if read:
-            self._next = self._replayer.publish()
+            self._next = self._batch_loader.publish()
         return size
 
     @property
     def next_step(self) -> Step | None:
-        """What was replayed and is not published yet."""
+        """The delta and image that were replayed and are not published yet."""
         return self._next
 
     def publish(self) -> None:
-        """Hand out what was replayed."""
+        """Publish what was replayed to the subscribers."""
+        assert self._replayed_end >= self.next_offset, (
+            f"the published offset would go back from {self.next_offset} to {self._replayed_end}"
+        )
         step, self._next = self._next, None
         self.next_offset = self._replayed_end
         if step is not None:
@@ -101,36 +104,38 @@ class MetadataLoader:
         for position, header in iter_batches(data):
             provenance = Provenance(header.last_offset, header.leader_epoch, header.max_timestamp)
             if header.is_control:
-                self._replayer.replay([], provenance)
+                self._batch_loader.replay([], provenance)
             else:
                 records = read_records(data, position)
-                self._replayer.replay(
+                self._batch_loader.replay(
                     [decode_metadata_record(each.value or b"")[0] for each in records], provenance
                 )
                 size += header.size
             self._replayed_end = header.next_offset
         return size
 
-    def begin_anew(self, snapshot: LoadedSnapshot) -> None:
-        """The log begins behind this snapshot: what is known becomes what it says."""
+    def load_snapshot(self, snapshot: LoadedSnapshot) -> None:
+        """Replace the image by that of a snapshot after which the log starts over."""
         self.publish()
         before = self._image
-        self._replayer = MetadataBatchLoader()
-        self._take_snapshot(snapshot)
-        _, image = self._replayer.publish()
+        self._batch_loader = MetadataBatchLoader()
+        self._replay_snapshot(snapshot)
+        _, image = self._batch_loader.publish()
         delta = before.delta()
         for record in records_between(before, image):
             delta.replay(record)
         self._publish(delta, image)
 
-    def _take_snapshot(self, snapshot: LoadedSnapshot) -> None:
+    def _replay_snapshot(self, snapshot: LoadedSnapshot) -> None:
         id, content = snapshot.id, snapshot.content
         self.next_offset = self._replayed_end = id.offset
         if not content.values:
             return
         provenance = Provenance(id.offset - 1, id.epoch, content.last_contained_log_timestamp)
         try:
-            self._replayer.replay([decode_metadata_record(value)[0] for value in content.values], provenance)
+            self._batch_loader.replay(
+                [decode_metadata_record(value)[0] for value in content.values], provenance
+            )
         except (ReplayError, KafkaError) as error:
             raise StorageError(
                 f"{self._log.dir}/{id.file_name}: the metadata snapshot cannot be replayed: {error}"

@@ -1,19 +1,20 @@
-"""When the image is written as a snapshot, and how: after so many bytes of records, or so much time.
+"""`SnapshotGenerator`: write the image as a snapshot after so many bytes of records, or so much time.
 
-A snapshot is of what is committed, and written in the pool while the node goes on. Once it is on disk, the
-log before it may go, as far as retention allows.
+A snapshot contains committed records only, and is written in the pool while the node goes on. Once it is on
+disk, the log before it may be deleted, as far as retention allows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.loader import MetadataLoader
-from ottla.metadata.log.snapshots import snapshot_batches, snapshot_id
-from ottla.raft.driver.disk_log import DiskLog
-from ottla.raft.membership import VoterSetHistory
-from ottla.raft.snapshot import SnapshotId
+from ottla.metadata.records import encode_record
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
+from ottla.raft.snapshot import SnapshotId, encode_snapshot
+from ottla.raft.voters import VoterSet, VoterSetHistory
 from ottla.runtime.runtime import Runtime
 
 
@@ -21,30 +22,30 @@ class SnapshotGenerator:
     def __init__(
         self,
         runtime: Runtime,
-        log: DiskLog,
-        membership: VoterSetHistory,
+        log: KafkaRaftLog,
+        voter_history: VoterSetHistory,
         loader: MetadataLoader,
         *,
         max_record_bytes: int,
         max_interval_ms: int,
     ) -> None:
-        """Snapshots are due after ``max_record_bytes`` or ``max_interval_ms``; 0 means never."""
+        """A snapshot is due after `max_record_bytes` or `max_interval_ms`; 0 means never."""
         self._runtime: Final = runtime
         self._log: Final = log
-        self._membership: Final = membership
+        self._voter_history: Final = voter_history
         self._loader: Final = loader
         self._max_record_bytes: Final = max_record_bytes
         self._max_interval_ms: Final = max_interval_ms
-        self._bytes = 0  # of records since the last one
+        self._bytes = 0  # of records since the last snapshot
         self._last_ms = runtime.clock.wall_ms()
         self._running = False
 
-    def replayed(self, size_bytes: int) -> None:
-        """Take note of records that no snapshot has yet."""
+    def on_replayed(self, size_bytes: int) -> None:
+        """Note the size of records that no snapshot contains yet."""
         self._bytes += size_bytes
 
-    def began_anew(self) -> None:
-        """A snapshot of the leader's has taken the place of everything."""
+    def on_load_snapshot(self) -> None:
+        """Note that a snapshot of the leader has replaced everything."""
         self._bytes = 0
 
     def is_due(self) -> bool:
@@ -62,7 +63,7 @@ class SnapshotGenerator:
         return self._runtime.clock.wall_ms() - self._last_ms >= self._max_interval_ms
 
     async def write_if_due(self) -> SnapshotId | None:
-        """Write a snapshot if it is due and none is being written; the snapshot."""
+        """Write a snapshot if one is due and none is being written; the id of the snapshot, or None."""
         if self._running or not self.is_due():
             return None
         self._running = True
@@ -74,19 +75,38 @@ class SnapshotGenerator:
     async def write(self, image: MetadataImage) -> SnapshotId:
         """Write a committed image, then trim the log as far as retention allows."""
         log, snapshots = self._log, self._log.snapshots
-        id = snapshot_id(image)
+        id = _snapshot_id(image)
         assert id.offset <= log.high_watermark, "a snapshot of uncommitted records"
         now_ms = self._runtime.clock.wall_ms()
         self._bytes = 0
         self._last_ms = now_ms
-        kraft_version, voters = self._membership.at(id.offset)
-        batches = snapshot_batches(image, kraft_version=kraft_version, voters=voters, now_ms=now_ms)
+        kraft_version, voters = self._voter_history.at(id.offset)
+        batches = _snapshot_batches(image, kraft_version=kraft_version, voters=voters, now_ms=now_ms)
         await self._runtime.pool.run(snapshots.write, id, batches)
         if id.offset < log.start_offset:
-            # Meanwhile the leader sent a newer one, and the log begins behind it.
+            # Meanwhile the leader sent a newer one, and the log starts after it.
             snapshots.add(id)
             snapshots.remove(id)
             return id
-        log.snapshot_written(id)
-        self._membership.forget_before(log.start_offset)
+        log.on_snapshot_written(id)
+        self._voter_history.truncate_before(log.start_offset)
         return id
+
+
+def _snapshot_id(image: MetadataImage) -> SnapshotId:
+    provenance = image.provenance
+    return SnapshotId(provenance.last_contained_offset + 1, provenance.last_contained_epoch)
+
+
+def _snapshot_batches(
+    image: MetadataImage, *, kraft_version: int, voters: VoterSet | None, now_ms: int
+) -> Iterator[bytes]:
+    version = image.metadata_version
+    return encode_snapshot(
+        (encode_record(record, version) for record in image.records()),
+        epoch=_snapshot_id(image).epoch,
+        timestamp=now_ms,
+        last_contained_log_timestamp=image.provenance.last_contained_log_time_ms,
+        kraft_version=kraft_version,
+        voters=voters,
+    )

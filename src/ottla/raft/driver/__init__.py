@@ -1,1 +1,1 @@
-"""The driver of the quorum: runs the pure state machine over disk, connections and a clock."""
+"""The driver of the quorum: runs the state machine of `ottla.raft` over disk, connections and a clock."""

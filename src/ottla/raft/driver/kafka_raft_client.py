@@ -1,16 +1,15 @@
-"""A replica at work: the state machine, its files, its connections and its clock.
+"""`KafkaRaftClient` runs a replica of the quorum: the state machine, its files, connections and clock.
 
-Inputs go into the machine at once, and what it asks for is done in order, in one queue. Only writing
-``quorum-state`` holds the queue up: whatever rests on a vote leaves this node after the vote is durable.
-Syncing the log and receiving snapshots go on beside it. Invariant: nobody outside sees the effect of an
-input before what it rests on would survive a power cut.
+Inputs go into the machine at once, and its effects are carried out in order, from one queue. Only writing
+`quorum-state` holds the queue up: what rests on a vote leaves this node after the vote is durable. Syncing
+the log and receiving snapshots run beside the queue. Invariant: no other node and no listener sees the effect
+of an input before what it rests on would survive a power cut.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import posixpath
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
 from ottla.raft.config import QuorumConfig
-from ottla.raft.driver import wire, wire_replies
+from ottla.raft.driver import wire
 from ottla.raft.driver.channel import Channel
-from ottla.raft.driver.disk_log import DiskLog
-from ottla.raft.driver.snapshots import Download
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
+from ottla.raft.driver.quorum_state_store import write_election_state
+from ottla.raft.driver.snapshots import RawSnapshotWriter
 from ottla.raft.effects import (
     Answer,
     Committed,
@@ -36,18 +36,14 @@ from ottla.raft.effects import (
     Send,
     SnapshotLoaded,
 )
-from ottla.raft.election_state import FILE_NAME as QUORUM_STATE
-from ottla.raft.election_state import ElectionState
 from ottla.raft.machine import KafkaRaftMachine
-from ottla.raft.membership import VoterSetHistory
-from ottla.raft.messages import AskVersions, Reply, VersionsReply
+from ottla.raft.messages import QueryVersions, Reply, VersionsReply
 from ottla.raft.progress import ReplicaProgress
-from ottla.raft.quorum_state import Now, QuorumState
+from ottla.raft.quorum_state import QuorumState, RaftStatus
 from ottla.raft.snapshot import SnapshotId
-from ottla.raft.states import NEVER_MS
-from ottla.raft.voters import ReplicaKey, Voter
+from ottla.raft.states import NEVER_MS, ElectionState
+from ottla.raft.voters import ReplicaKey, Voter, VoterSetHistory
 from ottla.runtime.address import Address
-from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
@@ -58,26 +54,26 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class RaftListener(Protocol):
-    """Whoever wants to know what the quorum decides. Calls come in order and must return at once."""
+    """The user of the quorum's decisions. Calls come in order and must return at once."""
 
-    def committed(self, high_watermark: int) -> None:
-        """Everything below is committed, and can be read from the log."""
+    def on_commit(self, high_watermark: int) -> None:
+        """Everything below `high_watermark` is committed, and can be read from the log."""
         ...
 
-    def snapshot_loaded(self, id: SnapshotId) -> None:
-        """The log begins anew behind this snapshot."""
+    def on_load_snapshot(self, id: SnapshotId) -> None:
+        """The log starts over after this snapshot."""
         ...
 
-    def leader_changed(self, leader_id: int | None, epoch: int) -> None: ...
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None: ...
 
-    def failed(self, error: BaseException) -> None:
-        """This replica cannot go on; the node has to stop."""
+    def on_failure(self, error: BaseException) -> None:
+        """This replica cannot continue; the node has to stop."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumReplicaInfo:
-    """A replica as its leader sees it; times are of the wall clock, -1 where it was never so."""
+    """A replica as its leader sees it; times are of the wall clock, -1 before the first such event."""
 
     key: ReplicaKey
     end_offset: int
@@ -94,26 +90,20 @@ class QuorumDescription:
     observers: list[QuorumReplicaInfo]
 
 
-def read_election(disk: Disk, dir: str) -> ElectionState | None:
-    """What ``quorum-state`` says; None if there is none. BadQuorumState if it makes no sense."""
-    path = posixpath.join(dir, QUORUM_STATE)
-    return ElectionState.decode(read_file(disk, path)) if disk.exists(path) else None
-
-
 class KafkaRaftClient:
-    """Make it with a log that was opened and loaded, then :meth:`start` it::
+    """Create it with a log that was opened and loaded, then call `start`::
 
-    log = await runtime.pool.run(DiskLog.open, runtime.disk, runtime.clock, runtime.random, dir)
-    membership, snapshot = await runtime.pool.run(log.load, static_voters)
-    client = KafkaRaftClient(runtime, log, membership, local, cluster_id=..., listener=...)
+    log = await runtime.pool.run(KafkaRaftLog.open, runtime.disk, runtime.clock, runtime.random, dir)
+    voter_history, snapshot = await runtime.pool.run(log.load, static_voters)
+    client = KafkaRaftClient(runtime, log, voter_history, local, cluster_id=..., listener=...)
     client.start()
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        log: DiskLog,
-        membership: VoterSetHistory,
+        log: KafkaRaftLog,
+        voter_history: VoterSetHistory,
         local: Voter,
         listener: RaftListener,
         *,
@@ -126,23 +116,25 @@ class KafkaRaftClient:
     ) -> None:
         self._runtime: Final = runtime
         self.log: Final = log
+        self.local: Final = local
+        self.voter_history: Final = voter_history
         self._cluster_id: Final = cluster_id
         self._listener: Final = listener
         self._config: Final = config or QuorumConfig()
         self._channel: Final = channel or Channel(runtime.network)
-        self.raft: Final = KafkaRaftMachine(
-            QuorumState(
-                local,
-                log,
-                membership,
-                election=election,
-                config=self._config,
-                random=runtime.random,
-                now=self._now(),
-                listener=listener_name,
-                bootstrap=bootstrap,
-            )
+        self._last_input_ms = 0  # the time of the machine's last input
+        self._quorum: Final = QuorumState(
+            local,
+            log,
+            voter_history,
+            election=election,
+            config=self._config,
+            random=runtime.random,
+            now_ms=self._now_ms(),
+            listener=listener_name,
+            bootstrap=bootstrap,
         )
+        self._machine: Final = KafkaRaftMachine(self._quorum)
         self._queue: deque[Effect] = deque()
         self._draining = False
         self._persisting = False
@@ -150,19 +142,46 @@ class KafkaRaftClient:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[asyncio.Future[Reply], None] = {}  # requests that are not answered yet
-        self._stopped: asyncio.Future[None] | None = None
-        self._strangers: set[Address] = set()
+        self._resigned: asyncio.Future[None] | None = None
+        self._foreign_controllers: set[Address] = set()  # of another cluster, each logged once
         self.failure: BaseException | None = None
         self._closed = False
 
-    def _now(self) -> Now:
-        return Now(self._runtime.clock.monotonic_ns() // _NS_PER_MS, self._runtime.clock.wall_ms())
+    def _now_ms(self) -> int:
+        """Read the clock for an input of the machine."""
+        self._last_input_ms = self._runtime.clock.monotonic_ns() // _NS_PER_MS
+        return self._last_input_ms
+
+    # Questions
+
+    @property
+    def status(self) -> RaftStatus:
+        """The quorum as this replica knows it now."""
+        return self._quorum.status()
+
+    @property
+    def epoch(self) -> int:
+        return self._quorum.epoch
+
+    @property
+    def is_leader(self) -> bool:
+        return self._quorum.is_leader
+
+    @property
+    def leader_address(self) -> Address | None:
+        """Where the leader is reached; None if it is not known."""
+        return self._quorum.leader_endpoint()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     # Inputs
 
     def start(self) -> None:
-        self.raft.start(self._now())
-        self._go_on()
+        """Take part in the quorum."""
+        self._machine.start(self._now_ms())
+        self._carry_out_effects()
 
     async def handle(self, message: WireRequest, version: int | None = None) -> WireResponse:
         """Answer a request of the quorum's protocol, in a version or the newest one; KafkaError for an error
@@ -173,9 +192,9 @@ class KafkaRaftClient:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._answers[answer] = None
         answer.add_done_callback(lambda done: self._answers.pop(done, None))
-        self._give(self.raft.receive, answer, request, self._now())
-        self._go_on()
-        response = wire_replies.encode_reply(message, await answer)
+        self._give(self._machine.handle_request, answer, request, self._now_ms())
+        self._carry_out_effects()
+        response = wire.encode_reply(message, await answer)
         if version is not None and version < wire.VERSIONS[message.API_KEY]:
             leave_out_what_is_newer(response, version)
         return response
@@ -185,63 +204,70 @@ class KafkaRaftClient:
         NOT_CONTROLLER if this node does not lead.
         """
         self.check_usable()
-        end = self._give(self.raft.append, batch, self._now())
-        self._go_on()
+        end = self._give(self._machine.append, batch, self._now_ms())
+        self._carry_out_effects()
         return end
 
-    def upgrade(self, kraft_version: int, *, validate_only: bool) -> None:
-        """Raise the version of the quorum, from voters that are configured to those of the log. KafkaError
-        INVALID_UPDATE_VERSION says why not.
+    def upgrade_kraft_version(self, kraft_version: int, *, validate_only: bool) -> None:
+        """Raise the `kraft.version` of the quorum, from voters that are configured to those of the log.
+        KafkaError INVALID_UPDATE_VERSION says why that is refused.
         """
         self.check_usable()
-        now = self._now()
-        refusal = self._give(lambda: self.raft.upgrade(kraft_version, now, validate_only=validate_only))
-        self._go_on()
+        now_ms = self._now_ms()
+        refusal = self._give(
+            lambda: self._machine.upgrade_kraft_version(kraft_version, now_ms, validate_only=validate_only)
+        )
+        self._carry_out_effects()
         if refusal is not None:
             raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, refusal)
 
     def describe(self) -> QuorumDescription | None:
-        """What DescribeQuorum tells; None if this node does not lead."""
-        now = self._now()
-        self._give(self.raft.tick, now)
-        self._go_on()
-        info = self.raft.describe()
+        """Describe the quorum for DescribeQuorum; None if this node does not lead."""
+        now_ms, wall_ms = self._now_ms(), self._runtime.clock.wall_ms()
+        self._give(self._machine.poll, now_ms)
+        self._carry_out_effects()
+        info = self._machine.describe(now_ms)
         if info is None:
             return None
 
-        def told(progress: ReplicaProgress) -> QuorumReplicaInfo:
-            def wall(ms: int) -> int:
-                return -1 if ms < 0 else now.wall_ms - (now.ms - ms)
+        def wall(ms: int) -> int:
+            return -1 if ms < 0 else wall_ms - (now_ms - ms)
 
+        def replica_info(progress: ReplicaProgress) -> QuorumReplicaInfo:
             times = wall(progress.last_fetch_ms), wall(progress.caught_up_ms)
             return QuorumReplicaInfo(progress.key, progress.end_offset, *times)
 
-        voters, observers = [told(each) for each in info.voters], [told(each) for each in info.observers]
-        return QuorumDescription(info.leader_id, info.epoch, info.high_watermark, voters, observers)
+        return QuorumDescription(
+            info.leader_id,
+            info.epoch,
+            info.high_watermark,
+            [replica_info(each) for each in info.voters],
+            [replica_info(each) for each in info.observers],
+        )
 
-    def _tick(self) -> None:
+    def _poll(self) -> None:
         self._timer = None
         try:
-            self._give(self.raft.tick, self._now())
+            self._give(self._machine.poll, self._now_ms())
         except KafkaError as error:
             self.fail(error)
-        self._go_on()
+        self._carry_out_effects()
 
     def _give(self, take: Callable[[*_Ts], _T], *inputs: *_Ts) -> _T:
-        """Give the machine an input. If the log cannot be written then, somebody else has to lead, or to
-        follow; only who is alone waits until there is room again.
+        """Give the machine an input. If the log cannot be written, this replica fails, so that another one
+        leads; only a voter that is alone waits until there is room again.
         """
         try:
             return take(*inputs)
         except KafkaError as error:
             if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not (self.log.is_online and self._is_alone):
                 self.fail(error)
-                self.check_usable()  # whoever asked may ask the next leader
+                self.check_usable()  # NOT_CONTROLLER: the caller may ask the next leader
             raise
 
     @property
     def _is_alone(self) -> bool:
-        voters = self.raft.core.membership.voters
+        voters = self.voter_history.voters
         return voters is not None and len(voters.voters) == 1
 
     def check_usable(self) -> None:
@@ -253,11 +279,11 @@ class KafkaRaftClient:
 
     # Effects
 
-    def _go_on(self) -> None:
-        """Queue what the machine asked for, do what can be done, and set the clock for the next time."""
+    def _carry_out_effects(self) -> None:
+        """Queue the machine's effects, carry out those that can be, and set the timer for the next poll."""
         if self._closed or self.failure is not None:
             return
-        self._queue.extend(self.raft.take_effects())
+        self._queue.extend(self._machine.take_effects())
         self._drain()
         self._set_timer()
 
@@ -277,11 +303,11 @@ class KafkaRaftClient:
         match effect:
             case Persist():
                 if self._queue and isinstance(self._queue[0], Persist):
-                    return  # the next one says more
+                    return  # the next one replaces it
                 self._persisting = True
                 self._spawn("write quorum-state", self._persist, effect.election)
             case Send():
-                self._spawn(f"ask {effect.node_id}", self._exchange, effect)
+                self._spawn(f"request to node {effect.node_id}", self._send, effect)
             case Answer():
                 if isinstance(effect.token, asyncio.Future) and not effect.token.done():
                     effect.token.set_result(effect.reply)
@@ -292,11 +318,11 @@ class KafkaRaftClient:
             case InstallSnapshot():
                 self._spawn("install a snapshot", self._install, self.log.take_download(effect.id))
             case Committed():
-                self._listener.committed(effect.high_watermark)
+                self._listener.on_commit(effect.high_watermark)
             case SnapshotLoaded():
-                self._listener.snapshot_loaded(effect.id)
+                self._listener.on_load_snapshot(effect.id)
             case LeaderChanged():
-                self._listener.leader_changed(effect.leader_id, effect.epoch)
+                self._listener.on_leader_change(effect.leader_id, effect.epoch)
 
     def _spawn(self, name: str, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work, *args), name=name)
@@ -314,11 +340,12 @@ class KafkaRaftClient:
                 raise
 
     async def _persist(self, election: ElectionState) -> None:
-        path = posixpath.join(self.log.dir, QUORUM_STATE)
-        version = 1 if self.raft.core.membership.kraft_version >= 1 else 0
-        await self._runtime.pool.run(write_file, self._runtime.disk, path, election.encode(version))
+        version = 1 if self.voter_history.kraft_version >= 1 else 0
+        await self._runtime.pool.run(
+            write_election_state, self._runtime.disk, self.log.dir, election, version
+        )
         self._persisting = False
-        self._go_on()
+        self._carry_out_effects()
 
     async def _flush(self) -> None:
         """Sync until everything appended is on disk. One sync covers all that came while the last one ran."""
@@ -328,49 +355,51 @@ class KafkaRaftClient:
                 self.log.complete_flush(plan)
                 if self.log.durable_end >= self.log.end.offset:
                     break
-                self.raft.flushed(self.log.durable_end, self._now())
-                self._go_on()
+                self._machine.on_log_flushed(self.log.durable_end, self._now_ms())
+                self._carry_out_effects()
         finally:
             self._flushing = False
-        self.raft.flushed(self.log.durable_end, self._now())
-        self._go_on()
+        self._machine.on_log_flushed(self.log.durable_end, self._now_ms())
+        self._carry_out_effects()
 
-    async def _install(self, download: Download) -> None:
+    async def _install(self, download: RawSnapshotWriter) -> None:
         usable = await self._runtime.pool.run(self.log.finish_download, download)
-        self.raft.snapshot_ready(download.id, self._now(), usable=usable)
-        self._go_on()
+        self._machine.on_snapshot_ready(download.id, self._now_ms(), usable=usable)
+        self._carry_out_effects()
 
-    async def _exchange(self, effect: Send) -> None:
+    async def _send(self, effect: Send) -> None:
         refused = False
         reply: Reply | None = None
         timeout_ms = self._config.request_timeout_ms
         try:
-            if isinstance(effect.request, AskVersions):
-                told = await self._channel.api_versions(effect.address, timeout_ms=timeout_ms)
-                reply = VersionsReply(*wire.supported_kraft_versions(told))
+            if isinstance(effect.request, QueryVersions):
+                versions = await self._channel.api_versions(effect.address, timeout_ms=timeout_ms)
+                reply = VersionsReply(*wire.supported_kraft_versions(versions))
             else:
                 message = wire.encode_request(effect.request, self._cluster_id)
                 newest = wire.VERSIONS[message.API_KEY]
                 response = await self._channel.ask(effect.address, message, newest, timeout_ms=timeout_ms)
-                reply = wire_replies.decode_reply(response)
+                reply = wire.decode_reply(response)
         except KafkaError as error:
             if error.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
-                self._tell_of_stranger(effect.address)
-            reply = wire.error_reply(effect.request, error.code, self.raft.core.epoch)
+                self._log_foreign_controller(effect.address)
+            reply = wire.error_reply(effect.request, error.code, self._quorum.epoch)
         except TimeoutError:
             self._channel.drop(effect.address)
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError)
         if reply is None:
-            self.raft.failed(effect.exchange, self._now(), refused=refused)
+            self._machine.handle_failure(effect.correlation_id, self._now_ms(), refused=refused)
         else:
-            self.raft.answered(effect.exchange, reply, self._now())
-        self._go_on()
+            self._machine.handle_response(effect.correlation_id, reply, self._now_ms())
+        self._carry_out_effects()
 
-    def _tell_of_stranger(self, address: Address) -> None:
-        """Once for each: whoever formatted this node with another id would look for anything else."""
-        if address not in self._strangers:
-            self._strangers.add(address)
+    def _log_foreign_controller(self, address: Address) -> None:
+        """Warn once for each address: without the warning, the operator who formatted this node with another
+        cluster id would look for every other cause.
+        """
+        if address not in self._foreign_controllers:
+            self._foreign_controllers.add(address)
             _log.warning(
                 "the controller at %s:%d is of another cluster: this node was formatted for %s; format an "
                 "empty directory with the id of the others, or correct the address",
@@ -382,12 +411,13 @@ class KafkaRaftClient:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._stopped is not None and self.raft.is_stopped and not self._stopped.done():
-            self._stopped.set_result(None)
-        deadline = self.raft.deadline_ms()
-        if deadline < NEVER_MS and not self._closed:
-            delay_ms = max(deadline - self._now().ms, 1)
-            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick)
+        if self._resigned is not None and self._machine.is_shut_down and not self._resigned.done():
+            self._resigned.set_result(None)
+        # The time of the last input, and not the present: the machine has done what was due up to then.
+        deadline_ms = self._machine.next_deadline_ms(self._last_input_ms)
+        if deadline_ms < NEVER_MS and not self._closed:
+            delay_ms = max(deadline_ms - self._runtime.clock.monotonic_ns() // _NS_PER_MS, 1)
+            self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._poll)
 
     def fail(self, error: BaseException) -> None:
         """Give up: what is on disk, or what was decided, cannot be built upon."""
@@ -396,27 +426,23 @@ class KafkaRaftClient:
         expected = isinstance(error, OSError | KafkaError)
         _log.error("the metadata log failed: %s", error, exc_info=None if expected else error)
         self.failure = error
-        self._stop_asking()
-        self._listener.failed(error)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
+        self._stop_requests()
+        self._listener.on_failure(error)
 
     # The end
 
     async def resign(self, timeout_ms: int) -> None:
-        """Hand leadership over, if this node has it: tell the others, and wait until they know."""
-        self._stopped = asyncio.get_running_loop().create_future()
-        self.raft.shut_down(self._now())
-        self._go_on()
+        """Hand leadership over, if this node has it: tell the other voters, and wait until they know."""
+        self._resigned = asyncio.get_running_loop().create_future()
+        self._machine.shut_down(self._now_ms())
+        self._carry_out_effects()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._stopped
+                await self._resigned
         except TimeoutError:
-            _log.info("not every voter heard that node %d resigns", self.raft.core.local.key.id)
+            _log.info("not every voter heard that node %d resigns", self.local.key.id)
 
-    def _stop_asking(self) -> None:
+    def _stop_requests(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -425,12 +451,12 @@ class KafkaRaftClient:
         for answer in list(self._answers):
             if not answer.done():
                 answer.set_exception(stopped)
-                answer.exception()  # seen, also where nobody waits any more
+                answer.exception()  # retrieved, also where no caller awaits it any more
 
     async def close(self) -> None:
         """Stop taking part, sync what was appended and close the files."""
         self._closed = True
-        self._stop_asking()
+        self._stop_requests()
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self.failure is None:

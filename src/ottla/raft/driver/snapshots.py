@@ -1,9 +1,8 @@
 """The snapshots of the metadata log on disk, written here or fetched from a leader.
 
-A snapshot is written under a ``.part`` name, synced, and renamed: a file with the final name is complete.
-The newest one that can be read is where loading starts; older ones are kept for readers that are behind.
-Invariant: the log begins at or below the oldest snapshot kept, so every snapshot is followed by the records
-that come after it.
+A snapshot is written under a `.part` name, synced, and renamed: a file with the final name is complete.
+Loading starts from the newest one that can be read; older ones are kept for replicas that are behind.
+Invariant: the log starts at or below the oldest snapshot kept, so the records after each snapshot are there.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ottla.raft.snapshot import (
     SnapshotContent,
     SnapshotId,
     decode_snapshot,
-    is_leftover,
+    is_unfinished,
     parse_name,
     snapshot_timestamp,
 )
@@ -32,17 +31,17 @@ _log = logging.getLogger(__name__)
 _HEADER_BYTES: Final = 64 * 1024
 
 
-class Snapshots:
+class SnapshotStore:
     def __init__(self, disk: Disk, dir: str) -> None:
         self._disk: Final = disk
         self._dir: Final = dir
         self.ids: list[SnapshotId] = []  # oldest first
 
     def load(self) -> None:
-        """Find the snapshots, and remove what a crash left of others."""
+        """List the snapshots, and delete the unfinished ones."""
         self.ids = []
         for name in self._disk.list_dir(self._dir):
-            if is_leftover(name):
+            if is_unfinished(name):
                 self._disk.unlink(self._path(name))
             elif (id := parse_name(name)) is not None:
                 self.ids.append(id)
@@ -67,7 +66,7 @@ class Snapshots:
         return snapshot_timestamp(self.read_bytes(id, 0, _HEADER_BYTES))
 
     def read_bytes(self, id: SnapshotId, position: int, size: int) -> bytes:
-        """A piece of the file, as FetchSnapshot serves it."""
+        """Read a piece of the file, as FetchSnapshot serves it."""
         file = self._disk.open(self._path(id.file_name), writable=False)
         try:
             return file.pread(size, position)
@@ -75,7 +74,7 @@ class Snapshots:
             file.close()
 
     def read_newest(self) -> tuple[SnapshotId, SnapshotContent] | None:
-        """The newest snapshot that can be read; damaged ones are passed over with a warning."""
+        """Read the newest snapshot that is not damaged; damaged ones are skipped with a warning."""
         for id in reversed(self.ids):
             try:
                 return id, self.read(id)
@@ -88,23 +87,23 @@ class Snapshots:
         return None
 
     def write(self, id: SnapshotId, batches: Iterable[bytes]) -> None:
-        """Write a snapshot of these batches; it is durable on return. Does not touch ``ids``: it may run in
-        a thread.
+        """Write a snapshot of these batches; it is durable on return. Does not change `ids`: it may run in a
+        thread.
         """
-        download = Download(self._disk, self._dir, id)
+        writer = RawSnapshotWriter(self._disk, self._dir, id)
         try:
             position = 0
             for batch in batches:
-                download.write(position, batch)
+                writer.write(position, batch)
                 position += len(batch)
-            download.finish()
+            writer.freeze()
         except OSError:
-            download.abandon()
+            writer.abandon()
             raise
 
-    def download(self, id: SnapshotId) -> Download:
-        """Begin to receive a snapshot."""
-        return Download(self._disk, self._dir, id)
+    def create(self, id: SnapshotId) -> RawSnapshotWriter:
+        """Start to write a snapshot that is received in pieces."""
+        return RawSnapshotWriter(self._disk, self._dir, id)
 
     def add(self, id: SnapshotId) -> None:
         if id not in self.ids:
@@ -119,8 +118,8 @@ class Snapshots:
         return posixpath.join(self._dir, name)
 
 
-class Download:
-    """A snapshot that is being written: no snapshot until :meth:`finish` returns."""
+class RawSnapshotWriter:
+    """A snapshot that is being written; it counts as a snapshot once `freeze` returns."""
 
     def __init__(self, disk: Disk, dir: str, id: SnapshotId) -> None:
         self.id: Final = id
@@ -136,11 +135,11 @@ class Download:
         self._file.pwrite(data, position)
 
     def check(self) -> None:
-        """KafkaError CORRUPT_MESSAGE unless it is a whole snapshot."""
+        """KafkaError CORRUPT_MESSAGE unless the file is a complete snapshot."""
         decode_snapshot(read_file(self._disk, self._part))
 
-    def finish(self) -> None:
-        """Make it durable under its own name."""
+    def freeze(self) -> None:
+        """Sync the file and give it its final name."""
         assert self._file is not None, "an empty file is not a snapshot"
         try:
             self._file.sync()
@@ -150,7 +149,7 @@ class Download:
         self._disk.sync_dir(self._dir)
 
     def abandon(self) -> None:
-        """Give back the room."""
+        """Delete the unfinished file."""
         self._close()
         with contextlib.suppress(OSError):
             self._disk.unlink(self._part)

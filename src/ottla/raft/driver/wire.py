@@ -1,7 +1,7 @@
-"""The quorum's messages in and out of Kafka's: one topic, one partition, and the cluster they are for.
+"""Convert the quorum's messages to and from Kafka's: one topic, one partition, and the cluster they are for.
 
-What does not concern this cluster or the metadata partition is refused here (INCONSISTENT_CLUSTER_ID,
-INVALID_REQUEST), so the state machine sees only what is about it.
+A message for another cluster or another partition is refused here (INCONSISTENT_CLUSTER_ID,
+INVALID_REQUEST), so the state machine sees only messages about the metadata log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ottla.runtime.address import Address
 PARTITION: Final = 0
 KRAFT_VERSION: Final = "kraft.version"
 
-# The newest version of each API that this code speaks.
+# The newest version of each API that the quorum uses.
 VERSIONS: Final = {
     fetch.FetchRequest.API_KEY: 18,
     vote.VoteRequest.API_KEY: 2,
@@ -46,11 +46,11 @@ VERSIONS: Final = {
 T = TypeVar("T")
 
 
-# Requests, outwards
+# Requests: encode
 
 
 def encode_request(request: m.Request, cluster_id: str) -> schema.Request:
-    """The message to send; AskVersions is the business of the connection itself."""
+    """Encode a request; `QueryVersions` is not among them, as the connection itself sends ApiVersions."""
     match request:
         case m.Vote():
             return _vote(request, cluster_id)
@@ -83,11 +83,11 @@ def encode_request(request: m.Request, cluster_id: str) -> schema.Request:
         case m.UpdateVoter():
             return _update_voter(request, cluster_id)
         case _:
-            raise TypeError(f"{request} is not sent as a message of the quorum")
+            raise TypeError(f"{request} cannot be sent as a message of the quorum")
 
 
 def _vote(request: m.Vote, cluster_id: str) -> schema.Request:
-    voter = request.voter or ReplicaKey(m.NO_ONE)
+    voter = request.voter or ReplicaKey(m.NO_LEADER_ID)
     partition = vote.VoteRequestPartitionData(
         partition_index=PARTITION,
         replica_epoch=request.epoch,
@@ -103,7 +103,7 @@ def _vote(request: m.Vote, cluster_id: str) -> schema.Request:
 
 
 def _begin_epoch(request: m.BeginEpoch, cluster_id: str) -> schema.Request:
-    voter = request.voter or ReplicaKey(m.NO_ONE)
+    voter = request.voter or ReplicaKey(m.NO_LEADER_ID)
     partition = begin_quorum_epoch.BeginQuorumEpochRequestPartitionData(
         partition_index=PARTITION,
         voter_directory_id=voter.directory_id,
@@ -205,11 +205,11 @@ def _update_voter(request: m.UpdateVoter, cluster_id: str) -> schema.Request:
     )
 
 
-# Requests, inwards
+# Requests: decode
 
 
 def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
-    """What a request asks; KafkaError with the code for the whole response if it is not for this quorum."""
+    """Decode a request; KafkaError with the code for the whole response if it is not for this quorum."""
     theirs = getattr(message, "cluster_id", None)
     if theirs is not None and theirs != cluster_id:
         raise KafkaError(
@@ -218,7 +218,7 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
         )
     match message:
         case vote.VoteRequest():
-            v = only_partition(message.topics, "topic_name")
+            v = _only_partition(message.topics, "topic_name")
             voter = (
                 None if message.voter_id < 0 else ReplicaKey(message.voter_id, bytes(v.voter_directory_id))
             )
@@ -230,13 +230,13 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
                 voter,
             )
         case begin_quorum_epoch.BeginQuorumEpochRequest():
-            b = only_partition(message.topics, "topic_name")
+            b = _only_partition(message.topics, "topic_name")
             voter = (
                 None if message.voter_id < 0 else ReplicaKey(message.voter_id, bytes(b.voter_directory_id))
             )
             return m.BeginEpoch(b.leader_id, b.leader_epoch, _endpoints(message.leader_endpoints), voter)
         case end_quorum_epoch.EndQuorumEpochRequest():
-            e = only_partition(message.topics, "topic_name")
+            e = _only_partition(message.topics, "topic_name")
             preferred = [
                 ReplicaKey(r.candidate_id, bytes(r.candidate_directory_id)) for r in e.preferred_candidates
             ]
@@ -246,7 +246,7 @@ def decode_request(message: schema.Request, cluster_id: str) -> m.Request:
         case fetch.FetchRequest():
             return _read_fetch(message)
         case fetch_snapshot.FetchSnapshotRequest():
-            s = only_partition(message.topics, "name")
+            s = _only_partition(message.topics, "name")
             return m.FetchSnapshot(
                 ReplicaKey(message.replica_id, bytes(s.replica_directory_id)),
                 s.current_leader_epoch,
@@ -281,7 +281,7 @@ def _read_fetch(message: fetch.FetchRequest) -> m.Fetch:
         or bytes(message.topics[0].topic_id) == CLUSTER_METADATA_TOPIC_ID
     )
     if not named or len(message.topics[0].partitions) != 1 or message.topics[0].partitions[0].partition != 0:
-        raise not_ours()
+        raise _not_the_metadata_partition()
     part = message.topics[0].partitions[0]
     replica_id = message.replica_state.replica_id
     if replica_id < 0:
@@ -296,14 +296,14 @@ def _read_fetch(message: fetch.FetchRequest) -> m.Fetch:
     )
 
 
-def only_partition(topics: list[Any], name: str) -> Any:
-    """The one partition that a message must be about."""
+def _only_partition(topics: list[Any], name: str) -> Any:
+    """The one partition that a message contains; KafkaError if it contains anything else."""
     if (
         len(topics) != 1
         or getattr(topics[0], name) != CLUSTER_METADATA_TOPIC
         or len(topics[0].partitions) != 1
     ):
-        raise not_ours()
+        raise _not_the_metadata_partition()
     partition = topics[0].partitions[0]
     index = next(
         getattr(partition, field)
@@ -311,11 +311,11 @@ def only_partition(topics: list[Any], name: str) -> Any:
         if hasattr(partition, field)
     )
     if index != PARTITION:
-        raise not_ours()
+        raise _not_the_metadata_partition()
     return partition
 
 
-def not_ours() -> KafkaError:
+def _not_the_metadata_partition() -> KafkaError:
     return KafkaError(
         ErrorCode.INVALID_REQUEST, f"only {CLUSTER_METADATA_TOPIC}-{PARTITION} is kept by a quorum"
     )
@@ -326,7 +326,7 @@ def _endpoints(listeners: Iterable[Any]) -> dict[str, Address]:
 
 
 def supported_kraft_versions(message: api_versions.ApiVersionsResponse) -> tuple[int, int]:
-    """The range of ``kraft.version`` that a node supports; (0, 0) if it does not say."""
+    """The range of `kraft.version` that a node supports; (0, 0) if its response does not contain it."""
     for feature in message.supported_features:
         if feature.name == KRAFT_VERSION:
             return feature.min_version, feature.max_version
@@ -334,11 +334,198 @@ def supported_kraft_versions(message: api_versions.ApiVersionsResponse) -> tuple
 
 
 def error_reply(request: m.Request, error: ErrorCode, epoch: int) -> m.Reply | None:
-    """How an error of a whole response counts for the request it answers; None if it is as good as none."""
+    """The reply that stands for an error of a whole response; None if that counts as no response."""
     match request:
         case m.Vote():
-            return m.VoteReply(epoch, m.NO_ONE, False, error)
-        case m.AskVersions():
+            return m.VoteReply(epoch, m.NO_LEADER_ID, False, error)
+        case m.QueryVersions():
             return m.VersionsReply(0, 0, error)
         case _:
             return None
+
+
+# Replies: encode
+
+
+def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
+    match reply:
+        case m.VoteReply():
+            part = vote.VoteResponsePartitionData(
+                partition_index=PARTITION,
+                error_code=reply.error,
+                leader_id=reply.leader_id,
+                leader_epoch=reply.epoch,
+                vote_granted=reply.granted,
+            )
+            return vote.VoteResponse(
+                topics=[vote.VoteResponseTopicData(topic_name=CLUSTER_METADATA_TOPIC, partitions=[part])],
+                node_endpoints=_nodes(vote.NodeEndpoint, reply),
+            )
+        case m.BeginEpochReply():
+            begun = begin_quorum_epoch.BeginQuorumEpochResponsePartitionData(
+                partition_index=PARTITION,
+                error_code=reply.error,
+                leader_id=reply.leader_id,
+                leader_epoch=reply.epoch,
+            )
+            return begin_quorum_epoch.BeginQuorumEpochResponse(
+                topics=[
+                    begin_quorum_epoch.BeginQuorumEpochResponseTopicData(
+                        topic_name=CLUSTER_METADATA_TOPIC, partitions=[begun]
+                    )
+                ],
+                node_endpoints=_nodes(begin_quorum_epoch.NodeEndpoint, reply),
+            )
+        case m.EndEpochReply():
+            ended = end_quorum_epoch.EndQuorumEpochResponsePartitionData(
+                partition_index=PARTITION,
+                error_code=reply.error,
+                leader_id=reply.leader_id,
+                leader_epoch=reply.epoch,
+            )
+            return end_quorum_epoch.EndQuorumEpochResponse(
+                topics=[
+                    end_quorum_epoch.EndQuorumEpochResponseTopicData(
+                        topic_name=CLUSTER_METADATA_TOPIC, partitions=[ended]
+                    )
+                ],
+                node_endpoints=_nodes(end_quorum_epoch.NodeEndpoint, reply),
+            )
+        case m.FetchReply():
+            return _fetch_response(reply)
+        case m.FetchSnapshotReply():
+            return _snapshot_response(reply)
+        case m.VoterChangeReply():
+            changed = (
+                add_raft_voter.AddRaftVoterResponse
+                if isinstance(request, add_raft_voter.AddRaftVoterRequest)
+                else remove_raft_voter.RemoveRaftVoterResponse
+            )
+            return changed(error_code=reply.error, error_message=reply.message)
+        case m.UpdateVoterReply():
+            at = reply.endpoint or Address("", 0)
+            return update_raft_voter.UpdateRaftVoterResponse(
+                error_code=reply.error,
+                current_leader=update_raft_voter.CurrentLeader(
+                    leader_id=reply.leader_id, leader_epoch=reply.epoch, host=at.host, port=at.port
+                ),
+            )
+        case _:
+            raise TypeError(f"{reply} cannot be sent as a message of the quorum")
+
+
+def _fetch_response(reply: m.FetchReply) -> schema.Response:
+    diverging = reply.diverging or m.OffsetAndEpoch(-1, -1)
+    snapshot = reply.snapshot or SnapshotId(-1, -1)
+    part = fetch.PartitionData(
+        partition_index=PARTITION,
+        error_code=reply.error,
+        high_watermark=reply.high_watermark,
+        log_start_offset=reply.log_start_offset,
+        diverging_epoch=fetch.EpochEndOffset(epoch=diverging.epoch, end_offset=diverging.offset),
+        current_leader=fetch.LeaderIdAndEpoch(leader_id=reply.leader_id, leader_epoch=reply.epoch),
+        snapshot_id=fetch.SnapshotId(end_offset=snapshot.offset, epoch=snapshot.epoch),
+        aborted_transactions=[],
+        records=reply.records,
+    )
+    topic = fetch.FetchableTopicResponse(
+        topic=CLUSTER_METADATA_TOPIC, topic_id=CLUSTER_METADATA_TOPIC_ID, partitions=[part]
+    )
+    return fetch.FetchResponse(responses=[topic], node_endpoints=_nodes(fetch.NodeEndpoint, reply))
+
+
+def _snapshot_response(reply: m.FetchSnapshotReply) -> schema.Response:
+    part = fetch_snapshot.FetchSnapshotResponsePartitionSnapshot(
+        index=PARTITION,
+        error_code=reply.error,
+        snapshot_id=fetch_snapshot.SnapshotId(end_offset=reply.id.offset, epoch=reply.id.epoch),
+        current_leader=fetch_snapshot.LeaderIdAndEpoch(leader_id=reply.leader_id, leader_epoch=reply.epoch),
+        size=reply.size,
+        position=reply.position,
+        unaligned_records=reply.data,
+    )
+    topic = fetch_snapshot.FetchSnapshotResponseTopicSnapshot(name=CLUSTER_METADATA_TOPIC, partitions=[part])
+    return fetch_snapshot.FetchSnapshotResponse(
+        topics=[topic], node_endpoints=_nodes(fetch_snapshot.NodeEndpoint, reply)
+    )
+
+
+def _nodes(node_class: type[T], reply: m.LeaderReply) -> list[T]:
+    if reply.endpoint is None or reply.leader_id < 0:
+        return []
+    return [node_class(node_id=reply.leader_id, host=reply.endpoint.host, port=reply.endpoint.port)]  # type: ignore[call-arg]
+
+
+# Replies: decode
+
+
+def decode_reply(message: schema.Response) -> m.Reply:
+    """Decode a response; KafkaError if it is an error as a whole, or not about the metadata log."""
+    code = getattr(message, "error_code", 0)
+    match message:
+        case add_raft_voter.AddRaftVoterResponse() | remove_raft_voter.RemoveRaftVoterResponse():
+            return m.VoterChangeReply(_error(code), message.error_message)
+        case update_raft_voter.UpdateRaftVoterResponse():
+            leader = message.current_leader
+            at = Address(leader.host, leader.port) if leader.host else None
+            return m.UpdateVoterReply(leader.leader_epoch, leader.leader_id, _error(code), at)
+    if code != ErrorCode.NONE:
+        raise KafkaError(_error(code))
+    match message:
+        case vote.VoteResponse():
+            v = _only_partition(message.topics, "topic_name")
+            at = _endpoint(message.node_endpoints, v.leader_id)
+            return m.VoteReply(v.leader_epoch, v.leader_id, v.vote_granted, _error(v.error_code), at)
+        case begin_quorum_epoch.BeginQuorumEpochResponse():
+            b = _only_partition(message.topics, "topic_name")
+            at = _endpoint(message.node_endpoints, b.leader_id)
+            return m.BeginEpochReply(b.leader_epoch, b.leader_id, _error(b.error_code), at)
+        case end_quorum_epoch.EndQuorumEpochResponse():
+            e = _only_partition(message.topics, "topic_name")
+            at = _endpoint(message.node_endpoints, e.leader_id)
+            return m.EndEpochReply(e.leader_epoch, e.leader_id, _error(e.error_code), at)
+        case fetch.FetchResponse():
+            return _read_fetch_response(message)
+        case fetch_snapshot.FetchSnapshotResponse():
+            s = _only_partition(message.topics, "name")
+            return m.FetchSnapshotReply(
+                s.current_leader.leader_epoch,
+                s.current_leader.leader_id,
+                SnapshotId(s.snapshot_id.end_offset, s.snapshot_id.epoch),
+                s.size,
+                s.position,
+                bytes(s.unaligned_records),
+                _error(s.error_code),
+                _endpoint(message.node_endpoints, s.current_leader.leader_id),
+            )
+        case _:
+            raise TypeError(f"{type(message).__name__} is not an answer of the quorum")
+
+
+def _read_fetch_response(message: fetch.FetchResponse) -> m.FetchReply:
+    if len(message.responses) != 1 or len(message.responses[0].partitions) != 1:
+        raise _not_the_metadata_partition()
+    part = message.responses[0].partitions[0]
+    diverging, snapshot, leader = part.diverging_epoch, part.snapshot_id, part.current_leader
+    return m.FetchReply(
+        leader.leader_epoch,
+        leader.leader_id,
+        part.high_watermark,
+        part.log_start_offset,
+        b"" if part.records is None else bytes(part.records),
+        m.OffsetAndEpoch(diverging.end_offset, diverging.epoch) if diverging.epoch >= 0 else None,
+        SnapshotId(snapshot.end_offset, snapshot.epoch) if snapshot.epoch >= 0 else None,
+        _error(part.error_code),
+        _endpoint(message.node_endpoints, leader.leader_id),
+    )
+
+
+def _error(code: int) -> ErrorCode:
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def _endpoint(nodes: Iterable[Any], leader_id: int) -> Address | None:
+    return next((Address(node.host, node.port) for node in nodes if node.node_id == leader_id), None)

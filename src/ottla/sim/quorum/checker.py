@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ottla.raft.driver.disk_log import DiskLog
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.records.batch import iter_batches, read_records
 from ottla.sim.world import World
 
@@ -44,7 +44,7 @@ class QuorumChecker:
                 f"node {by} names {leader} as the leader of epoch {epoch}, which had the leader {known}"
             )
 
-    def elected(self, node: int, epoch: int, log: DiskLog) -> None:
+    def elected(self, node: int, epoch: int, log: KafkaRaftLog) -> None:
         """A node became leader: it must have all that was committed in earlier epochs. With a slow disk it
         learns of its election late, and a later leader may have committed more by then.
         """
@@ -61,7 +61,7 @@ class QuorumChecker:
 
     # Commits
 
-    def committed(self, node: int, log: DiskLog, start: int, high_watermark: int, epoch: int) -> None:
+    def committed(self, node: int, log: KafkaRaftLog, start: int, high_watermark: int, epoch: int) -> None:
         """A node says, in ``epoch``, that everything below is committed; ``start`` is where it said so
         last.
         """
@@ -70,7 +70,7 @@ class QuorumChecker:
         if self.committed_end > before:
             self._commits.append((epoch, self.committed_end))
 
-    def _compare(self, node: int, log: DiskLog, start: int, end: int, what: str) -> None:
+    def _compare(self, node: int, log: KafkaRaftLog, start: int, end: int, what: str) -> None:
         for data in log.batches(start):
             for position, header in iter_batches(data):
                 if header.base_offset >= end:

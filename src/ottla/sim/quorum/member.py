@@ -26,10 +26,10 @@ from ottla.protocol.names import METADATA_PARTITION_DIR
 from ottla.protocol.schema import Response
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
-from ottla.raft.driver.disk_log import DiskLog, DiskLogConfig
-from ottla.raft.driver.kafka_raft_client import KafkaRaftClient, read_election
+from ottla.raft.driver.kafka_raft_client import KafkaRaftClient
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog, KafkaRaftLogConfig
+from ottla.raft.driver.quorum_state_store import read_election_state
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, SnapshotId, encode_snapshot
-from ottla.raft.states import Role
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
@@ -71,7 +71,7 @@ class SimQuorumMemberConfig:
     static_voters: VoterSet | None
     bootstrap: tuple[Address, ...]
     snapshot_every: int  # values
-    log: DiskLogConfig
+    log: KafkaRaftLogConfig
 
 
 def format_member(machine: SimMachine, voters: VoterSet | None) -> None:
@@ -123,10 +123,10 @@ class SimQuorumMember:
         self._writing_snapshot = False
         self._led_epoch = -1
         log = await runtime.pool.run(
-            DiskLog.open, runtime.disk, runtime.clock, runtime.random, DIR, self.config.log
+            KafkaRaftLog.open, runtime.disk, runtime.clock, runtime.random, DIR, self.config.log
         )
-        membership, snapshot = await runtime.pool.run(log.load, self.config.static_voters)
-        election = await runtime.pool.run(read_election, runtime.disk, log.dir)
+        voter_history, snapshot = await runtime.pool.run(log.load, self.config.static_voters)
+        election = await runtime.pool.run(read_election_state, runtime.disk, log.dir)
         self.values = [] if snapshot is None else list(snapshot.content.values)
         self._applied = 0 if snapshot is None else snapshot.id.offset
         self._snapshot_values = len(self.values)
@@ -134,7 +134,7 @@ class SimQuorumMember:
         client = KafkaRaftClient(
             runtime,
             log,
-            membership,
+            voter_history,
             self.local,
             self,
             cluster_id=CLUSTER_ID,
@@ -157,10 +157,10 @@ class SimQuorumMember:
 
     # What the quorum tells
 
-    def committed(self, high_watermark: int) -> None:
+    def on_commit(self, high_watermark: int) -> None:
         client = self.client
         assert client is not None
-        epoch = client.raft.core.epoch
+        epoch = client.epoch
         self._checker.committed(self.id, client.log, self._applied, high_watermark, epoch)
         start = len(self.values)
         for data in client.log.batches(self._applied, high_watermark):
@@ -181,7 +181,7 @@ class SimQuorumMember:
             self._writing_snapshot = True
             asyncio.get_running_loop().create_task(self._write_snapshot(client), name="snapshot")
 
-    def snapshot_loaded(self, id: SnapshotId) -> None:
+    def on_load_snapshot(self, id: SnapshotId) -> None:
         client = self.client
         assert client is not None
         self.values = list(client.log.snapshots.read(id).values)
@@ -190,12 +190,12 @@ class SimQuorumMember:
         self._world.coverage["snapshot fetched"] += 1
         self._checker.applied(self.id, 0, self.values)
 
-    def leader_changed(self, leader_id: int | None, epoch: int) -> None:
+    def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
         client = self.client
         assert client is not None
         if leader_id is not None:
             self._checker.leader_named(epoch, leader_id, self.id)
-        if leader_id == self.id and client.raft.core.is_leader and client.raft.core.epoch == epoch:
+        if leader_id == self.id and client.is_leader and client.epoch == epoch:
             self._led_epoch = epoch
             self._world.event("elected", self.machine)
             self._checker.elected(self.id, epoch, client.log)
@@ -205,7 +205,7 @@ class SimQuorumMember:
                 if not future.done():
                     future.set_exception(KafkaError(ErrorCode.NOT_CONTROLLER, "no longer the leader"))
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # and not the power, which went off in the middle of something
             self._world.failed(f"node {self.id}", error)
 
@@ -214,12 +214,12 @@ class SimQuorumMember:
     async def _write_snapshot(self, client: KafkaRaftClient) -> None:
         log = client.log
         values, offset = list(self.values), self._applied
-        epoch = log.end_for_epoch(2**31 - 1).epoch
+        epoch = log.end_offset_for_epoch(2**31 - 1).epoch
         for data in log.batches(max(offset - 1, log.start_offset), offset):
             for _, header in iter_batches(data):
                 epoch = header.leader_epoch
         id = SnapshotId(offset, epoch)
-        version, voters = client.raft.core.membership.at(offset)
+        version, voters = client.voter_history.at(offset)
         now_ms = self._runtime.clock.wall_ms()
         batches = list(
             encode_snapshot(
@@ -236,8 +236,8 @@ class SimQuorumMember:
                 await self._runtime.pool.run(log.snapshots.write, id, batches)
                 newest = log.snapshots.newest
                 if newest is None or newest < id:
-                    log.snapshot_written(id)
-                    client.raft.core.membership.forget_before(log.start_offset)
+                    log.on_snapshot_written(id)
+                    client.voter_history.truncate_before(log.start_offset)
                     self._snapshot_values = len(values)
                     self._world.coverage["snapshot written"] += 1
         finally:
@@ -247,17 +247,16 @@ class SimQuorumMember:
 
     @property
     def is_leader(self) -> bool:
-        return self.is_up and self.client is not None and self.client.raft.core.role is Role.LEADER
+        return self.is_up and self.client is not None and self.client.is_leader
 
     async def submit(self, values: Sequence[bytes]) -> None:
         """Append values and acknowledge them once they are committed; runs in the member's own process."""
         client = self.client
         assert client is not None
-        core = client.raft.core
         batch = build_batch(
             [(self._runtime.clock.wall_ms(), None, value) for value in values],
             base_offset=client.log.end.offset,
-            leader_epoch=core.epoch,
+            leader_epoch=client.epoch,
         )
         try:
             end = client.append(batch)
@@ -295,7 +294,7 @@ class QuorumService:
         return response_parts(head.api, head.version, head.correlation_id, response)
 
     def _versions(self) -> ApiVersionsResponse:
-        local = self._client.raft.core.local
+        local = self._client.local
         return ApiVersionsResponse(
             api_keys=[
                 ApiVersion(api_key=key, min_version=0 if key != 1 else 4, max_version=newest)

@@ -14,17 +14,18 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ottla.raft import elections, replication
-from ottla.raft import quorum_state as core_module
+from ottla.raft import machine as machine_module
 from ottla.raft.driver import kafka_raft_client as client_module
-from ottla.raft.driver.disk_log import DiskLog
+from ottla.raft.driver import quorum_state_store
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.raft.effects import Persist
 from ottla.raft.log import Validity, ValidOffsetAndEpoch
+from ottla.raft.machine import KafkaRaftMachine
 from ottla.raft.messages import Vote, VoteReply
 from ottla.raft.progress import ProgressTracker
 from ottla.raft.quorum_state import QuorumState
 from ottla.raft.request_manager import RequestManager
-from ottla.raft.states import CandidateState, LeaderState, ProspectiveState, ResignedState, Tally
+from ottla.raft.states import CandidateState, EpochElection, LeaderState, ProspectiveState, ResignedState
 from ottla.runtime.disk import write_file
 from ottla.sim.nemesis import NemesisConfig
 from ottla.sim.quorum.run import QuorumScenario
@@ -38,7 +39,7 @@ def _vote_not_synced() -> list[Patch]:
     def write(disk: Any, path: str, data: Any) -> None:
         write_file(disk, path, data, sync=False)
 
-    return [(client_module, "write_file", write)]
+    return [(quorum_state_store, "write_file", write)]
 
 
 def _vote_told_before_it_is_written() -> list[Patch]:
@@ -55,100 +56,111 @@ def _vote_told_before_it_is_written() -> list[Patch]:
 def _vote_forgotten_at_restart() -> list[Patch]:
     from ottla.sim.quorum import member
 
-    return [(member, "read_election", lambda disk, dir: None)]
+    return [(member, "read_election_state", lambda disk, dir: None)]
 
 
 def _two_votes_an_epoch() -> list[Patch]:
-    return [(elections, "_give_vote", lambda core, candidate: None)]
+    return [(KafkaRaftMachine, "_add_voted_state", lambda self, candidate, now_ms: None)]
 
 
 def _votes_for_any_log() -> list[Patch]:
-    return [(elections, "is_up_to_date", lambda candidate, ours: True)]
+    return [(machine_module, "is_up_to_date", lambda candidate, ours: True)]
 
 
 def _epoch_not_checked() -> list[Patch]:
     """Answers of another election are counted in this one."""
-    original = elections.take_vote
+    original = KafkaRaftMachine._handle_vote_response
 
-    def take(core: QuorumState, voter_id: int, request: Vote, reply: VoteReply) -> None:
-        pre_vote = isinstance(core.state, ProspectiveState)
-        original(core, voter_id, replace(request, epoch=core.epoch, pre_vote=pre_vote), reply)
+    def handle(self: KafkaRaftMachine, voter_id: int, request: Vote, reply: VoteReply) -> None:
+        pre_vote = isinstance(self.quorum.state, ProspectiveState)
+        original(self, voter_id, replace(request, epoch=self.quorum.epoch, pre_vote=pre_vote), reply)
 
-    return [(elections, "take_vote", take), (RequestManager, "reset", lambda self: None)]
+    return [
+        (KafkaRaftMachine, "_handle_vote_response", handle),
+        (RequestManager, "reset_all", lambda self: None),
+    ]
 
 
 def _commit_by_older_epochs() -> list[Patch]:
     original = ProgressTracker.__init__
 
-    def init(self: ProgressTracker, *args: Any, epoch_start: int, **options: Any) -> None:
-        original(self, *args, epoch_start=-1, **options)
+    def init(self: ProgressTracker, *args: Any, epoch_start_offset: int, **options: Any) -> None:
+        original(self, *args, epoch_start_offset=-1, **options)
 
     return [(ProgressTracker, "__init__", init)]
 
 
 def _acknowledged_before_a_majority() -> list[Patch]:
-    def advance(self: ProgressTracker) -> bool:
+    def maybe_update_high_watermark(self: ProgressTracker) -> bool:
         end = max(progress.end_offset for progress in self._voter_progress())
-        if end <= self._epoch_start or (self.high_watermark is not None and end <= self.high_watermark):
+        if end <= self._epoch_start_offset or (
+            self.high_watermark is not None and end <= self.high_watermark
+        ):
             return False
         self.high_watermark = end
         return True
 
-    return [(ProgressTracker, "advance", advance)]
+    return [(ProgressTracker, "maybe_update_high_watermark", maybe_update_high_watermark)]
 
 
 def _follower_does_not_sync() -> list[Patch]:
-    def prepare(self: DiskLog) -> None:
+    def prepare(self: KafkaRaftLog) -> None:
         return None
 
     return [
-        (DiskLog, "prepare_flush", prepare),
-        (DiskLog, "durable_end", property(lambda self: self.end.offset)),
+        (KafkaRaftLog, "prepare_flush", prepare),
+        (KafkaRaftLog, "durable_end", property(lambda self: self.end.offset)),
     ]
 
 
 def _divergence_not_noticed() -> list[Patch]:
-    return [(replication, "validate", lambda log, end: ValidOffsetAndEpoch(Validity.VALID, end))]
+    return [
+        (
+            machine_module,
+            "validate_offset_and_epoch",
+            lambda log, end: ValidOffsetAndEpoch(Validity.VALID, end),
+        )
+    ]
 
 
 def _cuts_too_much() -> list[Patch]:
-    return [(replication, "truncation_point", lambda log, diverging: max(log.high_watermark - 1, 0))]
+    return [(machine_module, "truncation_offset", lambda log, diverging: max(log.high_watermark - 1, 0))]
 
 
 def _leads_its_old_epoch_again() -> list[Patch]:
     original = QuorumState._initial_state
 
-    def initial(self: QuorumState, election: Any) -> Any:
-        state = original(self, election)
-        voters = self.membership.voters
+    def initial(self: QuorumState, election: Any, now_ms: int) -> Any:
+        state = original(self, election, now_ms)
+        voters = self.voters
         if isinstance(state, ResignedState) and voters is not None and state.voted is not None:
             state = CandidateState(
-                state.epoch, state.deadline_ms, Tally(voters, self.local.key), self.local.key
+                state.epoch, state.deadline_ms, EpochElection(voters, self.local.key), self.local.key
             )
         return state
 
-    def handle(core: QuorumState, request: Vote) -> VoteReply:
+    def handle(self: KafkaRaftMachine, request: Vote, now_ms: int) -> VoteReply:
         # Without this refusal of a candidate that has led its epoch already.
         if not request.pre_vote and request.last.epoch == request.epoch:
             request = replace(request, last=request.last._replace(epoch=request.epoch - 1))
-        return _handle_vote(core, request)
+        return _handle_vote(self, request, now_ms)
 
-    return [(QuorumState, "_initial_state", initial), (elections, "handle_vote", handle)]
+    return [(QuorumState, "_initial_state", initial), (KafkaRaftMachine, "_handle_vote_request", handle)]
 
 
-_handle_vote = elections.handle_vote
+_handle_vote = KafkaRaftMachine._handle_vote_request
 
 
 def _leader_never_gives_up() -> list[Patch]:
-    original = core_module.QuorumState.resign
+    original = QuorumState.transition_to_resigned
 
-    def resign(self: QuorumState) -> None:
-        if self.stopping:
-            original(self)
+    def resign(self: QuorumState, now_ms: int) -> None:
+        if self.is_shutting_down:
+            original(self, now_ms)
         elif isinstance(self.state, LeaderState):
-            self.state.progress.quorum_deadline_ms = self.now.ms + 1_000_000
+            self.state.progress.check_quorum_deadline_ms = now_ms + 1_000_000
 
-    return [(core_module.QuorumState, "resign", resign)]
+    return [(QuorumState, "transition_to_resigned", resign)]
 
 
 def _majority_of_half() -> list[Patch]:

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
-from ottla.raft.driver import wire, wire_replies
+from ottla.raft.driver import wire
 from ottla.raft.driver.channel import Channel
-from ottla.raft.driver.disk_log import DiskLogConfig
+from ottla.raft.driver.kafka_raft_log import KafkaRaftLogConfig
 from ottla.raft.messages import AddVoter, RemoveVoter, VoterChangeReply
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.runtime import Runtime
@@ -133,7 +133,7 @@ class QuorumRun:
             static_voters=None if self._dynamic else self._voters,
             bootstrap=tuple(address_of(id) for id in ids),
             snapshot_every=random.choice((5, 20, 1_000_000)),
-            log=DiskLogConfig(segment_bytes=random.choice((2_000, 1 << 20)), max_retention_bytes=0),
+            log=KafkaRaftLogConfig(segment_bytes=random.choice((2_000, 1 << 20)), max_retention_bytes=0),
         )
         self.members = [
             SimQuorumMember(self.world, self._checker, id, config)
@@ -222,7 +222,7 @@ class QuorumRun:
                 continue
             leader = random.choice(leaders)
             assert leader.client is not None
-            voters = leader.client.raft.core.membership.voters
+            voters = leader.client.voter_history.voters
             if voters is None:
                 continue
             missing = [member for member in self.members if member.id not in voters.voters]
@@ -251,7 +251,7 @@ class QuorumRun:
                     newest = wire.VERSIONS[message.API_KEY]
                     timeout_ms = self.members[0].config.quorum.request_timeout_ms * 5 // 4
                     response = await channel.ask(address, message, newest, timeout_ms=timeout_ms)
-                    reply = wire_replies.decode_reply(response)
+                    reply = wire.decode_reply(response)
                     assert isinstance(reply, VoterChangeReply)
                     self._tell(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")
                     if reply.error is ErrorCode.NONE:
@@ -285,7 +285,7 @@ class QuorumRun:
         client, process = member.client, member.machine.process
         if client is None or process is None or process.paused:
             return True  # nothing can be asked of it
-        voters = client.raft.core.membership.voters
+        voters = client.voter_history.voters
         assert voters is not None
         reached = 0
         for id in voters.ids:
@@ -333,12 +333,13 @@ class QuorumRun:
             if client is None:
                 states.append(f"node {member.id} is not up")
             else:
-                core = client.raft.core
-                voters = core.membership.voters
+                status = client.status
+                voters = status.voters
                 ids = () if voters is None else voters.ids
                 states.append(
-                    f"node {member.id} {core.role.value} {core.epoch} leader {core.leader_id} "
-                    f"end {core.log.end} hw {core.high_watermark} voters {ids} values {len(member.values)}"
+                    f"node {member.id} {status.role.value} {status.epoch} leader {status.leader_id} "
+                    f"end {status.log_end} hw {status.high_watermark} voters {ids} "
+                    f"values {len(member.values)}"
                 )
         return "; ".join(states)
 

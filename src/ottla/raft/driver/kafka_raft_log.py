@@ -1,15 +1,15 @@
-"""The metadata log on disk, ``__cluster_metadata-0``, with its snapshots: the quorum's log as it really is.
+"""`KafkaRaftLog`: the metadata log on disk, `__cluster_metadata-0`, with its snapshots.
 
-It is an ordinary partition log that is recovered as after a crash whenever it is opened: what was not whole
-at its end was not committed. If a snapshot is ahead of the log, it came from a leader that was ahead, and
-the log starts over behind it. Invariant: :attr:`DiskLog.durable_end` is below or at the first record that a
-power cut could take.
+It is an ordinary partition log that is recovered as after a crash whenever it is opened: a torn batch at its
+end was not committed. If a snapshot is ahead of the log, it came from a leader that was ahead, and the log
+starts over after it. Invariant: `KafkaRaftLog.durable_end` is at or below the first record that a power cut
+could destroy.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,12 +25,12 @@ from ottla.protocol.names import (
     CLUSTER_METADATA_TOPIC_ID,
     METADATA_PARTITION_DIR,
 )
-from ottla.raft.driver.snapshots import Download, Snapshots
-from ottla.raft.membership import VoterSetHistory
+from ottla.raft.driver.snapshots import RawSnapshotWriter, SnapshotStore
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotContent, SnapshotId
-from ottla.raft.voters import VoterSet
+from ottla.raft.voters import VoterSet, VoterSetHistory
 from ottla.records.batch import iter_batches
+from ottla.records.control import QuorumRecord, build_quorum_batch
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk
@@ -42,7 +42,7 @@ _DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class DiskLogConfig:
+class KafkaRaftLogConfig:
     segment_bytes: int = 1024 * 1024 * 1024
     segment_ms: int = 7 * _DAY_MS
     max_retention_bytes: int = 100 * 1024 * 1024
@@ -60,10 +60,10 @@ class DiskLogConfig:
 
 
 class _MetadataDirectory(LogDirectory):
-    """The directory as the metadata log sees it: its start and recovery points are not in the broker's
+    """A log directory that does not write the metadata log's start and recovery points into the broker's
     checkpoints.
 
-    The start follows from the snapshots, and recovery looks at the whole log, as Kafka's does.
+    The start follows from the snapshots, and recovery reads the whole log, as Kafka's does.
     """
 
     __slots__ = ()
@@ -79,27 +79,29 @@ class LogGap(Exception):
     """Neither a snapshot nor the log reaches back far enough."""
 
 
-class DiskLog:
-    """Use :meth:`open`, which blocks: it belongs in the pool."""
+class KafkaRaftLog:
+    """Create it by `open`, which blocks: run it in the pool."""
 
-    def __init__(self, log: UnifiedLog, snapshots: Snapshots, config: DiskLogConfig, clock: Clock) -> None:
+    def __init__(
+        self, log: UnifiedLog, snapshots: SnapshotStore, config: KafkaRaftLogConfig, clock: Clock
+    ) -> None:
         self._log: Final = log
         self.snapshots: Final = snapshots
         self._config: Final = config
         self._clock: Final = clock
-        self._download: Download | None = None
+        self._download: RawSnapshotWriter | None = None
         self._flushing = False
         self._trim_wanted = False
 
     @classmethod
     def open(
-        cls, disk: Disk, clock: Clock, random: Random, dir: str, config: DiskLogConfig | None = None
-    ) -> DiskLog:
-        config = config or DiskLogConfig()
+        cls, disk: Disk, clock: Clock, random: Random, dir: str, config: KafkaRaftLogConfig | None = None
+    ) -> KafkaRaftLog:
+        config = config or KafkaRaftLogConfig()
         directory = _MetadataDirectory(dir, FileHandles(disk), clock, random)
         path = posixpath.join(dir, METADATA_PARTITION_DIR)
         disk.make_dirs(path)
-        snapshots = Snapshots(disk, path)
+        snapshots = SnapshotStore(disk, path)
         snapshots.load()
         if any(name.endswith(".log") for name in disk.list_dir(path)):
             options = LoadOptions(clean=False)
@@ -111,20 +113,20 @@ class DiskLog:
                 directory, METADATA_PARTITION_DIR, CLUSTER_METADATA_PARTITION, config.log_config()
             )
         log.assign_topic_id(CLUSTER_METADATA_TOPIC_ID)
-        # What recovery found may still be in the page cache only; from here on durable_end can be believed.
+        # What recovery found may be in the page cache only; after this flush durable_end is true.
         log.flush()
         return cls(log, snapshots, config, clock)
 
     def load(self, static_voters: VoterSet | None) -> tuple[VoterSetHistory, LoadedSnapshot | None]:
-        """The voters by the newest snapshot and the log after it, and that snapshot. Blocks."""
-        membership = VoterSetHistory(static_voters)
+        """Read the voters from the newest snapshot and the log after it; gives that snapshot too. Blocks."""
+        voters = VoterSetHistory(static_voters)
         found = self.snapshots.read_newest()
         start = 0
         if found is not None:
             id, content = found
             if self._is_ahead(id):
                 self._log.truncate_fully_and_start_at(id.offset)
-            membership.load(id.offset, content)
+            voters.load_snapshot(id.offset, content.kraft_version, content.voters)
             start = id.offset
         if start < self._log.log_start_offset:
             raise LogGap(
@@ -132,12 +134,12 @@ class DiskLog:
                 "is no usable snapshot of what was before; restore one, or the directory, from a copy"
             )
         for batches in self.batches(start):
-            membership.read(batches, self._log.log_end_offset)
+            voters.replay_batches(batches, self._log.log_end_offset)
         self._log.update_high_watermark(start)
-        return membership, None if found is None else LoadedSnapshot(*found)
+        return voters, None if found is None else LoadedSnapshot(*found)
 
     def batches(self, start: int, end: int | None = None) -> Iterable[bytes]:
-        """The log from ``start`` on, below ``end``, in pieces of whole batches."""
+        """Read the log from `start` on and below `end`, in pieces of whole batches."""
         offset = start
         end = self._log.log_end_offset if end is None else end
         while offset < end:
@@ -159,7 +161,7 @@ class DiskLog:
 
     @property
     def is_online(self) -> bool:
-        """False once the disk has failed; a lack of room is no failure."""
+        """False once the disk has failed; a full disk is not a failure."""
         return self._log.directory.is_online
 
     @property
@@ -179,13 +181,13 @@ class DiskLog:
     def high_watermark(self) -> int:
         return self._log.high_watermark
 
-    def set_high_watermark(self, offset: int) -> None:
+    def update_high_watermark(self, offset: int) -> None:
         assert offset >= self._log.high_watermark, (
             f"the high watermark would go back from {self._log.high_watermark} to {offset}"
         )
         self._log.update_high_watermark(offset)
 
-    def end_for_epoch(self, epoch: int) -> OffsetAndEpoch:
+    def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
         found, offset = self._log.end_offset_for_epoch(epoch)
         if found < 0:
             return self.end
@@ -198,6 +200,12 @@ class DiskLog:
         self._log.append_as_leader(
             batch, epoch, now_ms=self._clock.wall_ms(), origin=AppendOrigin.RAFT_LEADER, inline_flush=False
         )
+
+    def append_control_as_leader(self, records: Sequence[QuorumRecord], epoch: int) -> None:
+        batch = build_quorum_batch(
+            records, timestamp=self._clock.wall_ms(), leader_epoch=epoch, base_offset=self.end.offset
+        )
+        self.append_as_leader(batch, epoch)
 
     def append_as_follower(self, records: bytes, epoch: int) -> None:
         self._log.append_as_follower(records, epoch, now_ms=self._clock.wall_ms(), inline_flush=False)
@@ -226,7 +234,7 @@ class DiskLog:
 
     def begin_snapshot(self, id: SnapshotId) -> None:
         self.abandon_snapshot()
-        self._download = self.snapshots.download(id)
+        self._download = self.snapshots.create(id)
 
     def write_snapshot(self, id: SnapshotId, position: int, data: bytes) -> None:
         assert self._download is not None
@@ -238,15 +246,17 @@ class DiskLog:
         if download is not None:
             download.abandon()
 
-    def take_download(self, id: SnapshotId) -> Download:
-        """The snapshot that has been received, for :meth:`finish_download`; nobody gives it up any more."""
+    def take_download(self, id: SnapshotId) -> RawSnapshotWriter:
+        """Hand over the snapshot that has been received, for `finish_download`; `abandon_snapshot` does not
+        affect it any more.
+        """
         download, self._download = self._download, None
         assert download is not None
         assert download.id == id
         return download
 
-    def finish_download(self, download: Download) -> bool:
-        """Make a snapshot that was received durable; False if it is no good. Blocks."""
+    def finish_download(self, download: RawSnapshotWriter) -> bool:
+        """Make a received snapshot durable; False if it is damaged. Blocks."""
         try:
             download.check()
         except KafkaError as error:
@@ -254,7 +264,7 @@ class DiskLog:
                 raise
             download.abandon()
             return False
-        download.finish()
+        download.freeze()
         return True
 
     def start_after_snapshot(self, id: SnapshotId) -> SnapshotContent:
@@ -272,14 +282,14 @@ class DiskLog:
         return self._log.recovery_point
 
     def prepare_flush(self) -> FlushPlan | None:
-        """What to sync; one at a time."""
+        """Plan the next sync; there is one at a time."""
         assert not self._flushing, "a flush is under way"
         plan = self._log.prepare_flush()
         self._flushing = plan is not None
         return plan
 
     def run_flush(self, plan: FlushPlan) -> None:
-        """Blocks: for the pool."""
+        """Sync; blocks: run it in the pool."""
         self._log.run_flush(plan)
 
     def complete_flush(self, plan: FlushPlan) -> None:
@@ -288,7 +298,7 @@ class DiskLog:
         if self._trim_wanted:
             self.trim()
 
-    # Snapshots and retention
+    # SnapshotStore and retention
 
     @property
     def dir(self) -> str:
@@ -298,15 +308,17 @@ class DiskLog:
     def size(self) -> int:
         return self._log.size
 
-    def snapshot_written(self, id: SnapshotId) -> None:
-        """A snapshot of committed records is on disk: begin another segment, and drop what is not needed."""
+    def on_snapshot_written(self, id: SnapshotId) -> None:
+        """Note that a snapshot of committed records is on disk: roll the segment, and delete what is not
+        needed any more.
+        """
         self.snapshots.add(id)
         self._log.roll(self._clock.wall_ms())
         self.trim()
 
     def trim(self) -> None:
-        """Drop the oldest snapshots and the records before the next ones, while they are too many or too
-        old. A flush that is under way has to find its files, so this waits for it.
+        """Delete the oldest snapshots and the records before the next ones, while they are too large or too
+        old. A flush in progress needs its files, so the deletion waits for it.
         """
         self._trim_wanted = self._flushing
         if self._flushing:
@@ -334,7 +346,7 @@ class DiskLog:
         self._log.close()
 
     def release(self) -> None:
-        """Let go of the files without writing anything."""
+        """Close the files without writing anything."""
         self._log.close_handlers()
 
 

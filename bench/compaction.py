@@ -16,9 +16,9 @@ from pathlib import Path
 
 from bench.harness import Row, markdown, seconds
 from ottla.log.cleaner.cleaner import LogCleaner
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.log_config import LogConfig
-from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
+from ottla.log.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition

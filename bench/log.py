@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 
 from bench.harness import Row, compare, markdown
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition

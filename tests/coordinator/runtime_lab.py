@@ -17,7 +17,7 @@ from ottla.coordinator.runtime.effects import (
     ReplayedRecord,
 )
 from ottla.coordinator.runtime.timers import CoordinatorTimer
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.producers.state_manager import ProducerStateManagerConfig
 from ottla.metadata.image.entities import PartitionRegistration

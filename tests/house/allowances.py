@@ -17,7 +17,6 @@ ROOMS_WITH_MODULE_CYCLES = [
 ROOMS_WITH_PACKAGE_CYCLES = [
     "ottla.client",
     "ottla.coordinator",
-    "ottla.log",
     "ottla.metadata",
     "ottla.node",
     "ottla.spark",

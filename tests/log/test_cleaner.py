@@ -16,8 +16,8 @@ from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.cleaner.compaction import SegmentTooLarge
 from ottla.log.cleaner.throttle import Throttle
 from ottla.log.directory.checkpoints import read_offsets
-from ottla.log.files import LOG
-from ottla.log.recovery.log_loader import create_log
+from ottla.log.log_loader import create_log
+from ottla.log.segment.file_names import LOG
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition

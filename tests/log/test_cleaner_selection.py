@@ -16,7 +16,7 @@ from ottla.log.cleaner.selection import (
     group_segments,
     segments_between,
 )
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 
 NOW = 1_000_000
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
-from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch

@@ -17,7 +17,7 @@ import random
 
 import pytest
 
-from ottla.log.files import LOG
+from ottla.log.segment.file_names import LOG
 from ottla.sim.disk import DiskOperation, Op, SimCrash, SimDisk
 from ottla.sim.disk_faults import READ_ONLY
 from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness

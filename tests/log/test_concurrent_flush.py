@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.leader_epoch_cache import read_epochs
-from ottla.log.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.segment import CorruptBatch
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError

@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.log.files import (
+from ottla.log.directory.dir_names import (
     MAX_DIR_NAME_BYTES,
-    SEGMENT_KINDS,
-    SNAPSHOT,
     DirKind,
-    SegmentFile,
     dir_name,
     moved_dir_name,
     parse_dir_name,
+)
+from ottla.log.segment.file_names import (
+    SEGMENT_KINDS,
+    SNAPSHOT,
+    SegmentFile,
     parse_segment_file,
     segment_file_name,
 )

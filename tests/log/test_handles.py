@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.handles import FileHandles, LazyFile, shares
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import RealDisk, write_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.unified_log import UnexpectedAppendOffset
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import BatchHeader, iter_batches, read_records

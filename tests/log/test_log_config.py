@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.log_config import LONG_MAX, SETTING_NAMES, LogConfig
+from ottla.log.config.log_config import LONG_MAX, SETTING_NAMES, LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import Codec, TimestampType
 

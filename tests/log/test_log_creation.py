@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.unified_log import LogAppendInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log

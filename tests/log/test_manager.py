@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import MetaProperties
-from ottla.log.files import segment_file_name
-from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
+from ottla.log.segment.file_names import segment_file_name
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition

@@ -7,8 +7,8 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from ottla.log.log_config import LogConfig
-from ottla.log.recovery.log_loader import CorruptionPolicy, CorruptLog
+from ottla.log.config.log_config import LogConfig
+from ottla.log.log_loader import CorruptionPolicy, CorruptLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.types import TimestampType

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.log_config import LogConfig
-from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
+from ottla.log.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch

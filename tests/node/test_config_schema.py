@@ -2,7 +2,7 @@
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.config.node_config import NodeConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.entities import PartitionRegistration

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ottla.log.cleaner.cleaner import LogCleaner
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.producers.state_manager import ProducerStateManagerConfig
 from ottla.log.unified_log import UnifiedLog

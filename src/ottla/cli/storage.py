@@ -51,8 +51,8 @@ def _info(path: str) -> dict[str, Any]:
     import os
 
     from ottla.log.directory.checkpoints import LOCK, read_clean_shutdown
+    from ottla.log.directory.dir_names import DirKind, parse_dir_name
     from ottla.log.directory.meta_properties import StorageError, read_meta_properties
-    from ottla.log.files import DirKind, parse_dir_name
     from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import uuid_text
     from ottla.runtime.disk import RealDisk

@@ -23,13 +23,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ottla.log.directory.checkpoints import CorruptCheckpoint, decode_entries, encode_entries
-from ottla.log.files import LEADER_EPOCH_CHECKPOINT
 from ottla.log.segment.segment import LogSegment
 from ottla.runtime import invariants
 from ottla.runtime.disk import Disk, read_file
 
 _log = logging.getLogger(__name__)
 
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 UNDEFINED_EPOCH = -1
 UNDEFINED_EPOCH_OFFSET = -1
 

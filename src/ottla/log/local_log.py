@@ -25,10 +25,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import CLEANED, DELETED, SEGMENT_KINDS, SWAP, parse_segment_file, segment_file_name
 from ottla.log.leader_epoch_cache import EpochWrite
-from ottla.log.log_config import LogConfig
+from ottla.log.segment.file_names import (
+    CLEANED,
+    DELETED,
+    SEGMENT_KINDS,
+    SWAP,
+    parse_segment_file,
+    segment_file_name,
+)
 from ottla.log.segment.handles import is_lack_of_handles
 from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError

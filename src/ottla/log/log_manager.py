@@ -15,24 +15,25 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import posixpath
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from ottla.log.directory.checkpointing import DirectoryOffsets
+from ottla.log.config.log_config import LogConfig
+from ottla.log.directory import checkpoints
+from ottla.log.directory.contents import list_directory, open_directory
+from ottla.log.directory.dir_names import DirKind, dir_name, moved_dir_name
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.directory.loading import LoadedPartition, list_directory, load_part, of_two, open_directory
 from ottla.log.directory.log_creation import LogCreation
-from ottla.log.directory.shutdown import close_logs, seal
-from ottla.log.files import DirKind, dir_name, moved_dir_name
-from ottla.log.log_config import LogConfig
+from ottla.log.log_loader import CorruptionPolicy, LoadedPartition, LoadOptions, create_log, load_part
 from ottla.log.producers.state_manager import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
-from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log
 from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
 from ottla.log.segment.segment import LogSegment
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk, Lock, remove_tree
 from ottla.runtime.pool import Pool
@@ -44,6 +45,8 @@ _AT_ONCE = 256
 """Logs that one call in the pool loads."""
 _CREATIONS_AT_ONCE = 64
 """New logs that one call in the pool makes durable."""
+_CLOSED_AT_ONCE = 16
+"""Logs that one call in the pool closes."""
 _STEP = 64
 """Logs that are looked at before others get a turn."""
 
@@ -229,7 +232,7 @@ class LogManager:
         while self._doubles:
             logs, one = self._doubles.pop()
             partition = one.topic_partition
-            logs[partition], stray = of_two(one, logs[partition], belongs)
+            logs[partition], stray = _of_two(one, logs[partition], belongs)
             gone, errors = self._take_out([partition], {partition: stray}, DirKind.STRAY)
             self._strays.extend(log.dir for log in gone)
             if errors and stray.directory.is_online:
@@ -519,9 +522,9 @@ class LogManager:
         for directory in self.live_directories:
             await self._offsets(directory).checkpoint_high_watermarks(self._pool)
 
-    def _offsets(self, directory: LogDirectory) -> DirectoryOffsets:
+    def _offsets(self, directory: LogDirectory) -> _DirectoryOffsets:
         refused = {partition for partition, (where, _) in self._failed.items() if where is directory}
-        return DirectoryOffsets(directory, self.logs_in(directory), refused)
+        return _DirectoryOffsets(directory, self.logs_in(directory), refused)
 
     async def delete_expired(self, now_ms: int) -> int:
         """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
@@ -606,8 +609,8 @@ class LogManager:
 
     async def _close(self, directory: LogDirectory, broker_epoch: int) -> None:
         offsets = self._offsets(directory)
-        if await close_logs(directory, offsets.logs, self._pool) and directory.is_online:
-            await self._pool.run(seal, offsets, broker_epoch)
+        if await _close_logs(directory, offsets.logs, self._pool) and directory.is_online:
+            await self._pool.run(_write_clean_shutdown, offsets, broker_epoch)
 
     def _unlock(self) -> None:
         while self._locks:
@@ -622,3 +625,143 @@ def _write_all(creations: Iterable[LogCreation]) -> None:
 def _sync_all(creations: Iterable[LogCreation]) -> None:
     for creation in creations:
         creation.sync()
+
+
+def _of_two(
+    one: UnifiedLog, other: UnifiedLog, belongs: Callable[[UnifiedLog], bool]
+) -> tuple[UnifiedLog, UnifiedLog]:
+    """Of two logs of a partition, the one that is meant, and the other: left behind on a disk that had failed
+    while the topic was deleted, or the replica removed, and made anew elsewhere.
+    """
+    if belongs(one) and belongs(other):
+        both = f"{one.topic_partition} is in both {other.dir} and {one.dir}"
+        hint = "remove the one that is out of date: most likely the one on the disk that failed last"
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{both}; {hint}")
+    kept, stray = (one, other) if belongs(one) else (other, one)
+    _log.warning("%s is in %s, too; that one is kept as a stray", kept.topic_partition, stray.directory.path)
+    return kept, stray
+
+
+@dataclass(frozen=True, slots=True)
+class _DirectoryOffsets:
+    directory: LogDirectory
+    logs: Sequence[UnifiedLog]
+    """All its logs."""
+    refused: Collection[TopicPartition]
+    """Those that could not be loaded: what the checkpoints say of them stays."""
+
+    def recovery_points(self) -> dict[TopicPartition, int]:
+        kept = self._kept(self.directory.recovery_points.offsets)
+        return kept | {log.topic_partition: log.recovery_point for log in self.logs}
+
+    def log_starts(self) -> dict[TopicPartition, int]:
+        """Those that do not follow from the names of files."""
+        kept = self._kept(self.directory.log_starts.offsets)
+        return kept | {
+            log.topic_partition: log.log_start_offset
+            for log in self.logs
+            if log.log_start_offset > log.segments[0].base_offset or not log.local_log.names_synced
+        }
+
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        return {log.topic_partition: log.high_watermark for log in self.logs}
+
+    def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
+        path = posixpath.join(self.directory.path, checkpoints.HIGH_WATERMARKS)
+        checkpoints.write_offsets(self.directory.disk, path, offsets)
+
+    def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """What a checkpoint says of logs that are not ours to judge: refused ones, and the metadata log."""
+        return {
+            partition: offset
+            for partition, offset in offsets.items()
+            if partition.topic == CLUSTER_METADATA_TOPIC or partition in self.refused
+        }
+
+    # From time to time
+
+    async def checkpoint_recovery_points(self, pool: Pool) -> None:
+        await self._checkpoint(self.directory.recovery_points, self.recovery_points(), pool)
+
+    async def checkpoint_log_starts(self, pool: Pool) -> None:
+        await self._checkpoint(self.directory.log_starts, self.log_starts(), pool)
+
+    async def checkpoint_high_watermarks(self, pool: Pool) -> None:
+        await self._guarded(pool.run(self.write_high_watermarks, self.high_watermarks()))
+
+    async def _checkpoint(
+        self, checkpoint: checkpoints.OffsetCheckpoint, offsets: Mapping[TopicPartition, int], pool: Pool
+    ) -> None:
+        staged = checkpoint.stage(offsets)
+        if staged is None or not await self._guarded(pool.run(staged.write)):
+            return
+        try:
+            installed = checkpoint.install(staged)
+        except OSError as error:
+            _log.error("%s", self.directory.io_error("installing a checkpoint", error).message)
+            return
+        if installed and await self._guarded(pool.run(staged.settle)):
+            checkpoint.settled(staged)
+
+    async def _guarded(self, work: Awaitable[object]) -> bool:
+        try:
+            await work
+        except OSError as error:
+            _log.error("%s", self.directory.io_error("writing a checkpoint", error).message)
+            return False
+        return True
+
+
+async def _close_logs(directory: LogDirectory, logs: Sequence[UnifiedLog], pool: Pool) -> bool:
+    """Close all logs of a directory; True if all could be closed."""
+    if not await pool.run(_prepare_close, directory, logs):
+        return False
+    parts = (logs[start : start + _CLOSED_AT_ONCE] for start in range(0, len(logs), _CLOSED_AT_ONCE))
+    return all(await asyncio.gather(*(pool.run(_close_part, part) for part in parts)))
+
+
+def _prepare_close(directory: LogDirectory, logs: Sequence[UnifiedLog]) -> bool:
+    """Do once what each log would do for itself."""
+    new = [log for log in logs if not log.local_log.parent_synced]
+    try:
+        if new:
+            directory.disk.sync_dir(directory.path)
+            for log in new:
+                log.local_log.parent_synced = True
+        starts = {
+            log.topic_partition: log.log_start_offset
+            for log in logs
+            if log.log_start_offset > (directory.log_start(log.topic_partition) or 0)
+        }
+        if starts:
+            directory.set_log_starts(starts)
+    except OSError as error:
+        _log.error("%s", directory.io_error("closing the directory", error).message)
+        return False
+    return True
+
+
+def _close_part(logs: Iterable[UnifiedLog]) -> bool:
+    sound = True
+    for log in logs:
+        try:
+            log.close()
+        except KafkaError as error:
+            _log.error("%s could not be closed: %s", log.topic_partition, error.message)
+            sound = False
+    return sound
+
+
+def _write_clean_shutdown(offsets: _DirectoryOffsets, broker_epoch: int) -> None:
+    """Write the last checkpoints, and that the shutdown was clean."""
+    directory = offsets.directory
+    try:
+        directory.write_recovery_points(offsets.recovery_points())
+        directory.write_log_starts(offsets.log_starts())
+        offsets.write_high_watermarks(offsets.high_watermarks())
+        if offsets.refused:
+            _log.warning("%s has a damaged log and will be recovered at the next start", directory.path)
+        else:
+            checkpoints.write_clean_shutdown(directory.disk, directory.path, broker_epoch)
+    except OSError as error:
+        _log.error("%s", directory.io_error("closing the directory", error).message)

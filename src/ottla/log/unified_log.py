@@ -34,13 +34,14 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
+from ottla.log.directory.checkpoints import PARTITION_METADATA
+from ottla.log.directory.dir_names import DirKind
 from ottla.log.directory.directory import IoGuard, LogDirectory
 from ottla.log.directory.log_creation import LogCreation
-from ottla.log.files import PARTITION_METADATA, DirKind
 from ottla.log.leader_epoch_cache import LeaderEpochCache, read_leader_epochs
 from ottla.log.local_log import FlushPlan, LocalLog, SyncFailed
-from ottla.log.log_config import LogConfig
 from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots
 from ottla.log.producers.state_entry import SENTINEL_GUARD, BatchMetadata, VerificationGuard
 from ottla.log.producers.state_manager import (

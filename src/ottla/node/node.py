@@ -16,9 +16,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import StorageError, is_reserved_directory
-from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
 from ottla.log.unified_log import UnifiedLog

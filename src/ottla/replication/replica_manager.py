@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import is_reserved_directory
-from ottla.log.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import MetadataDelta

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 from ottla.log.cleaner.cleaned_transactions import CleanedTransactions
 from ottla.log.cleaner.selection import group_segments
-from ottla.log.files import CLEANED, LOG, SEGMENT_KINDS
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.producers.state_entry import LastRecord
+from ottla.log.segment.file_names import CLEANED, LOG, SEGMENT_KINDS
 from ottla.log.segment.handles import FileHandles
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.txn_index import AbortedTxn

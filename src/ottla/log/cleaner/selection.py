@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from ottla.log.log_config import LONG_MAX, LogConfig
+from ottla.log.config.log_config import LONG_MAX, LogConfig
 
 __all__ = [
     "CleanableLog",

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ottla.log.directory import checkpoints
-from ottla.log.files import PARTITION_METADATA
+from ottla.log.directory.checkpoints import PARTITION_METADATA
 from ottla.runtime.disk import Disk
 
 

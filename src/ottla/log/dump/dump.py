@@ -15,21 +15,18 @@ from enum import Enum
 from struct import Struct
 from typing import Any, Final
 
-from ottla.log.directory.checkpoints import CLEAN_SHUTDOWN, CorruptCheckpoint, decode_entries
+from ottla.log.directory.checkpoints import (
+    CLEAN_SHUTDOWN,
+    PARTITION_METADATA,
+    CorruptCheckpoint,
+    decode_entries,
+)
+from ottla.log.directory.dir_names import parse_dir_name
 from ottla.log.directory.meta_properties import META_PROPERTIES
 from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_control, decode_record
-from ottla.log.files import (
-    INDEX,
-    LEADER_EPOCH_CHECKPOINT,
-    LOG,
-    PARTITION_METADATA,
-    SNAPSHOT,
-    TIME_INDEX,
-    TXN_INDEX,
-    parse_dir_name,
-    parse_segment_file,
-)
+from ottla.log.leader_epoch_cache import LEADER_EPOCH_CHECKPOINT
 from ottla.log.producers.snapshot import CorruptSnapshotError, decode_snapshot
+from ottla.log.segment.file_names import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, parse_segment_file
 from ottla.log.segment.offset_index import ENTRY as OFFSET_ENTRY
 from ottla.log.segment.time_index import ENTRY as TIME_ENTRY
 from ottla.log.segment.txn_index import CorruptTxnIndexError

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ottla.log.dump.dump import RowKind, batch_headers, dump_offset_index, dump_time_index
-from ottla.log.files import INDEX, LOG, TIME_INDEX, parse_segment_file, segment_file_name
+from ottla.log.segment.file_names import INDEX, LOG, TIME_INDEX, parse_segment_file, segment_file_name
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import Disk
 

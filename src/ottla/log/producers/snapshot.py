@@ -17,8 +17,8 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from ottla.log.files import DELETED, SNAPSHOT, parse_segment_file, segment_file_name
 from ottla.log.producers.state_entry import BatchMetadata, ProducerStateEntry
+from ottla.log.segment.file_names import DELETED, SNAPSHOT, parse_segment_file, segment_file_name
 from ottla.records.checksum import crc32c
 from ottla.runtime.disk import Buffer, Disk, read_file
 

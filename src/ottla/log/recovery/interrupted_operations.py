@@ -10,8 +10,16 @@ from __future__ import annotations
 import logging
 import posixpath
 
-from ottla.log.files import CLEANED, DELETED, LOG, SEGMENT_KINDS, SWAP, SegmentFile, parse_segment_file
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
+from ottla.log.segment.file_names import (
+    CLEANED,
+    DELETED,
+    LOG,
+    SEGMENT_KINDS,
+    SWAP,
+    SegmentFile,
+    parse_segment_file,
+)
 from ottla.log.segment.handles import FileHandles
 from ottla.log.segment.segment import LogSegment
 from ottla.runtime.disk import Disk

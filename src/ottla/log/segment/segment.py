@@ -16,8 +16,8 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
+from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
 from ottla.log.segment.handles import FileHandles, LazyFile
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from ottla.log.segment.sparse_index import CorruptIndex, is_lack_of_room

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ottla.log.log_config import LogConfig, field_name
+from ottla.log.config.log_config import LogConfig, field_name
 from ottla.metadata.controller.state import EffectiveConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.describe import ConfigValueSource

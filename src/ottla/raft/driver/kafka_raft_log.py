@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.local_log import FlushPlan
-from ottla.log.log_config import LogConfig
-from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
+from ottla.log.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError

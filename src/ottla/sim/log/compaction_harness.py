@@ -11,15 +11,15 @@ import copy
 from dataclasses import dataclass, field, replace
 
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.log_config import LogConfig
+from ottla.log.log_loader import LoadOptions, create_log, load_log
 from ottla.log.producers.state_entry import LastRecord
 from ottla.log.producers.state_manager import (
     ProducerStateManager,
     ProducerStateManagerConfig,
     batches_between,
 )
-from ottla.log.recovery.log_loader import LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches, read_records, verify_crc

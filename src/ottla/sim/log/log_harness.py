@@ -6,11 +6,11 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.leader_epoch_cache import LeaderEpochCache
-from ottla.log.log_config import LogConfig
+from ottla.log.log_loader import CorruptionPolicy, LoadOptions, create_log, load_log
 from ottla.log.producers.state_manager import ProducerStateManager, ProducerStateManagerConfig, end_txn_marker
-from ottla.log.recovery.log_loader import CorruptionPolicy, LoadOptions, create_log, load_log
 from ottla.log.segment.handles import FileHandles
 from ottla.log.segment.segment import LogSegment, TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn

@@ -13,7 +13,7 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition

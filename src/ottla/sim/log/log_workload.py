@@ -16,8 +16,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ottla.log.files import CLEANED
-from ottla.log.log_config import LogConfig
+from ottla.log.config.log_config import LogConfig
+from ottla.log.segment.file_names import CLEANED
 from ottla.log.segment.segment import LogSegment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch

@@ -1,24 +1,16 @@
-"""Opening a log directory and what is in it: the parts that run in the pool.
-
-`LogManager` decides what becomes of the results on the event loop. A directory is loaded part by part,
-several parts side by side; one partition that cannot be opened does not keep the others from it.
-"""
+"""Open a log directory and list what is in it; both run in the pool."""
 
 from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ottla.log.directory import checkpoints
+from ottla.log.directory.dir_names import DirKind, parse_dir_name
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import StorageError, read_meta_properties
-from ottla.log.files import DirKind, parse_dir_name
-from ottla.log.log_config import LogConfig
-from ottla.log.recovery.log_loader import LoadOptions, load_log
-from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.disk import Disk, Lock
@@ -32,15 +24,8 @@ class PartitionDir(NamedTuple):
     kind: DirKind
 
 
-class LoadedPartition(NamedTuple):
-    """A partition that was opened, or why it was not."""
-
-    dir: PartitionDir
-    result: UnifiedLog | KafkaError | OSError
-
-
 @dataclass(slots=True)
-class Contents:
+class DirectoryContents:
     """What a directory holds."""
 
     clean_epoch: int | None
@@ -91,7 +76,7 @@ def _make_durable_dirs(disk: Disk, path: str) -> None:
             disk.sync_dir(posixpath.dirname(made) or ".")
 
 
-def list_directory(directory: LogDirectory) -> Contents:
+def list_directory(directory: LogDirectory) -> DirectoryContents:
     """Find the partitions, and take the mark of a clean shutdown away: it serves once."""
     disk = directory.disk
     epoch = checkpoints.read_clean_shutdown(disk, directory.path)
@@ -100,7 +85,7 @@ def list_directory(directory: LogDirectory) -> Contents:
         disk.unlink(posixpath.join(directory.path, checkpoints.CLEAN_SHUTDOWN))
     # Also what a process made that was killed before it could sync: the names found here count as durable.
     disk.sync_dir(directory.path)
-    contents = Contents(epoch, _read_high_watermarks(directory))
+    contents = DirectoryContents(epoch, _read_high_watermarks(directory))
     for name in disk.list_dir(directory.path):
         path = posixpath.join(directory.path, name)
         if "-" not in name or not disk.is_dir(path):
@@ -129,32 +114,3 @@ def _read_high_watermarks(directory: LogDirectory) -> dict[TopicPartition, int]:
     except checkpoints.CorruptCheckpoint as error:
         _log.error("the high watermarks begin at the log starts: %s", error)
         return {}
-
-
-def load_part(
-    directory: LogDirectory, part: Iterable[tuple[PartitionDir, LogConfig]], options: LoadOptions
-) -> list[LoadedPartition]:
-    loaded = []
-    for dir, config in part:
-        result: UnifiedLog | KafkaError | OSError
-        try:
-            result = load_log(directory, dir.name, dir.partition, config, options)
-        except (KafkaError, OSError) as error:
-            result = error
-        loaded.append(LoadedPartition(dir, result))
-    return loaded
-
-
-def of_two(
-    one: UnifiedLog, other: UnifiedLog, belongs: Callable[[UnifiedLog], bool]
-) -> tuple[UnifiedLog, UnifiedLog]:
-    """Of two logs of a partition, the one that is meant, and the other: left behind on a disk that had failed
-    while the topic was deleted, or the replica removed, and made anew elsewhere.
-    """
-    if belongs(one) and belongs(other):
-        both = f"{one.topic_partition} is in both {other.dir} and {one.dir}"
-        hint = "remove the one that is out of date: most likely the one on the disk that failed last"
-        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{both}; {hint}")
-    kept, stray = (one, other) if belongs(one) else (other, one)
-    _log.warning("%s is in %s, too; that one is kept as a stray", kept.topic_partition, stray.directory.path)
-    return kept, stray

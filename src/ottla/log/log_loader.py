@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import logging
 import posixpath
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
+from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
+from ottla.log.directory.contents import PartitionDir
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.files import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.leader_epoch_cache import LeaderEpochCache, read_leader_epochs
 from ottla.log.local_log import LocalLog
-from ottla.log.log_config import LogConfig
 from ottla.log.producers.snapshot import ProducerSnapshots
 from ottla.log.producers.state_manager import (
     DEFAULT_PRODUCER_STATE_CONFIG,
@@ -34,6 +36,7 @@ from ottla.log.producers.state_manager import (
 )
 from ottla.log.recovery.damage_report import whole_batches
 from ottla.log.recovery.interrupted_operations import tidy
+from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.sparse_index import is_lack_of_room
@@ -117,6 +120,27 @@ def load_log(
     records are damaged.
     """
     return _Loader(directory, name, partition, config, options).load()
+
+
+class LoadedPartition(NamedTuple):
+    """A partition that was opened, or why it was not."""
+
+    dir: PartitionDir
+    result: UnifiedLog | KafkaError | OSError
+
+
+def load_part(
+    directory: LogDirectory, part: Iterable[tuple[PartitionDir, LogConfig]], options: LoadOptions
+) -> list[LoadedPartition]:
+    loaded = []
+    for dir, config in part:
+        result: UnifiedLog | KafkaError | OSError
+        try:
+            result = load_log(directory, dir.name, dir.partition, config, options)
+        except (KafkaError, OSError) as error:
+            result = error
+        loaded.append(LoadedPartition(dir, result))
+    return loaded
 
 
 class _Loader:

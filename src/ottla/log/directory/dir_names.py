@@ -1,33 +1,16 @@
-"""Names: which file of a partition, and which directory of a log directory, is what.
+"""The names of the directories of partitions.
 
-A segment is known by its base offset, written with twenty digits so that names sort as numbers do. A suffix
-after the kind says what state the file is in: `.cleaned` while compaction writes it, `.swap` once it is
-complete and about to replace others, `.deleted` once nothing refers to it any more. A partition's directory
-is `topic-partition`, with `.<unique id>-delete`, `-future` or `-stray` behind it in those states.
+A partition's directory is `topic-partition`, with `.<unique id>-delete`, `-future` or `-stray` behind it in
+those states.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import NamedTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-
-LOG = ".log"
-INDEX = ".index"
-TIME_INDEX = ".timeindex"
-TXN_INDEX = ".txnindex"
-SNAPSHOT = ".snapshot"
-SEGMENT_KINDS = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
-
-CLEANED = ".cleaned"
-SWAP = ".swap"
-DELETED = ".deleted"
-
-LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
-PARTITION_METADATA = "partition.metadata"
 
 MAX_DIR_NAME_BYTES = 255
 """The longest name that the usual file systems take."""
@@ -42,29 +25,8 @@ class DirKind(Enum):
     STRAY = "-stray"
 
 
-class SegmentFile(NamedTuple):
-    """The parts of a name such as `00000000000000000042.timeindex.swap`."""
-
-    offset: int
-    kind: str
-    suffix: str
-
-
-_SEGMENT_FILE = re.compile(
-    r"(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(|\.cleaned|\.swap|\.deleted)", re.ASCII
-)
 _MOVED_DIR = re.compile(r"(\S+)-(\d+)\.(\S+)(-delete|-future|-stray)", re.ASCII)
 _CURRENT_DIR = re.compile(r"(.+)-(\d+)", re.ASCII)
-
-
-def segment_file_name(offset: int, kind: str, suffix: str = "") -> str:
-    return f"{offset:020d}{kind}{suffix}"
-
-
-def parse_segment_file(name: str) -> SegmentFile | None:
-    """The parts of a file name of a segment or a snapshot; None for any other file."""
-    match = _SEGMENT_FILE.fullmatch(name)
-    return None if match is None else SegmentFile(int(match[1]), match[2], match[3])
 
 
 def dir_name(partition: TopicPartition) -> str:

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ottla.client.admin import Admin
-from ottla.client.backoff import Backoff
 from ottla.client.cluster import Cluster, ConnectionConfig, parse_addresses
 from ottla.client.consumer import Consumer
 from ottla.client.errors import BootstrapFailed, ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
 from ottla.client.producer import Producer
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from ottla.rpc.connection import Connection
+from ottla.rpc.backoff import ExponentialBackoff
+from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
@@ -46,7 +46,7 @@ async def server(
 
 
 async def attempt(runtime: Runtime, address: Address, timeout_ms: int = 60_000) -> None:
-    connection = await Connection.open(runtime.network, address, client_id="t", timeout_ms=timeout_ms)
+    connection = await BrokerConnection.open(runtime.network, address, client_id="t", timeout_ms=timeout_ms)
     await connection.close()
 
 
@@ -155,7 +155,7 @@ class TestSharing:
         self, runtime: Runtime, ottla_for_clients: LocalNode
     ) -> None:
         address = Address("127.0.0.1", ottla_for_clients.port)
-        connection = await Connection.open(runtime.network, address, client_id="t", timeout_ms=60_000)
+        connection = await BrokerConnection.open(runtime.network, address, client_id="t", timeout_ms=60_000)
         try:
             answers = [
                 connection.send(
@@ -196,7 +196,7 @@ class TestIdleness:
 
         async with server(slow) as address:
             opening = asyncio.create_task(
-                Connection.open(runtime.network, address, client_id="t", timeout_ms=500, max_idle_ms=10)
+                BrokerConnection.open(runtime.network, address, client_id="t", timeout_ms=500, max_idle_ms=10)
             )
             with pytest.raises(RequestTimedOut, match="within 500 ms"):
                 await opening
@@ -237,7 +237,7 @@ def test_addresses() -> None:
 
 
 def test_backoff_grows_and_jitters_within_its_bounds() -> None:
-    backoff = Backoff(SeededRandom(1), 100, 1000)
+    backoff = ExponentialBackoff(SeededRandom(1), 100, 1000)
     waits = [backoff.next_ms() for _ in range(30)]
     assert 80 <= waits[0] <= 120
     assert all(wait <= 1000 for wait in waits)

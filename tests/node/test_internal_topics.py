@@ -10,7 +10,7 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.schema import Request, Response
-from ottla.raft.driver.channel import Channel
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
@@ -28,8 +28,8 @@ async def ask(nodes: SimNodes, id: int, request: Request, version: int) -> Respo
     answers: list[Response] = []
 
     async def work(runtime: Runtime) -> None:
-        channel = Channel(runtime.network, "test")
-        answers.append(await channel.ask(Address(f"node{id}", 9092), request, version, timeout_ms=20_000))
+        channel = InterNodeClient(runtime.network, "test")
+        answers.append(await channel.request(Address(f"node{id}", 9092), request, version, timeout_ms=20_000))
         channel.close()
 
     await nodes.as_client(work)

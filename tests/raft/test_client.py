@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft.driver.channel import Channel
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from tests.raft.real import DEADLINE_S, Replica, until
 
@@ -112,11 +112,11 @@ async def test_a_replica_of_another_cluster_is_told_of_once(
 ) -> None:
     asked: list[Address] = []
 
-    async def ask(channel: Channel, address: Address, *_: object, **__: object) -> None:
+    async def ask(channel: InterNodeClient, address: Address, *_: object, **__: object) -> None:
         asked.append(address)
         raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID)
 
-    monkeypatch.setattr(Channel, "ask", ask)
+    monkeypatch.setattr(InterNodeClient, "request", ask)
     replica = Replica(1, tmp_path, cluster_id="ours")
     await replica.listen()
     addresses = {1: Address("127.0.0.1", replica.port), 2: Address("theirs", 9093)}

@@ -27,13 +27,13 @@ from ottla.protocol.messages.list_offsets import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
-from ottla.raft.driver.channel import Channel
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
 from ottla.replication.partition_fetch_state import PartitionFetchState
 from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherConfig, ReplicaFetcherContext
 from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQuotaManager
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime
 from ottla.sim.disk import SimDisk
@@ -403,7 +403,9 @@ def test_what_was_followed_may_be_given_up_after_the_end() -> None:
 
     async def part() -> None:
         runtime = Runtime.real()
-        fetchers = ReplicaFetcherManager(lab.follows, lambda: Channel(runtime.network), lambda _: None)
+        fetchers = ReplicaFetcherManager(
+            lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
+        )
         fetchers.follow(ReplicaChanges(followers=[lab.partition]))
         assert len(fetchers) == 1
         await fetchers.close()

@@ -13,10 +13,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any, TypeVar
 
-from ottla.client.backoff import Backoff
 from ottla.client.errors import BootstrapFailed, ConnectionFailed
 from ottla.client.view import Broker, ClusterView, TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -24,12 +23,14 @@ from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, Fin
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
-from ottla.rpc.connection import Connection
+from ottla.rpc.backoff import ExponentialBackoff
+from ottla.rpc.channel import BrokerChannel, ChannelConfig, Lane
+from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "Lane", "parse_addresses"]
+__all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "parse_addresses"]
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -37,16 +38,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9092
-
-
-class Lane(Enum):
-    """What shares a connection: everything, but for requests that wait at the broker for something to happen.
-    Behind them a commit or a look at metadata would wait too.
-    """
-
-    COMMON = "common"
-    FETCH = "fetch"
-    GROUP = "group"
 
 
 class CoordinatorType(IntEnum):
@@ -102,19 +93,6 @@ def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
     return addresses
 
 
-class _Node:
-    """A broker's connection, or the attempt at one; `retry_at` is the loop time before which none is made."""
-
-    __slots__ = ("attempt", "backoff", "connection", "failure", "retry_at")
-
-    def __init__(self, backoff: Backoff) -> None:
-        self.backoff = backoff
-        self.connection: Connection | None = None
-        self.attempt: asyncio.Task[Connection] | None = None
-        self.retry_at = 0.0
-        self.failure: KafkaError | None = None
-
-
 def _seen(task: asyncio.Future[Any]) -> None:
     """Whoever waited for it may have gone; its failure is then nobody's, and not worth a warning."""
     if not task.cancelled():
@@ -135,7 +113,15 @@ class Cluster:
         self.config = config
         self.view = ClusterView()
         self._bootstrap = parse_addresses(config.bootstrap_servers)
-        self._nodes: dict[tuple[Address, Lane], _Node] = {}
+        self._channels: dict[Address, BrokerChannel] = {}
+        self._channel_config = ChannelConfig(
+            config.client_id,
+            max_idle_ms=config.connections_max_idle_ms,
+            options=SocketOptions(
+                send_buffer_bytes=config.send_buffer_bytes,
+                receive_buffer_bytes=config.receive_buffer_bytes,
+            ),
+        )
         self._topics: set[str] = set()
         self._all_topics = False
         self._refresh: asyncio.Task[ClusterView] | None = None
@@ -158,28 +144,27 @@ class Cluster:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [node.attempt for node in self._nodes.values() if node.attempt is not None]
         if self._refresh is not None:
-            tasks.append(self._refresh)  # type: ignore[arg-type]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
-        self._nodes.clear()
-        for connection in connections:
-            await connection.close()
+            self._refresh.cancel()
+            await asyncio.gather(self._refresh, return_exceptions=True)
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
 
     @property
     def is_connected(self) -> bool:
         """Whether there is any connection that would have to be closed."""
-        return any(node.connection is not None and node.connection.is_open for node in self._nodes.values())
+        return any(channel.is_connected for channel in self._channels.values())
 
-    def new_backoff(self) -> Backoff:
-        return Backoff(self.runtime.random, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+    def new_backoff(self) -> ExponentialBackoff:
+        return ExponentialBackoff(
+            self.runtime.random, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
+        )
 
     # Connections.
 
-    async def connection(self, node_id: int, lane: Lane = Lane.COMMON) -> Connection:
+    async def connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection:
         """The connection to a broker of the current view, made if there is none."""
         broker = self.view.brokers.get(node_id)
         if broker is None:
@@ -189,59 +174,34 @@ class Cluster:
             )
         return await self._connect(Address(broker.host, broker.port), lane)
 
-    def open_connection(self, node_id: int, lane: Lane = Lane.COMMON) -> Connection | None:
+    def open_connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection | None:
         """The connection to a broker if there is one right now."""
         broker = self.view.brokers.get(node_id)
         if broker is None:
             return None
-        node = self._nodes.get((Address(broker.host, broker.port), lane))
-        if node is None or node.connection is None or not node.connection.is_open:
-            return None
-        return node.connection
+        channel = self._channels.get(Address(broker.host, broker.port))
+        return None if channel is None else channel.open_connection(lane)
 
-    async def _connect(self, address: Address, lane: Lane = Lane.COMMON) -> Connection:
+    def _channel(self, address: Address) -> BrokerChannel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = BrokerChannel(
+                self.runtime.network, address, self._channel_config, self._new_reconnect_backoff
+            )
+        return channel
+
+    async def _connect(self, address: Address, lane: Lane = Lane.COMMON) -> BrokerConnection:
         if self._closed:
             raise RuntimeError("this client is closed")
-        node = self._nodes.get((address, lane))
-        if node is None:
-            backoff = Backoff(
-                self.runtime.random, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
-            )
-            node = self._nodes[address, lane] = _Node(backoff)
-        if node.connection is not None and node.connection.is_open:
-            return node.connection
-        if node.attempt is None:
-            node.attempt = asyncio.get_running_loop().create_task(self._attempt(address, node))
-            node.attempt.add_done_callback(_seen)
-        shared = asyncio.shield(node.attempt)
-        shared.add_done_callback(_seen)  # also where whoever waits is gone by then
-        return await shared
+        return await self._channel(address).connection(
+            lane, timeout_ms=self.config.socket_connection_setup_timeout_ms
+        )
 
-    async def _attempt(self, address: Address, node: _Node) -> Connection:
-        loop = asyncio.get_running_loop()
-        try:
-            if node.retry_at > loop.time():
-                await asyncio.sleep(node.retry_at - loop.time())
-            node.connection = await Connection.open(
-                self.runtime.network,
-                address,
-                client_id=self.config.client_id,
-                timeout_ms=self.config.socket_connection_setup_timeout_ms,
-                max_idle_ms=self.config.connections_max_idle_ms,
-                options=SocketOptions(
-                    send_buffer_bytes=self.config.send_buffer_bytes,
-                    receive_buffer_bytes=self.config.receive_buffer_bytes,
-                ),
-            )
-            node.backoff.reset()
-            node.failure = None
-            return node.connection
-        except KafkaError as error:
-            node.failure = error
-            node.retry_at = loop.time() + node.backoff.next_ms() / 1000
-            raise
-        finally:
-            node.attempt = None
+    def _new_reconnect_backoff(self) -> ExponentialBackoff:
+        config = self.config
+        return ExponentialBackoff(
+            self.runtime.random, config.reconnect_backoff_ms, config.reconnect_backoff_max_ms
+        )
 
     # Requests.
 
@@ -255,7 +215,7 @@ class Cluster:
             timeout_ms=self.config.request_timeout_ms if timeout_ms is None else timeout_ms,
         )
 
-    async def any_connection(self) -> Connection:
+    async def any_connection(self) -> BrokerConnection:
         """The open connection with the least to do, or else the first that can be made."""
         if not self.view.brokers:
             await self.refresh()
@@ -264,7 +224,7 @@ class Cluster:
             return min(open_ones, key=lambda connection: connection.in_flight)
         return await self._first_reachable()
 
-    async def _first_reachable(self) -> Connection:
+    async def _first_reachable(self) -> BrokerConnection:
         known = [Address(b.host, b.port) for b in self.view.brokers.values()]
         failures: dict[Address, KafkaError] = {}
         for address in dict.fromkeys([*known, *self._bootstrap]):
@@ -332,7 +292,7 @@ class Cluster:
         finally:
             self._refresh = self._asked = None
 
-    async def _metadata_connection(self) -> Connection:
+    async def _metadata_connection(self) -> BrokerConnection:
         open_ones = [c for node_id in self.view.brokers if (c := self.open_connection(node_id)) is not None]
         return min(open_ones, key=lambda c: c.in_flight) if open_ones else await self._first_reachable()
 
@@ -357,7 +317,7 @@ class Cluster:
 
         return await self.retrying(look, timeout_ms=timeout_ms, what=f"metadata of topic {name!r}")
 
-    async def leader_connection(self, partition: TopicPartition) -> Connection:
+    async def leader_connection(self, partition: TopicPartition) -> BrokerConnection:
         """The connection to the partition's leader; LEADER_NOT_AVAILABLE (retriable) while there is none."""
         info = self.view.leader(partition)
         if info is None:
@@ -368,7 +328,9 @@ class Cluster:
 
     # Coordinators.
 
-    async def coordinator(self, kind: CoordinatorType, key: str, lane: Lane = Lane.COMMON) -> Connection:
+    async def coordinator(
+        self, kind: CoordinatorType, key: str, lane: Lane = Lane.COMMON
+    ) -> BrokerConnection:
         """The connection to a group's or transactional id's coordinator; `forget_coordinator` asks anew."""
         broker = self._coordinators.get((kind, key))
         if broker is None:

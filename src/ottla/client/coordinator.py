@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ottla.client.cluster import Cluster, CoordinatorType, Lane
+from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
-from ottla.rpc.connection import Connection
+from ottla.rpc.channel import Lane
+from ottla.rpc.connection import BrokerConnection
 
 __all__ = ["Coordinator"]
 
@@ -47,7 +48,7 @@ class Coordinator:
         self.timeout_ms = timeout_ms
         self.request_timeout_ms = request_timeout_ms or cluster.config.request_timeout_ms
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> BrokerConnection:
         return await self._cluster.coordinator(self._kind, self._key, self._lane)
 
     def forget(self) -> None:
@@ -98,7 +99,7 @@ class Coordinator:
                 self.forget()
             raise
 
-    async def _watch(self, asked: Connection, every_s: float, timeout_ms: int) -> None:
+    async def _watch(self, asked: BrokerConnection, every_s: float, timeout_ms: int) -> None:
         """Look up the coordinator, and send the one that was asked a few bytes: a machine that does not know
         the connection any more resets it.
         """
@@ -119,7 +120,7 @@ class Coordinator:
 
     async def call(
         self,
-        request: Request | Callable[[Connection], Request],
+        request: Request | Callable[[BrokerConnection], Request],
         response_type: type[R],
         errors: Callable[[R], Iterable[int]],
         *,

@@ -23,7 +23,7 @@ from ottla.protocol.messages.offset_fetch import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
-from ottla.rpc.connection import Connection
+from ottla.rpc.connection import BrokerConnection
 
 __all__ = ["CommittedOffset", "GroupOffsets", "Member"]
 
@@ -84,7 +84,7 @@ class GroupOffsets:
                 indexes.setdefault(topic, []).append(index)
         ids, all_ids = self._ids(indexes or ())
 
-        def request(connection: Connection) -> OffsetFetchRequest:
+        def request(connection: BrokerConnection) -> OffsetFetchRequest:
             version = connection.version_for(OffsetFetchRequest)
             if version <= SINGLE_GROUP:
                 names = [

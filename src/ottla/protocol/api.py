@@ -33,7 +33,9 @@ BOTH: Final = BROKER_ONLY | CONTROLLER_ONLY
 NEVER: Final = MAX_VERSION
 
 PRODUCE: Final = 0
+FETCH: Final = 1
 API_VERSIONS: Final = 18
+FETCH_SNAPSHOT: Final = 59
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from typing import Final, TypeAlias
 
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
-from ottla.raft.driver.channel import Channel
 from ottla.replication.partition import Partition
 from ottla.replication.partition_fetch_state import PartitionFetchState
 from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherContext
 from ottla.replication.replica_manager import ReplicaChanges
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class RemoteLeaderEndPoint:
 
     __slots__ = ("_broker", "_channel", "_where")
 
-    def __init__(self, broker: int, channel: Channel, where: Callable[[int], Address | None]) -> None:
+    def __init__(self, broker: int, channel: InterNodeClient, where: Callable[[int], Address | None]) -> None:
         self._broker: Final = broker
         self._channel: Final = channel
         self._where: Final = where
@@ -44,7 +44,7 @@ class RemoteLeaderEndPoint:
         if address is None:
             raise ConnectionError(f"broker {self._broker} is not registered with an address for brokers")
         try:
-            return await self._channel.ask(address, request, newest_version, timeout_ms=timeout_ms)
+            return await self._channel.request(address, request, newest_version, timeout_ms=timeout_ms)
         except TimeoutError:
             self.hang_up()
             raise
@@ -62,7 +62,7 @@ class ReplicaFetcherManager:
     def __init__(
         self,
         context: ReplicaFetcherContext,
-        channel: Callable[[], Channel],
+        channel: Callable[[], InterNodeClient],
         where: Callable[[int], Address | None],
         *,
         per_leader: int = 1,

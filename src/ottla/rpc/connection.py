@@ -1,12 +1,12 @@
-"""One connection to one broker: requests go out as they come, answers come back in the same order.
+"""One connection to one broker: framing, correlation and version negotiation.
 
-The invariant: `_pending` holds, oldest first, exactly the requests that were sent and not yet answered, so
-an answer always belongs to its first entry. Anything that breaks this (an unexpected correlation id, a
-request that timed out or a frame that is too large) ends the connection, and everything pending fails with
-the reason.
+Requests are written as they come, and the broker responds in the same order. Invariant: `_pending` holds,
+oldest first, exactly the requests that were sent and have no response yet, so a response always belongs to
+its first entry. Anything that breaks this (an unexpected correlation id, a request that times out, a frame
+that is too large) ends the connection, and everything pending fails with the reason.
 
-API versions are negotiated when the connection opens, per connection, because brokers of one cluster can
-differ while it is being upgraded. One that nobody has used for a while ends by itself.
+API versions are negotiated when the connection opens, for each connection, because the brokers of a cluster
+can differ while it is upgraded. A connection that is idle for `connections.max.idle.ms` ends by itself.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, Request
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions
 
-__all__ = ["BrokerVersions", "Connection"]
+__all__ = ["BrokerConnection", "BrokerVersions"]
 
 R = TypeVar("R", bound=Response)
 
-SMALL_BUFFER_BYTES = 64 * 1024
+BUFFER_BYTES = 64 * 1024
 MAX_RESPONSE_BYTES = 512 * 1024 * 1024
+NEVER = -1
 _SIZE = struct.Struct(">i")
 _CORRELATION_AND_ERROR = struct.Struct(">ih")
 _API_VERSIONS_FIRST_TRY = 4
 _TLS_ALERT = 0x15
-NEVER = -1
 
 
 class _Pending(NamedTuple):
     correlation_id: int
     api: Api
     version: int
-    answer: asyncio.Future[Response]
+    response: asyncio.Future[Response]
     timer: asyncio.TimerHandle
 
 
 class BrokerVersions:
-    """What a broker announced: the versions of each API, and the finalized feature levels."""
+    """The versions of each API and the finalized feature levels that a broker announced."""
 
     __slots__ = ("_ranges", "features")
 
@@ -61,7 +61,7 @@ class BrokerVersions:
         return first <= version <= last
 
     def best(self, api_key: int, *, at_most: int | None = None, unstable: bool = False) -> int:
-        """The highest version that both sides speak; UnsupportedVersion says what each side offers."""
+        """Return the highest version that both sides speak; UnsupportedVersion says what each side offers."""
         api = API[api_key]
         ours = api.last_version if unstable else api.max_version
         if at_most is not None:
@@ -78,26 +78,36 @@ class BrokerVersions:
         return version
 
 
-class Connection(asyncio.BufferedProtocol):
-    """Made by `Connection.open`. Small answers share one buffer; a large one is received in place."""
+class BrokerConnection(asyncio.BufferedProtocol):
+    """Made by `BrokerConnection.open`. Small responses share one buffer; a large one is received in place."""
 
-    def __init__(self, address: Address, client_id: str | None, *, max_idle_ms: int = NEVER) -> None:
+    def __init__(
+        self,
+        address: Address,
+        client_id: str | None,
+        *,
+        max_idle_ms: int = NEVER,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
         self.address = address
+        self.versions: BrokerVersions | None = None  # None until they are negotiated
         self._client_id = client_id
+        self._max_response_bytes = max_response_bytes
         self._transport: asyncio.Transport | None = None
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
-        self._small = bytearray(SMALL_BUFFER_BYTES)
+        self._small = bytearray(buffer_bytes)
         self._small_end = 0
-        # A frame too large for the small buffer, and how much of it has come.
+        # A frame too large for the small buffer, and how many of its bytes have been received.
         self._frame: Block | None = None
         self._frame_end = 0
+        # Why the connection ended; None while it is open. Once set, nothing is pending.
         self._lost: KafkaError | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed = asyncio.get_running_loop().create_future()
-        self.versions: BrokerVersions | None = None
-        # Loop time of the last request or answer, and when it is looked at next.
+        # Loop time of the last request or response, and when idleness is checked next.
         self._last_used = asyncio.get_running_loop().time()
         self._max_idle_s = max_idle_ms / 1000
         self._idle_check: asyncio.TimerHandle | None = None
@@ -111,22 +121,30 @@ class Connection(asyncio.BufferedProtocol):
         client_id: str | None,
         timeout_ms: int,
         max_idle_ms: int = NEVER,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
         options: SocketOptions = DEFAULT_OPTIONS,
-    ) -> Connection:
-        """Connects and negotiates versions. ConnectionFailed and NotKafka name the address and the cause."""
+    ) -> BrokerConnection:
+        """Connect and negotiate versions. ConnectionFailed and NotKafka name the address and the cause."""
         try:
             _, connection = await network.connect(
-                lambda: cls(address, client_id, max_idle_ms=max_idle_ms),
+                lambda: cls(
+                    address,
+                    client_id,
+                    max_idle_ms=max_idle_ms,
+                    max_response_bytes=max_response_bytes,
+                    buffer_bytes=buffer_bytes,
+                ),
                 address.host,
                 address.port,
                 timeout_ms=timeout_ms,
                 options=options,
             )
-        except TimeoutError:
+        except TimeoutError as error:
             raise ConnectionFailed(
                 f"{address}: no connection within {timeout_ms} ms "
                 "(is the address reachable from here? see advertised.listeners of the broker)"
-            ) from None
+            ) from error
         except OSError as error:
             raise ConnectionFailed(f"{address}: {_explain(error)}") from error
         try:
@@ -142,11 +160,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the transport takes more bytes without piling them up."""
+        """Whether the transport takes more bytes without queueing them."""
         return self._writable.is_set()
 
     @property
     def in_flight(self) -> int:
+        """The number of requests that wait for their response."""
         return len(self._pending)
 
     def version_for(
@@ -158,9 +177,9 @@ class Connection(asyncio.BufferedProtocol):
     def send(
         self, request: Request, response_type: type[R], *, timeout_ms: int, version: int | None = None
     ) -> asyncio.Future[R]:
-        """Sends at once and returns the answer's future. Raises ConnectionLost when the connection has
-        ended. A request that times out ends the connection: what follows it on the wire would wait behind
-        the missing answer.
+        """Send at once and return the future of the response. Raises ConnectionLost when the connection has
+        ended. A request that times out ends the connection: requests behind it on the wire would wait for the
+        missing response.
         """
         if version is None:
             version = self.version_for(type(request))
@@ -170,15 +189,15 @@ class Connection(asyncio.BufferedProtocol):
         parts = request_parts(version, correlation_id, self._client_id, request)
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Response] = loop.create_future()
-        timer = loop.call_later(timeout_ms / 1000, self._timed_out, api, timeout_ms)
-        self._pending.append(_Pending(correlation_id, api, version, answer, timer))
+        response: asyncio.Future[Response] = loop.create_future()
+        timer = loop.call_later(timeout_ms / 1000, self._on_timeout, api, timeout_ms)
+        self._pending.append(_Pending(correlation_id, api, version, response, timer))
         self._last_used = loop.time()
         transport.writelines(parts)
-        return answer  # type: ignore[return-value]  # the response class follows from the request's API
+        return response  # type: ignore[return-value]  # the response class follows from the request's API
 
     def send_and_forget(self, request: Request, *, version: int | None = None) -> None:
-        """For what is never answered: Produce with acks=0."""
+        """Send a request that gets no response: Produce with acks=0."""
         if version is None:
             version = self.version_for(type(request))
         transport = self._usable_transport()
@@ -190,44 +209,56 @@ class Connection(asyncio.BufferedProtocol):
     async def request(
         self, request: Request, response_type: type[R], *, timeout_ms: int, version: int | None = None
     ) -> R:
-        """Sends as soon as the transport takes more, and waits for the answer."""
+        """Send as soon as the transport takes more bytes, and wait for the response."""
         await self._writable.wait()
         return await self.send(request, response_type, timeout_ms=timeout_ms, version=version)
 
-    def ping(self, *, timeout_ms: int) -> None:
-        """Sends something harmless that nobody waits for: a machine that has forgotten the connection resets
-        it then. The answer comes after those to earlier requests, so give it as much time as they have.
-        """
-        self.send(_hello(), ApiVersionsResponse, timeout_ms=timeout_ms)
+    async def api_versions(self, *, timeout_ms: int) -> ApiVersionsResponse:
+        """Ask the broker again for its versions and features."""
+        response = await self.send(_api_versions_request(), ApiVersionsResponse, timeout_ms=timeout_ms)
+        if response.error_code:
+            raise KafkaError(ErrorCode.of(response.error_code))
+        return response
 
-    def _timed_out(self, api: Api, timeout_ms: int) -> None:
+    def ping(self, *, timeout_ms: int) -> None:
+        """Send a harmless request without waiting for it: a host that has forgotten the connection resets it
+        then. The response follows those to earlier requests, so it needs as much time as they have.
+        """
+        self.send(_api_versions_request(), ApiVersionsResponse, timeout_ms=timeout_ms)
+
+    def _on_timeout(self, api: Api, timeout_ms: int) -> None:
         self._end(RequestTimedOut(f"{self.address}: no answer to {api.name} within {timeout_ms} ms"))
 
-    async def drained(self) -> None:
-        """Waits until the transport takes more bytes without piling them up."""
+    async def drain(self) -> None:
+        """Wait until the transport takes more bytes without queueing them."""
         await self._writable.wait()
 
+    def abort(self) -> None:
+        """End the connection; everything pending fails with ConnectionLost."""
+        if self._transport is not None:
+            self._end(ConnectionLost(f"{self.address}: closed by this client"))
+
     async def close(self) -> None:
-        """Ends the connection; whatever is pending fails with ConnectionLost."""
-        if self._transport is None:
-            return
-        self._end(ConnectionLost(f"{self.address}: closed by this client"))
-        await asyncio.shield(self._closed)
+        """Abort the connection, and wait until its transport is closed."""
+        self.abort()
+        if self._transport is not None:
+            await asyncio.shield(self._closed)
 
     # The asyncio protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         if self._max_idle_s >= 0:
-            self._look_for_idleness()
+            self._check_idle()
 
-    def _look_for_idleness(self) -> None:
+    def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
         left = self._last_used + self._max_idle_s - loop.time()
         if self._pending:
-            left = self._max_idle_s  # an answer is awaited, and its time-out watches over that
+            left = self._max_idle_s  # the timer of the pending request guards this time
         if left > 0 or not self.is_open:
-            self._idle_check = loop.call_later(left, self._look_for_idleness) if self.is_open else None
+            self._idle_check = loop.call_later(left, self._check_idle) if self.is_open else None
             return
         self._end(
             ConnectionLost(
@@ -258,33 +289,33 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._frame is None:
             self._small_end += nbytes
-            self._cut_frames()
+            self._parse_frames()
             return
         self._frame_end += nbytes
         if self._frame_end == len(self._frame):
             frame, self._frame = self._frame, None
-            self._received(memoryview(frame))
+            self._on_frame(memoryview(frame))
 
     def eof_received(self) -> bool:
         return False
 
-    def _cut_frames(self) -> None:
-        """Hands on every whole frame of the small buffer and keeps what is left over at its beginning."""
+    def _parse_frames(self) -> None:
+        """Process every whole frame of the small buffer, and move the rest to its beginning."""
         small, end, position = self._small, self._small_end, 0
         if end and small[0] == _TLS_ALERT and self.versions is None:
-            self._end(self._not_kafka(bytes(small[:8])))  # as a size, it would be waited for
+            self._end(self._not_kafka(bytes(small[:8])))  # read as a size, it would be waited for
             return
         while end - position >= 4 and self._lost is None:
             (size,) = _SIZE.unpack_from(small, position)
-            if not 4 <= size <= MAX_RESPONSE_BYTES:
+            if not 4 <= size <= self._max_response_bytes:
                 self._end(self._not_kafka(bytes(small[position : position + 8])))
                 return
             position += 4
             if end - position >= size:
-                self._received(bytes(memoryview(small)[position : position + size]))
+                self._on_frame(bytes(memoryview(small)[position : position + size]))
                 position += size
             else:
-                # Memory that former frames gave up: no page of it has to be made, and none is cleared.
+                # Recycled memory of former frames: no page has to be mapped, and none is cleared.
                 self._frame = Block(size=size, recycled=True)
                 self._frame_end = end - position
                 memoryview(self._frame)[: self._frame_end] = memoryview(small)[position:end]
@@ -292,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
         small[: end - position] = small[position:end]
         self._small_end = end - position
 
-    def _received(self, frame: Buffer) -> None:
+    def _on_frame(self, frame: Buffer) -> None:
         if not self._pending:
             self._end(self._not_kafka(bytes(frame[:8])))
             return
@@ -302,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
         version = pending.version
         correlation_id, error_code = _CORRELATION_AND_ERROR.unpack_from(frame) if len(frame) >= 6 else (-1, 0)
         if pending.api.key == API_VERSIONS and error_code == ErrorCode.UNSUPPORTED_VERSION:
-            version = 0
+            version = 0  # in which a broker refuses a version that it does not know
         try:
             correlation_id, response = read_response(pending.api, version, frame)
         except MalformedMessage as error:
@@ -310,15 +341,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         if correlation_id != pending.correlation_id:
             self._fail(pending, self._not_kafka(bytes(frame[:8])))
-        elif not pending.answer.done():
-            pending.answer.set_result(response)
+        elif not pending.response.done():
+            pending.response.set_result(response)
 
     def _fail(self, pending: _Pending, error: KafkaError) -> None:
         self._pending.appendleft(pending)
         self._end(error)
 
     def _end(self, reason: KafkaError) -> None:
-        """Fails all that is pending and lets the transport go. The first reason counts."""
+        """Fail everything pending and abort the transport. The first reason counts."""
         if self._lost is None:
             self._lost = reason
         self._writable.set()
@@ -327,10 +358,10 @@ class Connection(asyncio.BufferedProtocol):
         while self._pending:
             pending = self._pending.popleft()
             pending.timer.cancel()
-            answer = pending.answer
-            if not answer.done():
-                answer.set_exception(self._lost)
-                answer.exception()  # seen here, so that an abandoned request does not warn
+            response = pending.response
+            if not response.done():
+                response.set_exception(self._lost)
+                response.exception()  # marks it as retrieved, so that an abandoned request does not warn
         if self._transport is not None:
             self._transport.abort()
 
@@ -352,28 +383,28 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     async def _negotiate(self, timeout_ms: int) -> None:
-        hello = _hello()
+        request = _api_versions_request()
         version = _API_VERSIONS_FIRST_TRY
         for _ in range(2):
             try:
-                answer = await self.request(
-                    hello, ApiVersionsResponse, timeout_ms=timeout_ms, version=version
+                response = await self.request(
+                    request, ApiVersionsResponse, timeout_ms=timeout_ms, version=version
                 )
             except ConnectionLost as error:
                 raise ConnectionLost(
                     f"{error.message} before it answered ApiVersions "
                     "(a TLS or SASL listener? a broker older than Kafka 0.10?)"
                 ) from None
-            announced = BrokerVersions(answer)
-            if answer.error_code != ErrorCode.UNSUPPORTED_VERSION:
+            announced = BrokerVersions(response)
+            if response.error_code != ErrorCode.UNSUPPORTED_VERSION:
                 break
-            version = announced.best(API_VERSIONS) if answer.api_keys else 0
-        if answer.error_code:
-            raise KafkaError(ErrorCode.of(answer.error_code))
+            version = announced.best(API_VERSIONS) if response.api_keys else 0
+        if response.error_code:
+            raise KafkaError(ErrorCode.of(response.error_code))
         self.versions = announced
 
 
-def _hello() -> ApiVersionsRequest:
+def _api_versions_request() -> ApiVersionsRequest:
     from ottla import __version__
 
     return ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)

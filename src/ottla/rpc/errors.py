@@ -1,7 +1,7 @@
 """Failures of requests to another node, one class for each cause that no broker reported.
 
 Every failure is a `KafkaError` with a code, so one `except` catches all of them, and `retriable` says whether
-trying again can help.
+another attempt can help.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 
 
 class ClientFailure(KafkaError):
-    """A failure that this side found; `code` is the nearest of Kafka's."""
+    """A failure that this side of a connection found; `code` is the nearest one of Kafka's."""
 
     __slots__ = ()
 
@@ -27,28 +27,42 @@ class ClientFailure(KafkaError):
 
 
 class ConnectionFailed(ClientFailure):
-    """No connection could be made: name not found, refused, timed out, or TLS failed. The text says which."""
+    """No connection could be made: name not found, refused, timed out, or TLS failed. The text says which,
+    and `__cause__` is the `OSError` that the network raised.
+    """
 
     __slots__ = ()
     CODE = ErrorCode.NETWORK_EXCEPTION
 
 
 class ConnectionLost(ClientFailure):
-    """The connection ended before the answer. Whether the broker acted on the request is unknown."""
+    """The connection ended before the response. The broker may have executed the request or not."""
 
     __slots__ = ()
     CODE = ErrorCode.NETWORK_EXCEPTION
 
 
 class RequestTimedOut(ClientFailure):
-    """No answer came within `request.timeout.ms`. Whether the broker acted on the request is unknown."""
+    """No response came within `request.timeout.ms`. The broker may have executed the request or not."""
 
     __slots__ = ()
     CODE = ErrorCode.REQUEST_TIMED_OUT
 
 
 class NotKafka(ClientFailure):
-    """Whatever listens at this address does not speak Kafka's protocol, or not in plain text."""
+    """The server at this address does not speak Kafka's protocol, or not in plain text."""
 
     __slots__ = ()
     CODE = ErrorCode.UNSUPPORTED_VERSION
+
+
+def os_error(failure: KafkaError) -> OSError:
+    """Translate a failure into the `OSError` that a node's code expects of a peer that cannot be reached:
+    `TimeoutError`, `ConnectionRefusedError` and the like.
+    """
+    cause = failure.__cause__
+    if isinstance(failure, ConnectionFailed) and isinstance(cause, OSError):
+        return cause
+    if isinstance(failure, RequestTimedOut):
+        return TimeoutError(failure.message)
+    return ConnectionResetError(failure.message)

@@ -1,10 +1,10 @@
-"""Questions to other brokers that go together: while one request is on its way to a broker, what comes for it
-waits and goes with the next.
+"""Requests to other brokers that travel together: while one RPC is in flight to a broker, requests for the
+same broker wait and go with the next one.
 
-Transactions ask much, and mostly the same few brokers: the leaders of their partitions to write markers, the
-coordinators whether a partition may be written to. Invariant: at most one request of a kind is under way to a
-broker, and every question is answered, or fails with an OSError when its broker cannot be reached, does not
-answer in time, or has gone.
+Transactions send many requests, mostly to the same few brokers: to the leaders of their partitions to write
+markers, to the coordinators to verify that a partition may be written to. Invariant: at most one RPC of a
+kind is in flight to a broker, and every request gets its response, or fails with an OSError when its broker
+cannot be reached, does not answer in time, or has left.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ottla.protocol.errors import KafkaError
 Q = TypeVar("Q")
 A = TypeVar("A")
 
-_MOST_AT_ONCE: Final = 1_000
-_MOST_WAITING: Final = 100_000
+_MAX_BATCH_SIZE: Final = 1_000
+_MAX_PENDING: Final = 100_000
 
 
-class Questions(Generic[Q, A]):
-    """`send` takes questions to a broker and gives their answers in the same order. Of questions with the
-    same `key` no two go together, as their answers could not be told apart.
+class RequestBatcher(Generic[Q, A]):
+    """`send` takes requests to a broker and returns their responses in the same order. Two requests with the
+    same `key` never share an RPC, as their responses could not be told apart.
     """
 
     def __init__(
@@ -34,82 +34,86 @@ class Questions(Generic[Q, A]):
     ) -> None:
         self._send: Final = send
         self._key: Final = key
-        self._waiting: dict[int, list[tuple[Q, asyncio.Future[A]]]] = {}
+        # By broker: requests that the next RPC takes. A broker with pending requests has a task.
+        self._pending: dict[int, list[tuple[Q, asyncio.Future[A]]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def ask(self, broker: int, question: Q) -> asyncio.Future[A]:
-        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(broker, [])
-        if len(waiting) >= _MOST_WAITING:
-            answer.set_exception(ConnectionError(f"{len(waiting)} questions to broker {broker} wait already"))
-            return answer
-        waiting.append((question, answer))
+    def submit(self, broker: int, request: Q) -> asyncio.Future[A]:
+        """Add a request to the next RPC to the broker, and return the future of its response."""
+        response: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        pending = self._pending.setdefault(broker, [])
+        if len(pending) >= _MAX_PENDING:
+            response.set_exception(
+                ConnectionError(f"{len(pending)} requests to broker {broker} are pending already")
+            )
+            return response
+        pending.append((request, response))
         if broker not in self._tasks:
             self._tasks[broker] = asyncio.get_running_loop().create_task(
-                self._work(broker), name=f"questions to broker {broker}"
+                self._run(broker), name=f"requests to broker {broker}"
             )
-        return answer
+        return response
 
-    def gone(self, broker: int) -> None:
-        """The broker has left: whoever asked it finds out now whom to ask instead."""
+    def on_broker_gone(self, broker: int) -> None:
+        """Fail all requests to a broker that has left, so that the callers can look for its successor."""
         task = self._tasks.pop(broker, None)
         if task is not None:
             task.cancel()
-        _fail(self._waiting.pop(broker, []), ConnectionError(f"broker {broker} has gone"))
+        _fail(self._pending.pop(broker, []), ConnectionError(f"broker {broker} has left the cluster"))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         for broker in list(self._tasks):
-            self.gone(broker)
+            self.on_broker_gone(broker)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self, broker: int) -> None:
+    async def _run(self, broker: int) -> None:
         task = asyncio.current_task()
         batch: list[tuple[Q, asyncio.Future[A]]] = []
         try:
             while True:
-                batch = self._next(broker)
+                batch = self._next_batch(broker)
                 if not batch:
                     return
-                await self._ask_together(broker, batch)
+                await self._send_batch(broker, batch)
         except asyncio.CancelledError:
-            _fail(batch, ConnectionError(f"broker {broker} has gone"))
+            _fail(batch, ConnectionError(f"broker {broker} has left the cluster"))
             raise
         finally:
             if self._tasks.get(broker) is task:
                 del self._tasks[broker]
 
-    def _next(self, broker: int) -> list[tuple[Q, asyncio.Future[A]]]:
-        """What goes together next; questions that nobody waits for any more are left out."""
-        together: dict[Hashable, tuple[Q, asyncio.Future[A]]] = {}
+    def _next_batch(self, broker: int) -> list[tuple[Q, asyncio.Future[A]]]:
+        """Take the requests of the next RPC; requests whose caller was cancelled are left out."""
+        batch: dict[Hashable, tuple[Q, asyncio.Future[A]]] = {}
         later: list[tuple[Q, asyncio.Future[A]]] = []
-        for question, answer in self._waiting.pop(broker, []):
-            if answer.done():
+        for request, response in self._pending.pop(broker, []):
+            if response.done():
                 continue
-            key = self._key(question)
-            if key in together or len(together) >= _MOST_AT_ONCE:
-                later.append((question, answer))
+            key = self._key(request)
+            if key in batch or len(batch) >= _MAX_BATCH_SIZE:
+                later.append((request, response))
             else:
-                together[key] = question, answer
+                batch[key] = request, response
         if later:
-            self._waiting[broker] = later
-        return list(together.values())
+            self._pending[broker] = later
+        return list(batch.values())
 
-    async def _ask_together(self, broker: int, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
+    async def _send_batch(self, broker: int, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
         try:
-            answers = await self._send(broker, [question for question, _ in batch])
+            responses = await self._send(broker, [request for request, _ in batch])
         except KafkaError as error:
             _fail(batch, ConnectionError(f"broker {broker}: {error.message}"))
         except OSError as error:
             _fail(batch, error)
         else:
-            for (_, future), answer in zip(batch, answers, strict=True):
+            for (_, future), response in zip(batch, responses, strict=True):
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_result(response)
 
 
 def _fail(batch: Sequence[tuple[Q, asyncio.Future[A]]], error: OSError) -> None:
     for _, future in batch:
         if not future.done():
             future.set_exception(error)
-            future.exception()  # seen, also where nobody waits any more
+            future.exception()  # marks it as retrieved, so that an abandoned request does not warn

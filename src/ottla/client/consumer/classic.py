@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from ottla.client.cluster import Cluster, CoordinatorType, Lane
+from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
 from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
 from ottla.client.consumer.config import ConsumerConfig
@@ -45,6 +45,7 @@ from ottla.protocol.subscription import (
     encode_assignment,
     encode_subscription,
 )
+from ottla.rpc.channel import Lane
 
 __all__ = ["ClassicMembership", "assignors_of"]
 

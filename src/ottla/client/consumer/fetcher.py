@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ottla.client.cluster import Cluster, Lane
+from ottla.client.cluster import Cluster
 from ottla.client.consumer.chunk import Chunk
 from ottla.client.consumer.config import ConsumerConfig, Reset
 from ottla.client.consumer.session import FetchSession, Wanted
@@ -23,7 +23,8 @@ from ottla.client.view import PartitionInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.names import TopicPartition
-from ottla.rpc.connection import Connection
+from ottla.rpc.channel import Lane
+from ottla.rpc.connection import BrokerConnection
 
 __all__ = ["Fetcher"]
 
@@ -232,7 +233,7 @@ class Fetcher:
         self._under_way[node_id] = asyncio.get_running_loop().create_task(fetch)
 
     def _send(
-        self, connection: Connection, node_id: int, wanted: dict[TopicPartition, Wanted], room: int
+        self, connection: BrokerConnection, node_id: int, wanted: dict[TopicPartition, Wanted], room: int
     ) -> asyncio.Future[FetchResponse]:
         request = FetchRequest(
             max_wait_ms=self._config.fetch_max_wait_ms,
@@ -260,7 +261,7 @@ class Fetcher:
         try:
             if answer is None:
                 connection = await self._cluster.connection(node_id, Lane.FETCH)
-                await connection.drained()
+                await connection.drain()
                 answer = self._send(connection, node_id, wanted, room)
             await self._answered(node_id, self._session(node_id), sent, await answer)
         except KafkaError as error:

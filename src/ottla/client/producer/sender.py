@@ -29,7 +29,7 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.protocol.schema import ZERO_UUID
-from ottla.rpc.connection import Connection
+from ottla.rpc.connection import BrokerConnection
 
 __all__ = ["Sender"]
 
@@ -83,7 +83,7 @@ class Sender:
         self._in_flight: dict[int, int] = {}  # requests by broker
         # Until when a broker asked to be left alone, because a quota is used up.
         self._muted_until: dict[int, float] = {}
-        self._connecting: dict[int, asyncio.Task[Connection]] = {}
+        self._connecting: dict[int, asyncio.Task[BrokerConnection]] = {}
         self._draining: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
@@ -169,7 +169,7 @@ class Sender:
 
     # To the brokers.
 
-    def _send_to(self, node_id: int, connection: Connection, queues: list[PartitionQueue]) -> None:
+    def _send_to(self, node_id: int, connection: BrokerConnection, queues: list[PartitionQueue]) -> None:
         limit = self._config.max_in_flight_requests_per_connection
         while queues and self._in_flight.get(node_id, 0) < limit and connection.is_open:
             batches: Batches = []
@@ -192,7 +192,7 @@ class Sender:
             ]
             queues = left + again
 
-    def _send(self, node_id: int, connection: Connection, batches: Batches) -> None:
+    def _send(self, node_id: int, connection: BrokerConnection, batches: Batches) -> None:
         # Without a topic id, as on older brokers or for a topic that was just deleted, names have to do.
         ids = {name: self._topic_id(name) for name in {queue.partition.topic for queue, _ in batches}}
         topics: dict[str, TopicProduceData] = {}
@@ -370,7 +370,7 @@ class Sender:
         task = asyncio.get_running_loop().create_task(self._cluster.connection(node_id))
         self._connecting[node_id] = task
 
-        def connected(done: asyncio.Task[Connection]) -> None:
+        def connected(done: asyncio.Task[BrokerConnection]) -> None:
             self._connecting.pop(node_id, None)
             if not done.cancelled() and isinstance(done.exception(), KafkaError):
                 self._refresher.ask()
@@ -378,11 +378,11 @@ class Sender:
 
         task.add_done_callback(connected)
 
-    def _send_when_drained(self, connection: Connection) -> None:
+    def _send_when_drained(self, connection: BrokerConnection) -> None:
         """Nothing but the transport's own buffer holds back what is sent with acks=0."""
         if self._draining:
             return
-        task = asyncio.get_running_loop().create_task(connection.drained())
+        task = asyncio.get_running_loop().create_task(connection.drain())
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
         task.add_done_callback(lambda _: self._wake.set())

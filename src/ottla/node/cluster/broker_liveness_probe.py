@@ -20,7 +20,7 @@ from ottla.metadata.image.entities import ListenerEndpoint
 from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.network.connection import ClientConnection
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.raft.driver.channel import Channel
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class BrokerLivenessProbe:
 
     def __init__(self, node: Node) -> None:
         self._node: Final = node
-        self._channel: Final = Channel(node.runtime.network, "ottla-watch")
+        self._channel: Final = InterNodeClient(node.runtime.network, "ottla-watch")
         self._examining: dict[int, asyncio.Task[None]] = {}
 
     # When to look

@@ -18,7 +18,7 @@ from ottla.log.directory.meta_properties import StorageError
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
-from ottla.raft.driver.channel import Channel
+from ottla.rpc.channel import InterNodeClient
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
@@ -45,7 +45,7 @@ class ControllerChannel:
     def __init__(self, node: Node, client_id: str, decide_locally: LocalController) -> None:
         self._node: Final = node
         self._decide_locally: Final = decide_locally
-        self._channel: Final = Channel(node.runtime.network, client_id)
+        self._channel: Final = InterNodeClient(node.runtime.network, client_id)
         self._room: Final = asyncio.Semaphore(_MAX_ASKED)
 
     def follow_leader(self) -> None:
@@ -92,11 +92,9 @@ class ControllerChannel:
         timeout_ms = node.config.number("controller.quorum.request.timeout.ms")
         try:
             async with self._room:
-                return await self._channel.ask(
+                return await self._channel.request(
                     address, request, newest_version, timeout_ms=max(timeout_ms, _LEAST_TIMEOUT_MS)
                 )
-        except TimeoutError:
-            self._channel.drop(address)
         except OSError as error:
             _log.debug("the controller at %s:%d cannot be asked: %s", *address, error)
         except KafkaError as error:

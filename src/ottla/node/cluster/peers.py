@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.schema import Request, Response
-from ottla.raft.driver.channel import Channel
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class PeerBrokers:
         endpoint = registration.listeners.get(inter_broker_listener(self._node.config))
         return None if endpoint is None else Address(endpoint.host, endpoint.port)
 
-    def channel(self, purpose: str) -> Channel:
+    def channel(self, purpose: str) -> InterNodeClient:
         """Connections that nobody else uses; `purpose` is how the other side sees them."""
-        return Channel(self._node.runtime.network, f"broker-{self._node.config.node_id}-{purpose}")
+        return InterNodeClient(self._node.runtime.network, f"broker-{self._node.config.node_id}-{purpose}")
 
     def line(self, purpose: str) -> PeerChannel:
         return PeerChannel(self, self.channel(purpose))
@@ -56,7 +56,7 @@ class PeerChannel:
 
     __slots__ = ("_channel", "_peers")
 
-    def __init__(self, peers: PeerBrokers, channel: Channel) -> None:
+    def __init__(self, peers: PeerBrokers, channel: InterNodeClient) -> None:
         self._peers: Final = peers
         self._channel: Final = channel
 
@@ -67,11 +67,7 @@ class PeerChannel:
         address = self._peers.address(broker)
         if address is None:
             raise ConnectionError(f"broker {broker} is not registered with an address for brokers")
-        try:
-            return await self._channel.ask(address, request, newest_version, timeout_ms=timeout_ms)
-        except TimeoutError:
-            self._channel.drop(address)
-            raise
+        return await self._channel.request(address, request, newest_version, timeout_ms=timeout_ms)
 
     def close(self) -> None:
         self._channel.close()

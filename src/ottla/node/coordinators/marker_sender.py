@@ -27,7 +27,7 @@ from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import Partition
-from ottla.rpc.request_batcher import Questions
+from ottla.rpc.request_batcher import RequestBatcher
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
@@ -57,17 +57,17 @@ class TransactionMarkerSender:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
         self._line: Final = node.replication.peers.line("markers")
-        self._questions: Final = Questions(self._send, lambda marker: marker.producer_id)
+        self._batcher: Final = RequestBatcher(self._send, lambda marker: marker.producer_id)
 
     def exists(self, partition: TopicPartition) -> bool:
         topic = self._node.image.topics.by_name.get(partition.topic)
         return topic is not None and partition.partition in topic.partitions
 
     def gone(self, broker: int) -> None:
-        self._questions.gone(broker)
+        self._batcher.on_broker_gone(broker)
 
     async def close(self) -> None:
-        await self._questions.close()
+        await self._batcher.close()
         self._line.close()
 
     def write(self, marker: WriteMarkers, partitions: frozenset[TopicPartition]) -> Codes | Awaitable[Codes]:
@@ -96,7 +96,7 @@ class TransactionMarkerSender:
     def _ask(
         self, broker: int, marker: WriteMarkers, partitions: Iterable[TopicPartition]
     ) -> asyncio.Future[Codes]:
-        return self._questions.ask(
+        return self._batcher.submit(
             broker,
             WritableTxnMarker(
                 producer_id=marker.writer.id,

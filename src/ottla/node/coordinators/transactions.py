@@ -32,7 +32,7 @@ from ottla.protocol.messages.add_partitions_to_txn import (
 )
 from ottla.protocol.names import TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.replication.partition import Partition
-from ottla.rpc.request_batcher import Questions
+from ottla.rpc.request_batcher import RequestBatcher
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
@@ -53,7 +53,7 @@ class NodeTransactions:
         self._node: Final = node
         self.markers: Final = TransactionMarkerSender(node)
         self._line: Final = node.replication.peers.line("transactions")
-        self._questions: Final = Questions(self._send, lambda question: question.transactional_id)
+        self._batcher: Final = RequestBatcher(self._send, lambda question: question.transactional_id)
         self.service: Final = TransactionCoordinatorService(
             node.runtime,
             transaction_config(config),
@@ -169,7 +169,7 @@ class NodeTransactions:
             ],
         )
         ticket: Ticket[Codes] = Ticket()
-        answer = self._questions.ask(coordinator, question)
+        answer = self._batcher.submit(coordinator, question)
         answer.add_done_callback(lambda done: ticket.resolve(_answer_of(done, coordinator, partitions)))
         return ticket
 
@@ -196,12 +196,12 @@ class NodeTransactions:
     def gone(self, brokers: Iterable[int]) -> None:
         """Brokers that the cluster no longer counts on: nobody waits for their answers."""
         for broker in brokers:
-            self._questions.gone(broker)
+            self._batcher.on_broker_gone(broker)
             self.markers.gone(broker)
 
     async def close(self) -> None:
         await self.service.close()
-        await self._questions.close()
+        await self._batcher.close()
         self._line.close()
         await self.markers.close()
 

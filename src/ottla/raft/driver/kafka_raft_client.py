@@ -21,7 +21,7 @@ from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
-from ottla.raft.driver.channel import Channel
+from ottla.rpc.channel import InterNodeClient
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.raft.driver.quorum_state_store import write_election_state
 from ottla.raft.driver.snapshots import RawSnapshotWriter
@@ -112,7 +112,7 @@ class KafkaRaftClient:
         config: QuorumConfig | None = None,
         listener_name: str = "CONTROLLER",
         bootstrap: Sequence[Address] = (),
-        channel: Channel | None = None,
+        channel: InterNodeClient | None = None,
     ) -> None:
         self._runtime: Final = runtime
         self.log: Final = log
@@ -121,7 +121,7 @@ class KafkaRaftClient:
         self._cluster_id: Final = cluster_id
         self._listener: Final = listener
         self._config: Final = config or QuorumConfig()
-        self._channel: Final = channel or Channel(runtime.network)
+        self._channel: Final = channel or InterNodeClient(runtime.network)
         self._last_input_ms = 0  # the time of the machine's last input
         self._quorum: Final = QuorumState(
             local,
@@ -378,14 +378,12 @@ class KafkaRaftClient:
             else:
                 message = wire.encode_request(effect.request, self._cluster_id)
                 newest = wire.VERSIONS[message.API_KEY]
-                response = await self._channel.ask(effect.address, message, newest, timeout_ms=timeout_ms)
+                response = await self._channel.request(effect.address, message, newest, timeout_ms=timeout_ms)
                 reply = wire.decode_reply(response)
         except KafkaError as error:
             if error.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
                 self._log_foreign_controller(effect.address)
             reply = wire.error_reply(effect.request, error.code, self._quorum.epoch)
-        except TimeoutError:
-            self._channel.drop(effect.address)
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError)
         if reply is None:

@@ -14,10 +14,11 @@ from typing import TypeVar
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
-from ottla.raft.driver.channel import Channel
+from ottla.rpc.channel import InterNodeClient
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLogConfig
 from ottla.raft.messages import AddVoter, RemoveVoter, VoterChangeReply
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.runtime import Runtime
 from ottla.sim.nemesis import Nemesis, NemesisConfig
 from ottla.sim.quorum.checker import QuorumChecker
@@ -143,7 +144,7 @@ class QuorumRun:
             in_set = self._dynamic and member.id <= scenario.voters
             format_member(member.machine, self._voters if in_set else None)
         self.world.machine("admin", self._admin)
-        self._admin_channel: Channel | None = None
+        self._admin_channel: InterNodeClient | None = None
         self._nemesis = Nemesis(self.world, scenario.nemesis, self._machines)
         self.world.trace.add(
             "world",
@@ -160,7 +161,7 @@ class QuorumRun:
         return [member.machine for member in self.members]
 
     async def _admin(self, runtime: Runtime) -> None:
-        self._admin_channel = Channel(runtime.network)
+        self._admin_channel = InterNodeClient(runtime.network)
 
     def run(self) -> QuorumOutcome:
         world = self.world
@@ -250,7 +251,7 @@ class QuorumRun:
                     address = address_of(leader_id)
                     newest = wire.VERSIONS[message.API_KEY]
                     timeout_ms = self.members[0].config.quorum.request_timeout_ms * 5 // 4
-                    response = await channel.ask(address, message, newest, timeout_ms=timeout_ms)
+                    response = await channel.request(address, message, newest, timeout_ms=timeout_ms)
                     reply = wire.decode_reply(response)
                     assert isinstance(reply, VoterChangeReply)
                     self._tell(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")

@@ -30,7 +30,7 @@ from ottla.protocol.messages.fetch import (
 from ottla.protocol.schema import ZERO_UUID
 from ottla.records.arrow import ArrowDecoder
 from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD
-from ottla.rpc.connection import Connection
+from ottla.rpc.connection import BrokerConnection
 from ottla.spark.source.client import SourceClient
 from ottla.spark.source.columns import BatchShaper
 from ottla.spark.source.data_loss import DataLossPolicy
@@ -307,7 +307,7 @@ class _RangeReader:
             f"{self._range.partition}: the answer does not contain the requested partition",
         )
 
-    async def _connection(self) -> tuple[Connection, int]:
+    async def _connection(self) -> tuple[BrokerConnection, int]:
         """A connection to the replica that the leader prefers, or to the leader; and the leader epoch."""
         cluster = self._client.cluster
         info = cluster.view.leader(self._range.partition)

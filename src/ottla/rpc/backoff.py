@@ -1,18 +1,18 @@
-"""Waiting longer after each failure, up to a bound, with a fifth of jitter so that clients do not march in
-step.
-"""
+"""Exponential backoff with jitter, so that clients that failed together do not retry together."""
 
 from __future__ import annotations
 
 from ottla.runtime.random import Random
 
-__all__ = ["Backoff"]
+__all__ = ["ExponentialBackoff"]
 
 JITTER = 0.2
 
 
-class Backoff:
-    """`next_ms` grows twofold from `first_ms` to `max_ms`; `reset` starts again after a success."""
+class ExponentialBackoff:
+    """A pause that doubles with each failure from `first_ms` to `max_ms`, within a fifth; `reset` after a
+    success.
+    """
 
     __slots__ = ("_failures", "_first_ms", "_max_ms", "_random")
 
@@ -23,6 +23,7 @@ class Backoff:
         self._failures = 0
 
     def next_ms(self) -> float:
+        """Count a failure and return the pause before the next attempt."""
         base = min(self._first_ms << min(self._failures, 20), self._max_ms)
         self._failures += 1
         return min(base * (1 - JITTER + 2 * JITTER * self._random.random()), self._max_ms)

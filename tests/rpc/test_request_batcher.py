@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.rpc.request_batcher import Questions
+from ottla.rpc.request_batcher import RequestBatcher
 
 
 class Broker:
@@ -27,10 +27,10 @@ class Broker:
 
 async def test_what_comes_while_a_request_is_under_way_goes_together_in_the_next() -> None:
     broker = Broker()
-    questions = Questions(broker.send, lambda question: question)
-    first = questions.ask(1, "a")
+    batcher = RequestBatcher(broker.send, lambda question: question)
+    first = batcher.submit(1, "a")
     await asyncio.sleep(0)
-    others = [questions.ask(1, each) for each in "bcd"]
+    others = [batcher.submit(1, each) for each in "bcd"]
     broker.go.set()
     assert await first == "1:a"
     assert [await each for each in others] == ["1:b", "1:c", "1:d"]
@@ -40,19 +40,19 @@ async def test_what_comes_while_a_request_is_under_way_goes_together_in_the_next
 async def test_questions_with_the_same_key_do_not_go_together() -> None:
     broker = Broker()
     broker.go.set()
-    questions = Questions(broker.send, lambda question: question[0])
-    answers = [questions.ask(1, each) for each in ("a1", "b1", "a2")]
+    batcher = RequestBatcher(broker.send, lambda question: question[0])
+    answers = [batcher.submit(1, each) for each in ("a1", "b1", "a2")]
     assert [await each for each in answers] == ["1:a1", "1:b1", "1:a2"]
     assert broker.asked == [["a1", "b1"], ["a2"]]
 
 
 async def test_a_question_that_nobody_waits_for_is_not_asked() -> None:
     broker = Broker()
-    questions = Questions(broker.send, lambda question: question)
-    first = questions.ask(1, "a")
+    batcher = RequestBatcher(broker.send, lambda question: question)
+    first = batcher.submit(1, "a")
     await asyncio.sleep(0)
-    questions.ask(1, "b").cancel()
-    last = questions.ask(1, "c")
+    batcher.submit(1, "b").cancel()
+    last = batcher.submit(1, "c")
     broker.go.set()
     await first
     await last
@@ -68,34 +68,34 @@ async def test_all_that_went_together_hear_of_a_failure(trouble: Exception) -> N
     broker = Broker()
     broker.trouble = trouble
     broker.go.set()
-    questions = Questions(broker.send, lambda question: question)
-    for answer in [questions.ask(1, each) for each in "ab"]:
+    batcher = RequestBatcher(broker.send, lambda question: question)
+    for answer in [batcher.submit(1, each) for each in "ab"]:
         with pytest.raises(OSError):
             await answer
     broker.trouble = None
-    assert await questions.ask(1, "c") == "1:c"
+    assert await batcher.submit(1, "c") == "1:c"
 
 
 async def test_whoever_waits_for_a_broker_that_has_gone_hears_of_it_at_once() -> None:
     broker = Broker()
-    questions = Questions(broker.send, lambda question: question)
-    asked = questions.ask(1, "a")
+    batcher = RequestBatcher(broker.send, lambda question: question)
+    asked = batcher.submit(1, "a")
     await asyncio.sleep(0)
-    waiting = questions.ask(1, "b")
-    questions.gone(1)
+    waiting = batcher.submit(1, "b")
+    batcher.on_broker_gone(1)
     for answer in (asked, waiting):
         with pytest.raises(ConnectionError):
             await answer
     broker.go.set()
-    assert await questions.ask(1, "c") == "1:c", "it may come back"
+    assert await batcher.submit(1, "c") == "1:c", "it may come back"
 
 
 async def test_a_question_right_after_a_broker_has_gone_is_asked() -> None:
     broker = Broker()
-    questions = Questions(broker.send, lambda question: question)
-    questions.ask(1, "a")
+    batcher = RequestBatcher(broker.send, lambda question: question)
+    batcher.submit(1, "a")
     await asyncio.sleep(0)
-    questions.gone(1)
+    batcher.on_broker_gone(1)
     broker.go.set()
-    assert await questions.ask(1, "b") == "1:b"
-    await questions.close()
+    assert await batcher.submit(1, "b") == "1:b"
+    await batcher.close()

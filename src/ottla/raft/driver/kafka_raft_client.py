@@ -21,7 +21,6 @@ from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
-from ottla.rpc.channel import InterNodeClient
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.raft.driver.quorum_state_store import write_election_state
 from ottla.raft.driver.snapshots import RawSnapshotWriter
@@ -43,6 +42,7 @@ from ottla.raft.quorum_state import QuorumState, RaftStatus
 from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import NEVER_MS, ElectionState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSetHistory
+from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 

@@ -14,7 +14,6 @@ from typing import TypeVar
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
-from ottla.rpc.channel import InterNodeClient
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLogConfig
 from ottla.raft.messages import AddVoter, RemoveVoter, VoterChangeReply
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet

@@ -103,7 +103,7 @@ def test_a_node_that_is_told_to_stop_meanwhile_makes_no_more(monkeypatch: pytest
     def stop_following() -> None:
         node = nodes.nodes[1]
         if len(made) == AT_ONCE:
-            asyncio.get_running_loop().create_task(node._stop_following())
+            asyncio.get_running_loop().create_task(node._publisher.stop())
         made.append(node)
 
     async def life() -> None:

@@ -267,9 +267,9 @@ def test_a_broker_that_was_forgotten_registers_again() -> None:
         active = nodes.active
         assert active is not None
         other = next(id for id in nodes.roles if id != active)
-        epoch = nodes.nodes[other].broker_epoch
+        epoch = nodes.nodes[other].lifecycle.epoch
         await nodes.nodes[active].quorum.control(lambda controller: controller.unregister_broker(other))
-        await nodes.until(lambda: nodes.nodes[other].broker_epoch > epoch)
+        await nodes.until(lambda: nodes.nodes[other].lifecycle.epoch > epoch)
         await nodes.until(lambda: not nodes.fenced(other, active))
 
     nodes.run(life())

@@ -30,7 +30,7 @@ LATER = {
     *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.security", "ottla.sim", "ottla.spark"),
     *(
         "ottla.node.api.group_requests",
-        "ottla.node.coordinators.transactions",
+        "ottla.node.coordinators.add_partitions_to_txn",
         "ottla.records.arrow",
         "ottla.testing",
     ),

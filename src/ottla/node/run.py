@@ -55,7 +55,7 @@ async def _main(config: NodeConfig, ready: Callable[[str, list[str]], None]) -> 
             return
         # What has been made so far stays: the collector need not look at it again and again.
         gc.freeze()
-        addresses = ", ".join(str(Address(at.host or "*", at.port)) for at in node.endpoints.for_anybody())
+        addresses = ", ".join(str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators())
         ready(addresses, node.data_directories())
         stopped = asyncio.ensure_future(stop.wait())
         failed = asyncio.ensure_future(node.failed())

@@ -14,9 +14,9 @@ import pytest
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.node.config.coordinator_settings import transaction_config
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.coordinators.marker_sender import TransactionMarkerSender
-from ottla.node.coordinators.transactions import transaction_config
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -163,7 +163,7 @@ def test_epochs_run_over_to_new_producer_ids(monkeypatch: pytest.MonkeyPatch) ->
     def tiny(config: NodeConfig) -> TransactionConfig:
         return replace(transaction_config(config), max_epoch=3)
 
-    monkeypatch.setattr("ottla.node.coordinators.transactions.transaction_config", tiny)
+    monkeypatch.setattr("ottla.node.config.coordinator_settings.transaction_config", tiny)
     with LocalNode(SETTINGS) as node:
         talk = Talk(node.bootstrap_servers, "txn")
         talk.make_topic()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ottla.node.cluster.controller_channel import ControllerChannel
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
+    from ottla.node.coordinators.coordinators import TransactionParts
     from ottla.node.coordinators.producer_ids import ProducerIdManager
-    from ottla.node.coordinators.transactions import NodeTransactions
     from ottla.node.fetch.session import FetchSessionCache
     from ottla.node.network.endpoints import NodeEndpoints
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
@@ -104,7 +104,7 @@ class BrokerServices(NodeServices, Protocol):
         ...
 
     @property
-    def transactions(self) -> NodeTransactions:
+    def transactions(self) -> TransactionParts:
         """The transaction coordinator; made when it is first used."""
         ...
 

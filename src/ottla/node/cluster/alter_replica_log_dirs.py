@@ -15,17 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
+from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
+from ottla.node.cluster.assignments_manager import AssignmentsManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.replication.partition_fetch_state import common_end_offset
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
+from ottla.replication.replica_manager import ReplicaManager
+from ottla.replication.replication_quota_manager import ReplicationQuotaManager
+from ottla.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +39,34 @@ _HELD_BACK_SECONDS: Final = 0.1
 class AlterReplicaLogDirsManager:
     """The moves under way, one for each partition at most."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        logs: LogManager,
+        replicas: ReplicaManager,
+        assignments: AssignmentsManager,
+        quota: ReplicationQuotaManager,
+        clock: Clock,
+    ) -> None:
+        self._logs: Final = logs
+        self._replicas: Final = replicas
+        self._assignments: Final = assignments
+        self._quota: Final = quota
+        self._clock: Final = clock
         self._moves: dict[TopicPartition, tuple[Partition, asyncio.Task[None]]] = {}
 
     def begin(self, partition: Partition, path: str) -> None:
         """Move a partition to a data directory; fine if it is there already, or on its way."""
         target = self._directory(path)
         tp = partition.topic_partition
-        current, future = partition.log, self._node.logs.get_log(tp, future=True)
+        current, future = partition.log, self._logs.get_log(tp, future=True)
         if future is not None and future.directory is target:
             self._copy_in_background(partition, future)
             return
         if future is not None:
-            self.call_off([tp])
+            self.cancel([tp])
         if current.directory is target:
             return
-        future = self._node.logs.get_or_create_log(
+        future = self._logs.get_or_create_log(
             tp,
             current.config,
             topic_id=partition.topic_id,
@@ -64,20 +77,20 @@ class AlterReplicaLogDirsManager:
         self._copy_in_background(partition, future)
 
     def _directory(self, path: str) -> LogDirectory:
-        for directory in self._node.logs.live_directories:
+        for directory in self._logs.live_directories:
             if directory.path == path:
                 return directory
         raise KafkaError(ErrorCode.LOG_DIR_NOT_FOUND, f"{path} is not a data directory of this node")
 
-    def call_off(self, partitions: Iterable[TopicPartition]) -> None:
+    def cancel(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop the moves of partitions, and delete their copies; fine if there are none."""
         gone = list(partitions)
         for tp in gone:
             partition, task = self._moves.pop(tp, (None, None))
             if partition is not None and task is not None:
                 task.cancel()
-                self._node.replication.assignments.settle(partition)
-        for tp, error in self._node.logs.delete_logs(gone, future=True).items():
+                self._assignments.settle(partition)
+        for tp, error in self._logs.delete_logs(gone, future=True).items():
             log.error("the copy of %s could not be deleted: %s", tp, error.message)
 
     def _copy_in_background(self, partition: Partition, future: UnifiedLog) -> None:
@@ -95,28 +108,27 @@ class AlterReplicaLogDirsManager:
         error = task.exception()
         if self._moves.get(tp) == (partition, task):
             del self._moves[tp]
-            self._node.replication.assignments.settle(partition)
+            self._assignments.settle(partition)
         if error is not None:
             log.error("%s could not be moved: %s", tp, error)
 
     async def _move(self, partition: Partition, future: UnifiedLog) -> None:
-        logs, replication = self._node.logs, self._node.replication
         flushed = announced = False
         while True:
             current = partition.log
             if _is_complete(future, current):
                 if not flushed:
                     # Off the event loop; for what comes meanwhile the promotion does it.
-                    await logs.flush(future)
+                    await self._logs.flush(future)
                     flushed = True
                 elif not announced:
                     target = future.directory.directory_id
                     assert target is not None
-                    await replication.assignments.announce(partition, target)
+                    await self._assignments.announce(partition, target)
                     announced = True
                 else:
                     break
-            elif replication.move_quota.is_exceeded:
+            elif self._quota.is_exceeded:
                 await asyncio.sleep(_HELD_BACK_SECONDS)
             else:
                 self._copy_step(current, future)
@@ -127,20 +139,20 @@ class AlterReplicaLogDirsManager:
         future.maybe_increment_log_start_offset(
             min(partition.log.log_start_offset, future.high_watermark), "the log that is moved begins there"
         )
-        partition.log = self._node.logs.promote_future_log(partition.topic_partition)
+        partition.log = self._logs.promote_future_log(partition.topic_partition)
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
 
     def _copy_step(self, current: UnifiedLog, future: UnifiedLog) -> None:
         data = current.read(future.log_end_offset, _STEP_BYTES).records
-        self._node.replication.move_quota.record(len(data))
+        self._quota.record(len(data))
         epoch = current.latest_epoch
-        future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=self._node.now_ms())
+        future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=self._clock.wall_ms())
         future.update_high_watermark(min(current.high_watermark, future.log_end_offset))
 
     def resume(self) -> None:
         """Go on with the moves that were under way when the node stopped."""
-        for partition in self._node.replicas:
-            future = self._node.logs.get_log(partition.topic_partition, future=True)
+        for partition in self._replicas:
+            future = self._logs.get_log(partition.topic_partition, future=True)
             if future is not None:
                 self._copy_in_background(partition, future)
 
@@ -153,7 +165,7 @@ class AlterReplicaLogDirsManager:
             task.cancel()
         await asyncio.gather(*(task for _, task in moves), return_exceptions=True)
         for partition, _ in moves:
-            if self._node.replication.assignments.is_announced(partition):
+            if self._assignments.is_announced(partition):
                 try:
                     self._finish(partition)
                 except KafkaError as error:
@@ -161,7 +173,7 @@ class AlterReplicaLogDirsManager:
 
     def _finish(self, partition: Partition) -> None:
         """Copy the rest in one go: it is what came after the copy had everything."""
-        future = self._node.logs.get_log(partition.topic_partition, future=True)
+        future = self._logs.get_log(partition.topic_partition, future=True)
         if future is not None:
             while not _is_complete(future, partition.log):
                 self._copy_step(partition.log, future)

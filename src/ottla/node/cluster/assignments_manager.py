@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
 
+from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import TopicImage
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequest,
@@ -24,9 +26,6 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsResponse,
 )
 from ottla.replication.partition import Partition
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +37,17 @@ _Key: TypeAlias = tuple[bytes, int]
 
 
 class AssignmentsManager:
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
+    def __init__(
+        self,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        controller: ControllerChannel,
+        metadata: MetadataCache,
+    ) -> None:
+        self._broker_id: Final = broker_id
+        self._broker_epoch: Final = broker_epoch
+        self._controller: Final = controller
+        self._metadata: Final = metadata
         self._waiting: dict[_Key, Partition] = {}
         # Replicas that are about to lie elsewhere, and where.
         self._moving: dict[_Key, bytes] = {}
@@ -49,9 +57,9 @@ class AssignmentsManager:
         self._announced: dict[_Key, asyncio.Future[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def check(self, partitions: Iterable[Partition]) -> None:
+    def report(self, partitions: Iterable[Partition]) -> None:
         """Tell of those that the metadata does not know where they are."""
-        topics = self._node.image.topics.by_id
+        topics = self._metadata.image.topics.by_id
         settled = not self._moving and not self._changed
         for partition in partitions:
             # Nearly all are where they are known to be, and a start comes by here with every one of them.
@@ -65,13 +73,13 @@ class AssignmentsManager:
         """Have the controller write down where a replica is about to be, and return once it has. KafkaError
         if it does not want to: the replica does not belong here any more.
         """
-        if not self._node.image.metadata_version.directory_assignment:
+        if not self._metadata.image.metadata_version.directory_assignment:
             return
         key = _key(partition)
         self._moving[key] = directory
         self._announced[key] = done = asyncio.get_running_loop().create_future()
         self._changed.add(key)
-        self.check([partition])
+        self.report([partition])
         if key not in self._waiting:
             done.set_exception(_not_here(partition))
         try:
@@ -89,14 +97,14 @@ class AssignmentsManager:
         key = _key(partition)
         if self._moving.pop(key, None) not in (None, partition.log.directory.directory_id):
             self._changed.add(key)
-            self.check([partition])
+            self.report([partition])
 
     def _place(self, partition: Partition) -> bytes | None:
         return self._moving.get(_key(partition)) or partition.log.directory.directory_id
 
     def _is_news(self, partition: Partition) -> bool:
         key, place = _key(partition), self._place(partition)
-        image = self._node.image
+        image = self._metadata.image
         if place is None or not image.metadata_version.directory_assignment:
             return False
         known = _known_place(image.topics.by_id, partition)
@@ -129,7 +137,7 @@ class AssignmentsManager:
     async def _tell(self, told: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
         """What the controller says of each; None if it has not heard."""
         try:
-            response = await self._node.controllers.ask(self._request(told), 0)
+            response = await self._controller.ask(self._request(told), 0)
         except OSError as error:
             _log.info("the controller could not be told of directories: %s", error)
             return None
@@ -166,8 +174,8 @@ class AssignmentsManager:
         for (topic_id, index), directory in told.items():
             directories.setdefault(directory, {}).setdefault(topic_id, []).append(index)
         return AssignReplicasToDirsRequest(
-            broker_id=self._node.config.node_id,
-            broker_epoch=self._node.broker_epoch,
+            broker_id=self._broker_id,
+            broker_epoch=self._broker_epoch(),
             directories=[
                 AssignReplicasToDirsRequestDirectoryData(
                     id=directory,

@@ -1,9 +1,10 @@
-"""The broker's standing with the active controller: registered, alive, about to leave.
+"""The registration of this broker with the active controller, from its start to its controlled shutdown.
 
 A broker registers under the incarnation id of this process and gets its epoch; from then on its heartbeats
 say that it lives, how far it has read the metadata log, and whether it wants to be fenced, to serve or to
-leave. It is fenced until it has read as far as its own registration and wants to serve. If the controller
-does not know its epoch any more it registers again. Invariant: at most one of its requests is under way.
+shut down. It is fenced until it has read as far as its own registration and wants to serve. If the controller
+does not know its epoch any more it registers again. Invariants: at most one of its requests is under way, and
+its epoch never goes back.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from ottla.metadata.features import supported
+from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.controller_channel import ControllerChannel
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint, registered
 from ottla.protocol.errors import ErrorCode
@@ -26,20 +29,18 @@ from ottla.protocol.messages.broker_registration import (
     Feature,
     Listener,
 )
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
+from ottla.protocol.schema import Response
 
 _log = logging.getLogger(__name__)
 
-# How often a broker asks again that waits for something: that its former life is over, that it may serve,
-# that its leaderships have moved.
+# How often a broker asks again that waits: for the end of its former session, to be unfenced, for its
+# leaderships to move.
 _WAITING_SECONDS: Final = 0.05
-# How long a broker that leaves waits for some active controller.
-_NOBODY_MS: Final = 3_000
+# How long a broker that shuts down waits for an active controller.
+_NO_CONTROLLER_MS: Final = 3_000
 _REGISTRATION_VERSION: Final = 4
 _HEARTBEAT_VERSION: Final = 2
-# What will not be otherwise however often it is asked.
+# Errors that no retry changes.
 _FATAL: Final = frozenset(
     (
         ErrorCode.INCONSISTENT_CLUSTER_ID,
@@ -48,6 +49,7 @@ _FATAL: Final = frozenset(
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     )
 )
+_FINAL: Final = _FATAL | {ErrorCode.NONE}
 
 
 class BrokerLifecycleManager:
@@ -55,147 +57,157 @@ class BrokerLifecycleManager:
 
     def __init__(
         self,
-        node: Node,
+        channel: ControllerChannel,
+        metadata: MetadataLog,
+        config: DynamicBrokerConfig,
         *,
+        cluster_id: str,
         incarnation_id: bytes,
         directories: Mapping[str, bytes],
         endpoints: Iterable[Endpoint],
         previous_epoch: int,
+        on_fatal: Callable[[str], None],
     ) -> None:
-        """`directories` are the ids by the paths; `previous_epoch` is that of the last life, if it ended
-        cleanly.
+        """`directories` are the ids of the data directories by path, `previous_epoch` is the broker epoch of
+        the last run if that ended cleanly, and `on_fatal` is called if it cannot be registered again.
         """
-        self._node: Final = node
-        self._link: Final = ControllerChannel(node, "ottla-broker-lifecycle", node.quorum.decide_locally)
-        self._link.follow_leader()
-        # A new controller should not have to wonder.
-        node.metadata.watch_leader(self.hurry)
+        self._channel: Final = channel
+        self._metadata: Final = metadata
+        self._config: Final = config
+        self._on_fatal: Final = on_fatal
+        # A new controller has heard no heartbeat of this broker yet.
+        metadata.watch_leader(self.heartbeat_now)
         self._request: Final = BrokerRegistrationRequest(
-            broker_id=node.config.node_id,
-            cluster_id=node.cluster_id,
+            broker_id=config.current.node_id,
+            cluster_id=cluster_id,
             incarnation_id=incarnation_id,
             listeners=registered(endpoints, Listener),
             features=supported(Feature),
-            rack=node.config.rack,
+            rack=config.current.rack,
             log_dirs=list(directories.values()),
             previous_broker_epoch=previous_epoch,
         )
-        self.epoch = -1
+        self.epoch = -1  # never goes back
         self._refused: ErrorCode | None = None
         self._directories: Final = dict(directories)
         self._offline: set[bytes] = set()
-        self._wants_to_serve = False
-        self._steps_aside = False
-        self._leaving = False
-        self._may_go = False
+        self._ready_to_unfence = False
+        self._fences_itself = False
+        self._shutting_down = False
+        self._may_shut_down = False
         self._unfenced = asyncio.Event()
         self._caught_up = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._heartbeat_wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # Joining
 
     async def register(self) -> None:
-        """Register, and beat from then on. NodeFailed if that cannot be, or not in time."""
-        limit_ms = self._node.config.number("initial.broker.registration.timeout.ms")
+        """Register, and send heartbeats from then on. NodeFailed if that cannot be, or not in time."""
+        limit_ms = self._config.current.number("initial.broker.registration.timeout.ms")
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 await self._register()
         except TimeoutError:
             refused = self._refused
-            why = "" if refused is None else f"; node.id {self._node.config.node_id}: {refused.text}"
+            why = "" if refused is None else f"; node.id {self._config.current.node_id}: {refused.text}"
             raise NodeFailed(
                 f"no active controller registered this broker within {limit_ms} ms "
                 f"(initial.broker.registration.timeout.ms){why}"
             ) from None
-        self._task = asyncio.create_task(self._beat(), name="broker heartbeats")
+        self._task = asyncio.create_task(self._send_heartbeats(), name="broker heartbeats")
 
     async def _register(self) -> None:
-        while True:
-            response = await self._link.ask_until_answered(self._request, _REGISTRATION_VERSION)
-            assert isinstance(response, BrokerRegistrationResponse)
-            code = ErrorCode.of(response.error_code)
-            if code is ErrorCode.NONE:
-                self.epoch = response.broker_epoch
-                return
-            if code in _FATAL:
-                raise NodeFailed(f"the controller does not register this broker: {code.name}, {code.text}")
-            if code is not self._refused:
-                _log.info("the controller cannot register this broker yet: %s", code.name)
-                self._refused = code
-            await asyncio.sleep(_WAITING_SECONDS)
+        code, response = await self._channel.ask_until(
+            self._request,
+            _REGISTRATION_VERSION,
+            _FINAL,
+            on_refused=self._on_registration_refused,
+            retry_seconds=_WAITING_SECONDS,
+        )
+        if code is not ErrorCode.NONE:
+            raise NodeFailed(f"the controller does not register this broker: {code.name}, {code.text}")
+        assert isinstance(response, BrokerRegistrationResponse)
+        assert response.broker_epoch >= self.epoch, (response.broker_epoch, self.epoch)
+        self.epoch = response.broker_epoch
 
-    async def caught_up(self) -> None:
+    def _on_registration_refused(self, code: ErrorCode, response: Response) -> None:
+        if code is not self._refused:
+            _log.info("the controller cannot register this broker yet: %s", code.name)
+            self._refused = code
+
+    async def wait_until_caught_up(self) -> None:
         """Return once this broker has read the metadata log as far as its registration."""
         await self._caught_up.wait()
 
-    async def serve(self) -> None:
+    async def unfence(self) -> None:
         """Ask to be unfenced, and return once that is so."""
-        self._wants_to_serve = True
-        self._hurry.set()
+        self._ready_to_unfence = True
+        self.heartbeat_now()
         await self._unfenced.wait()
 
-    def hurry(self) -> None:
-        """Send the next heartbeat now: there is something to tell."""
-        self._hurry.set()
+    def heartbeat_now(self) -> None:
+        """Send the next heartbeat without delay: its content has changed."""
+        self._heartbeat_wanted.set()
 
-    def directory_failed(self, path: str) -> None:
-        """Have the controller know that what lies in a data directory is not here any more. Of one that was
-        left aside at the start it has not heard.
+    def propagate_directory_failure(self, path: str) -> None:
+        """Report a failed data directory to the controller. It does not know a directory that had failed
+        before the start.
         """
         if path in self._directories:
             self._offline.add(self._directories[path])
-            self.hurry()
+            self.heartbeat_now()
 
-    def step_aside(self) -> None:
-        """Leave all leaderships and places in in-sync sets to others, by being fenced until `step_back`."""
-        self._steps_aside = True
-        self.hurry()
+    def fence_itself(self) -> None:
+        """Leave all leaderships and places in in-sync sets to others, until `stop_fencing_itself`."""
+        self._fences_itself = True
+        self.heartbeat_now()
 
-    def step_back(self) -> None:
-        self._steps_aside = False
-        self.hurry()
+    def stop_fencing_itself(self) -> None:
+        self._fences_itself = False
+        self.heartbeat_now()
 
     @property
-    def is_aside(self) -> bool:
-        return self._steps_aside
+    def fences_itself(self) -> bool:
+        return self._fences_itself
 
-    # Living
+    # Heartbeats
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             try:
-                await self.heartbeat()
+                await self._heartbeat()
             except OSError as error:
                 _log.warning("%s", error)
             except NodeFailed as error:
-                self._node.fail(str(error))
+                self._on_fatal(str(error))
                 return
             except Exception:
-                _log.exception("a heartbeat failed; the next one may not")
+                _log.exception("a heartbeat failed; the next one is sent as usual")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_seconds()):
-                    await self._hurry.wait()
-            self._hurry.clear()
+                    await self._heartbeat_wanted.wait()
+            self._heartbeat_wanted.clear()
 
     def _pause_seconds(self) -> float:
-        serves = self._wants_to_serve and not self._steps_aside
-        waits = not self._caught_up.is_set() or (serves and not self._unfenced.is_set())
+        wants_to_serve = self._ready_to_unfence and not self._fences_itself
+        waits = not self._caught_up.is_set() or (wants_to_serve and not self._unfenced.is_set())
         if waits:
             return _WAITING_SECONDS
-        return self._node.config.number("broker.heartbeat.interval.ms") / 1000
+        return self._config.current.number("broker.heartbeat.interval.ms") / 1000
 
-    async def heartbeat(self, timeout_ms: int | None = None) -> None:
-        """Say once that the broker lives. OSError if nobody could be told."""
+    async def _heartbeat(self, timeout_ms: int | None = None) -> None:
+        """Send one heartbeat. OSError if no active controller answered it."""
+        config = self._config.current
         if timeout_ms is None:
-            timeout_ms = self._node.config.number("broker.session.timeout.ms")
-        response = await self._link.ask(
+            timeout_ms = config.number("broker.session.timeout.ms")
+        response = await self._channel.ask(
             BrokerHeartbeatRequest(
-                broker_id=self._node.config.node_id,
+                broker_id=config.node_id,
                 broker_epoch=self.epoch,
-                current_metadata_offset=self._node.image.provenance.last_contained_offset,
-                want_fence=not self._wants_to_serve or self._steps_aside,
-                want_shut_down=self._leaving,
+                current_metadata_offset=self._metadata.image.provenance.last_contained_offset,
+                want_fence=not self._ready_to_unfence or self._fences_itself,
+                want_shut_down=self._shutting_down,
                 offline_log_dirs=sorted(self._offline),
             ),
             _HEARTBEAT_VERSION,
@@ -204,21 +216,21 @@ class BrokerLifecycleManager:
         assert isinstance(response, BrokerHeartbeatResponse)
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.NONE:
-            self._take(response)
+            self._on_heartbeat_response(response)
         elif code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
-            if self._leaving:
-                self._may_go = True
+            if self._shutting_down:
+                self._may_shut_down = True
                 return
             _log.warning(
                 "the controller does not know this broker any more (%s); it registers again", code.name
             )
             self._unfenced.clear()
             await self._register()
-            self._hurry.set()
+            self.heartbeat_now()
         else:
             _log.warning("the controller refused a heartbeat: %s", code.name)
 
-    def _take(self, response: BrokerHeartbeatResponse) -> None:
+    def _on_heartbeat_response(self, response: BrokerHeartbeatResponse) -> None:
         if response.is_caught_up:
             self._caught_up.set()
         if response.is_fenced:
@@ -226,33 +238,33 @@ class BrokerLifecycleManager:
         else:
             self._unfenced.set()
         if response.should_shut_down:
-            self._may_go = True
+            self._may_shut_down = True
 
     # Leaving
 
-    async def leave(self, timeout_seconds: float) -> bool:
-        """Hand leaderships over; whether that was done within the time. If there is no active controller any
-        more, as when all nodes stop, there is nobody to hand over to.
+    async def controlled_shutdown(self, timeout_seconds: float) -> bool:
+        """Have the controller move the leaderships of this broker; whether that was done within the time.
+        Without an active controller, as when all nodes stop, there is no other broker to move them to.
         """
-        await self._stop_beating()
-        self._leaving = True
-        self._steps_aside = False
+        await self._stop_heartbeats()
+        self._shutting_down = True
+        self._fences_itself = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                while not self._may_go:
-                    await self.heartbeat(_NOBODY_MS)
+                while not self._may_shut_down:
+                    await self._heartbeat(_NO_CONTROLLER_MS)
                     await asyncio.sleep(_WAITING_SECONDS)
         except OSError as error:
             _log.info("%s", error)
-        return self._may_go
+        return self._may_shut_down
 
-    async def _stop_beating(self) -> None:
+    async def _stop_heartbeats(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Say nothing more."""
-        await self._stop_beating()
-        self._link.close()
+        """Stop the heartbeats and close the connections to the controllers."""
+        await self._stop_heartbeats()
+        self._channel.close()

@@ -14,17 +14,18 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ottla.metadata.controller.quorum_controller import ActiveController
+from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import ListenerEndpoint
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.network.connection import ClientConnection
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
+from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
@@ -50,42 +51,51 @@ class ProbeResult(Enum):
 class BrokerLivenessProbe:
     """At most one examination of each broker at a time."""
 
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
-        self._channel: Final = InterNodeClient(node.runtime.network, "ottla-watch")
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        active_controller: ActiveController,
+    ) -> None:
+        self._runtime: Final = runtime
+        self._config: Final = config
+        self._metadata: Final = metadata
+        self._active_controller: Final = active_controller
+        self._channel: Final = InterNodeClient(runtime.network, "ottla-watch")
         self._examining: dict[int, asyncio.Task[None]] = {}
 
     # When to look
 
-    def heard(self, connection: ClientConnection, broker: int, epoch: int) -> None:
+    def on_heartbeat(self, connection: ClientConnection, broker: int, epoch: int) -> None:
         """The broker's heartbeats come by this connection."""
         connection.broker_incarnation = (broker, epoch)
 
-    def connection_closed(self, connection: ClientConnection) -> None:
+    def on_connection_closed(self, connection: ClientConnection) -> None:
         broker = connection.broker_incarnation
         if broker is not None:
             self._examine(broker[0], self._knock(*broker))
 
-    def took_over(self) -> None:
+    def on_controller_active(self) -> None:
         """This node has become the active controller: its predecessor's process may have been a broker's."""
-        for broker in self._node.image.cluster.brokers.values():
-            if not broker.fenced and broker.id != self._node.config.node_id:
+        for broker in self._metadata.image.cluster.brokers.values():
+            if not broker.fenced and broker.id != self._config.current.node_id:
                 self._examine(broker.id, self._knock(broker.id, broker.epoch))
 
-    def look_for_silent(self) -> None:
+    def probe_silent_brokers(self) -> None:
         """For a few times a second."""
-        active = self._node.active_controller.current
+        active = self._active_controller.current
         if active is None:
             return
-        session_ms = self._node.config.number("broker.session.timeout.ms")
+        session_ms = self._config.current.number("broker.session.timeout.ms")
         silent = active.silent_brokers(int(session_ms * _SILENT_PART))
         unheard = active.unheard_brokers(int(session_ms * _UNHEARD_PART))
         for broker, epoch in dict.fromkeys((*silent, *unheard)):
-            if broker != self._node.config.node_id:
+            if broker != self._config.current.node_id:
                 self._examine(broker, self._wait_for_sign(broker, epoch, int(session_ms * _ANSWER_PART)))
 
     def _examine(self, broker: int, work: Coroutine[None, None, None]) -> None:
-        if broker in self._examining or self._node.active_controller.current is None:
+        if broker in self._examining or self._active_controller.current is None:
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work, name=f"examine broker {broker}")
@@ -104,7 +114,7 @@ class BrokerLivenessProbe:
                 return
 
     async def _wait_for_sign(self, broker: int, epoch: int, wait_ms: int) -> None:
-        clock = self._node.runtime.clock
+        clock = self._runtime.clock
         began_ns = clock.monotonic_ns()
         sign = await self._sign_of_life(broker, epoch, wait_ms)
         if sign is ProbeResult.ALIVE:
@@ -114,7 +124,7 @@ class BrokerLivenessProbe:
             # It has its time, also where it was found out at once that nobody can be asked.
             waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
             await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
-        active = self._node.active_controller.current
+        active = self._active_controller.current
         asked_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
         if active is not None and (broker, epoch) in active.silent_brokers(asked_ms):
             await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
@@ -123,7 +133,7 @@ class BrokerLivenessProbe:
         """What is seen at all addresses of the broker: gone is only whom each of them refuses, as some may
         be meant for others, and lead elsewhere from here.
         """
-        registration = self._node.image.cluster.brokers.get(broker)
+        registration = self._metadata.image.cluster.brokers.get(broker)
         if registration is None or registration.epoch != epoch:
             return ProbeResult.ALIVE
         signs = await asyncio.gather(
@@ -140,7 +150,7 @@ class BrokerLivenessProbe:
             if endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
                 await self._channel.api_versions(address, timeout_ms=timeout_ms)
                 return ProbeResult.ALIVE
-            transport, _ = await self._node.runtime.network.connect(
+            transport, _ = await self._runtime.network.connect(
                 asyncio.Protocol, endpoint.host, endpoint.port, timeout_ms=timeout_ms
             )
             transport.abort()
@@ -155,7 +165,7 @@ class BrokerLivenessProbe:
             self._channel.drop(address)
 
     async def _fence(self, broker: int, epoch: int, reason: str) -> None:
-        active = self._node.active_controller.current
+        active = self._active_controller.current
         if active is None:
             return
         try:

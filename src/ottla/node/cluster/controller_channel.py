@@ -1,9 +1,9 @@
-"""The way to the active controller, wherever it is.
+"""Requests of this node to the active controller, wherever it is.
 
-If it is on this node, its code is called; if not, the request goes to the controller listener of the
-quorum's leader, whom this node knows as it follows the metadata log. While there is no leader, or the one
-that was asked is none any more, the question waits and is asked again. Invariant: an answer is the active
-controller's; a question that got none in time ends with an OSError, and may have been heard.
+If the active controller is on this node, its code is called; if not, the request goes to the controller
+listener of the quorum's leader, which this node knows from the metadata log. While there is no leader, or the
+node that was asked does not lead any more, the request waits and is sent again. Invariant: a response is the
+active controller's; a request without a response in time ends with an OSError, and may have had its effect.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeAlias
 
 from ottla.log.directory.meta_properties import StorageError
+from ottla.metadata.controller.quorum_controller import ActiveController
+from ottla.metadata.log.metadata_log import MetadataLog
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
+from ottla.runtime.network import Network
 
 _log = logging.getLogger(__name__)
 
@@ -29,40 +30,47 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.05
 # A controller may have to wait for the commit of a change; that is not a sign that it is gone.
 _LEAST_TIMEOUT_MS: Final = 10_000
-# How many questions wait for an answer at the same time; the others wait here.
-_MAX_ASKED: Final = 64
-
+# How many requests wait for a response at the same time; the others wait here.
+_MAX_IN_FLIGHT: Final = 64
 
 LocalController: TypeAlias = Callable[[Request, int], Awaitable[Response | None]]
-"""Answers a request, of a version, as the active controller on this node; None if it is elsewhere by now."""
+"""Has the controller of this node decide a request of a version; None if it is not active any more."""
 
 
 class ControllerChannel:
-    """Connections of its own to the controllers, so that what waits for an answer does not hold up others
-    that use another link.
+    """It has connections of its own to the controllers, so that a request that waits for its response does
+    not hold up those of another channel.
     """
 
-    def __init__(self, node: Node, client_id: str, decide_locally: LocalController) -> None:
-        self._node: Final = node
-        self._decide_locally: Final = decide_locally
-        self._channel: Final = InterNodeClient(node.runtime.network, client_id)
-        self._room: Final = asyncio.Semaphore(_MAX_ASKED)
-
-    def follow_leader(self) -> None:
-        """Ask whoever leads: what was asked of a former leader, which may be silent, is asked again."""
-        self._node.metadata.watch_leader(self._channel.drop_all)
+    def __init__(
+        self,
+        network: Network,
+        client_id: str,
+        config: DynamicBrokerConfig,
+        metadata: MetadataLog,
+        active_controller: ActiveController,
+        local_controller: LocalController,
+    ) -> None:
+        self._channel: Final = InterNodeClient(network, client_id)
+        self._config: Final = config
+        self._metadata: Final = metadata
+        self._active_controller: Final = active_controller
+        self._local_controller: Final = local_controller
+        self._room: Final = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        # What was asked of a former leader, which may be silent, is asked again of the new one.
+        metadata.watch_leader(self._channel.drop_all)
 
     async def ask(self, request: Request, newest_version: int, *, timeout_ms: int | None = None) -> Response:
-        """The active controller's answer, in the newest version that it and this node speak; an error other
-        than that it is not the controller is an answer too. OSError if there is none within the time.
+        """Return the active controller's response, in the newest version that it and this node speak; an
+        error other than NOT_CONTROLLER is a response too. OSError if there is none within the time.
         """
-        limit_ms = self._node.config.number("request.timeout.ms") if timeout_ms is None else timeout_ms
+        limit_ms = self._config.current.number("request.timeout.ms") if timeout_ms is None else timeout_ms
         name = API[request.API_KEY].name
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 while True:
                     response = await self._ask_once(request, newest_version)
-                    if response is not None and not _is_elsewhere(response):
+                    if response is not None and not _is_not_controller(response):
                         return response
                     await self._pause()
         except TimeoutError:
@@ -70,26 +78,39 @@ class ControllerChannel:
         except StorageError as error:
             raise ConnectionAbortedError(f"{name}: {error}") from error
 
-    async def ask_until_answered(self, request: Request, newest_version: int) -> Response:
-        """The active controller's answer, as long as it takes until there is one: for what a node cannot go
-        on without.
+    async def ask_until(
+        self,
+        request: Request,
+        newest_version: int,
+        final: Collection[ErrorCode],
+        *,
+        on_refused: Callable[[ErrorCode, Response], None],
+        retry_seconds: float,
+    ) -> tuple[ErrorCode, Response]:
+        """Ask until the error code of the response is one of the final ones, however long that takes: for
+        what a node cannot continue without. Each other response is reported to `on_refused`.
         """
         while True:
             try:
-                return await self.ask(request, newest_version)
+                response = await self.ask(request, newest_version)
             except OSError as error:
                 _log.info("%s", error)
-                await asyncio.sleep(_PAUSE_SECONDS)  # where the metadata log has failed it is told at once
+                await asyncio.sleep(_PAUSE_SECONDS)  # a metadata log that has failed gives an error at once
+                continue
+            code = ErrorCode.of(getattr(response, "error_code"))  # noqa: B009
+            if code in final:
+                return code, response
+            on_refused(code, response)
+            await asyncio.sleep(retry_seconds)
 
     async def _ask_once(self, request: Request, newest_version: int) -> Response | None:
-        """None if the active controller could not be asked."""
-        node = self._node
-        if node.active_controller.current is not None:
-            return await self._decide_locally(request, newest_version)
-        address = node.metadata.leader_address
+        """Return None if the active controller could not be asked."""
+        if self._active_controller.current is not None:
+            return await self._local_controller(request, newest_version)
+        address = self._metadata.leader_address
         if address is None:
             return None
-        timeout_ms = node.config.number("controller.quorum.request.timeout.ms")
+        timeout_ms = self._config.current.number("controller.quorum.request.timeout.ms")
         try:
             async with self._room:
                 return await self._channel.request(
@@ -102,16 +123,16 @@ class ControllerChannel:
         return None
 
     async def _pause(self) -> None:
-        """Until there is news of the quorum, but not for long."""
-        node = self._node
-        leader, epoch = node.metadata.leader_id, node.metadata.epoch
-        active = node.active_controller.current
+        """Wait until the leader of the quorum changes, but not for long."""
+        metadata, active_controller = self._metadata, self._active_controller
+        leader, epoch = metadata.leader_id, metadata.epoch
+        active = active_controller.current
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PAUSE_SECONDS):
-                await node.metadata.until(
+                await metadata.until(
                     lambda: (
-                        (node.metadata.leader_id, node.metadata.epoch) != (leader, epoch)
-                        or node.active_controller.current is not active
+                        (metadata.leader_id, metadata.epoch) != (leader, epoch)
+                        or active_controller.current is not active
                     )
                 )
 
@@ -119,7 +140,7 @@ class ControllerChannel:
         self._channel.close()
 
 
-def _is_elsewhere(response: Response) -> bool:
+def _is_not_controller(response: Response) -> bool:
     """Whether it says that the active controller is another node, as a whole or for any of its parts."""
     if getattr(response, "error_code", 0) == ErrorCode.NOT_CONTROLLER:
         return True

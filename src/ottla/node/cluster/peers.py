@@ -7,16 +7,16 @@ so each part that asks has a line of its own, and each fetcher too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ottla.metadata.image.cache import MetadataCache
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
+from ottla.runtime.network import Network
 
 
 def inter_broker_listener(config: NodeConfig) -> str:
@@ -32,22 +32,24 @@ def inter_broker_listener(config: NodeConfig) -> str:
 
 
 class PeerBrokers:
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
+    def __init__(self, network: Network, config: DynamicBrokerConfig, metadata: MetadataCache) -> None:
+        self._network: Final = network
+        self._config: Final = config
+        self._metadata: Final = metadata
 
     def address(self, broker: int) -> Address | None:
         """Where a broker is reached, as it has registered last."""
-        registration = self._node.image.cluster.brokers.get(broker)
+        registration = self._metadata.image.cluster.brokers.get(broker)
         if registration is None:
             return None
-        endpoint = registration.listeners.get(inter_broker_listener(self._node.config))
+        endpoint = registration.listeners.get(inter_broker_listener(self._config.current))
         return None if endpoint is None else Address(endpoint.host, endpoint.port)
 
     def channel(self, purpose: str) -> InterNodeClient:
         """Connections that nobody else uses; `purpose` is how the other side sees them."""
-        return InterNodeClient(self._node.runtime.network, f"broker-{self._node.config.node_id}-{purpose}")
+        return InterNodeClient(self._network, f"broker-{self._config.current.node_id}-{purpose}")
 
-    def line(self, purpose: str) -> PeerChannel:
+    def peer_channel(self, purpose: str) -> PeerChannel:
         return PeerChannel(self, self.channel(purpose))
 
 

@@ -1,8 +1,8 @@
-"""A node's part in the quorum: its listener for controllers, the metadata log, the controller if it leads.
+"""A node's part in the quorum: its controller listener, the metadata log, the controller while it leads.
 
-All of it is there on every node, voter or not; a broker that only follows never has an active controller, and
-no such listener. It runs before anything else of the node does, since nothing else is known without the
-metadata, and until everything else has stopped.
+Every node has all of it, voter or not; a broker that only follows never has an active controller, and no
+controller listener. It runs before any other part of the node starts, since nothing else is known without the
+metadata, and until every other part has stopped.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
+from ottla.metadata.features import supported
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.storage import read_bootstrap
 from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
-from ottla.node.cluster.controller_channel import ControllerChannel
+from ottla.node.cluster.controller_channel import ControllerChannel, LocalController
 from ottla.node.config.component_settings import (
     bootstrap_servers,
     controller_settings,
@@ -25,74 +26,87 @@ from ottla.node.config.component_settings import (
     quorum_config,
     static_voters,
 )
-from ottla.node.config.listeners import Endpoint
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.listeners import Endpoint, registered
 from ottla.node.config.schema import TableSchema
+from ottla.node.network.connection import ClientConnection, RequestDispatcher
 from ottla.node.network.server import SocketServer
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.controller_registration import (
+    ControllerRegistrationRequest,
+    ControllerRegistrationResponse,
+    Feature,
+    Listener,
+)
+from ottla.protocol.schema import Response
 from ottla.runtime.address import Address
+from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.state import Result
     from ottla.metadata.log.loader import Subscriber
-    from ottla.node.cluster.controller_channel import LocalController
-    from ottla.node.network.connection import RequestDispatcher
-    from ottla.node.node import Node
-    from ottla.node.storage import NodeStorage
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long a node waits for the quorum before it says so, and again.
+# How long a node waits for the quorum before it logs that it does, and again.
 _PATIENCE_SECONDS: Final = 10.0
 # How long a leader that stops waits until the others know.
 _RESIGN_MS: Final = 1_000
+_REGISTRATION_VERSION: Final = 0
+_REGISTRATION_RETRY_SECONDS: Final = 0.1
+# A cluster of an older metadata.version has no record for the registration of a controller.
+_REGISTRATION_FINAL: Final = frozenset((ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION))
 
 
 class QuorumMember:
-    """`metadata` and `active_controller` are there once it is open."""
+    """`metadata`, `active_controller`, the channels and `liveness` are there once it is open."""
 
     def __init__(
         self,
-        node: Node,
-        service_for: Callable[[Endpoint], RequestDispatcher],
-        decide_locally: LocalController,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        dispatcher_for: Callable[[Endpoint], RequestDispatcher],
+        local_controller: LocalController,
     ) -> None:
-        self._node: Final = node
-        self._registering: asyncio.Task[None] | None = None
-        # Set once the quorum's requests are worked on.
+        self._runtime: Final = runtime
+        self._config: Final = config
+        self._local_controller: Final = local_controller
+        self._registration: asyncio.Task[None] | None = None
+        # Set once requests of the quorum are answered.
         self.opened: Final = asyncio.Event()
+        self.server: Final = SocketServer(
+            runtime.network, config.current, dispatcher_for, self._on_connection_closed
+        )
+        config.add_reconfigurable(self.server.configure)
         self.metadata: MetadataLog
         self.active_controller: ActiveController
-        # The ways to the active controller: for what this node asks, and for what it passes on.
-        self.decide_locally: Final = decide_locally
-        self.controllers: Final = ControllerChannel(node, "ottla-broker", decide_locally)
-        self.forwards: Final = ControllerChannel(node, "ottla-forwarding", decide_locally)
-        self.liveness: Final = BrokerLivenessProbe(node)
-        self.server: Final = SocketServer(
-            node.runtime.network, node.config, service_for, self.liveness.connection_closed
-        )
+        # The requests of this node to the active controller, and those of clients that it forwards.
+        self.controllers: ControllerChannel
+        self.forwards: ControllerChannel
+        self.liveness: BrokerLivenessProbe
 
-    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
-        """Let the active controller of this node decide; the response comes once the decision is committed
-        and applied here. KafkaError NOT_CONTROLLER if it is not on this node.
+    async def open(
+        self,
+        cluster_id: str,
+        directory_id: bytes,
+        endpoints: Sequence[Endpoint],
+        on_metadata: Subscriber,
+    ) -> None:
+        """Take part in the quorum. `directory_id` is the id of the metadata directory, `endpoints` are where
+        other nodes reach this controller, and `on_metadata` is called with each step of the metadata.
         """
-        controller = self.active_controller.require()
-        return controller.commit(decide(controller.controller))
-
-    async def open(self, storage: NodeStorage, endpoints: Sequence[Endpoint], follow: Subscriber) -> None:
-        """Take part in the quorum; `endpoints` are where this controller is reached, and `follow` is called
-        with each step of the metadata.
-        """
-        node, config = self._node, self._node.config
+        runtime, config = self._runtime, self._config.current
         metadata_dir = config.metadata_log_dir
-        bootstrap = await node.runtime.pool.run(read_bootstrap, node.runtime.disk, metadata_dir)
+        bootstrap = await runtime.pool.run(read_bootstrap, runtime.disk, metadata_dir)
         self.metadata = metadata = await MetadataLog.open(
-            node.runtime,
+            runtime,
             metadata_dir,
             node_id=config.node_id,
-            directory_id=storage.directories[metadata_dir],
-            cluster_id=storage.cluster_id,
+            directory_id=directory_id,
+            cluster_id=cluster_id,
             static_voters=static_voters(config),
             endpoints={each.name: Address(each.host, each.port) for each in endpoints},
             bootstrap=bootstrap_servers(config),
@@ -103,24 +117,43 @@ class QuorumMember:
         loop = asyncio.get_running_loop()
 
         def activate() -> QuorumController:
-            loop.call_soon(self.liveness.took_over)
+            loop.call_soon(self.liveness.on_controller_active)
             return QuorumController.activate(
-                node.runtime,
+                runtime,
                 metadata,
-                controller_settings(node.config, storage.cluster_id),
-                TableSchema(lambda: node.config),
+                controller_settings(self._config.current, cluster_id),
+                TableSchema(lambda: self._config.current),
                 bootstrap,
             )
 
         self.active_controller = ActiveController(metadata, activate)
-        metadata.subscribe(follow)
-        self.controllers.follow_leader()
-        self.forwards.follow_leader()
+        self.liveness = BrokerLivenessProbe(runtime, self._config, metadata, self.active_controller)
+        metadata.subscribe(on_metadata)
+        self.controllers = self.controller_channel("ottla-broker")
+        self.forwards = self.controller_channel("ottla-forwarding")
         metadata.start()
         self.opened.set()
 
-    async def until_there_is_one(self) -> None:
-        """Return once there is a leader, and all that it says is committed has been read."""
+    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
+        """Let the active controller of this node decide; the response comes once the decision is committed
+        and applied here. KafkaError NOT_CONTROLLER if it is not on this node.
+        """
+        controller = self.active_controller.require()
+        return controller.commit(decide(controller.controller))
+
+    def controller_channel(self, client_id: str) -> ControllerChannel:
+        """Make a channel to the active controller, with connections of its own."""
+        return ControllerChannel(
+            self._runtime.network,
+            client_id,
+            self._config,
+            self.metadata,
+            self.active_controller,
+            self._local_controller,
+        )
+
+    async def wait_for_leader(self) -> None:
+        """Return once the quorum has a leader, and all that it says is committed has been read."""
         metadata = self.metadata
         while True:
             with contextlib.suppress(TimeoutError):
@@ -135,24 +168,47 @@ class QuorumMember:
             else:
                 log.warning("the metadata of the quorum's leader, %d, is still read", metadata.leader_id)
 
+    # The registration of this controller
+
     def register(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> None:
-        """Have this controller written down with its addresses, in the background."""
-        from ottla.node.cluster.controller_registration import register_controller
+        """Register this controller with its addresses and features, in the background."""
+        request = ControllerRegistrationRequest(
+            controller_id=self._config.current.node_id,
+            incarnation_id=incarnation_id,
+            listeners=registered(endpoints, Listener),
+            features=supported(Feature),
+        )
+        self._registration = asyncio.create_task(self._register(request), name="controller registration")
 
-        work = register_controller(self._node, incarnation_id, endpoints)
-        self._registering = asyncio.create_task(work, name="controller registration")
+    async def _register(self, request: ControllerRegistrationRequest) -> None:
+        await self.controllers.ask_until(
+            request,
+            _REGISTRATION_VERSION,
+            _REGISTRATION_FINAL,
+            on_refused=_on_registration_refused,
+            retry_seconds=_REGISTRATION_RETRY_SECONDS,
+        )
 
-    async def registered(self) -> None:
-        if self._registering is not None:
-            await self._registering
+    async def wait_until_registered(self) -> None:
+        if self._registration is not None:
+            await self._registration
+
+    def _on_connection_closed(self, connection: ClientConnection) -> None:
+        if self.opened.is_set():
+            self.liveness.on_connection_closed(connection)
 
     async def close(self) -> None:
         """Hand leadership over, and close the metadata log."""
-        if self._registering is not None:
-            self._registering.cancel()
-            await asyncio.gather(self._registering, return_exceptions=True)
+        if self._registration is not None:
+            self._registration.cancel()
+            await asyncio.gather(self._registration, return_exceptions=True)
         await self.liveness.close()
         self.controllers.close()
         self.forwards.close()
         await self.metadata.resign(_RESIGN_MS)
         await self.metadata.close()
+
+
+def _on_registration_refused(code: ErrorCode, response: Response) -> None:
+    assert isinstance(response, ControllerRegistrationResponse)
+    log.warning("the controller did not register this one: %s %s", code.name, response.error_message)

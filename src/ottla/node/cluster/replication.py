@@ -1,30 +1,32 @@
-"""What keeps the replicas of this broker in step with those of others.
+"""What keeps the replicas of this broker in step with those of other brokers.
 
-It acts upon what following the metadata changed: fetchers go to the new leaders, in-sync sets that leaders
-here propose go to the controller, and so does the news in which directory a replica lies. The throttles of
+It acts on the changes that new metadata brings: fetchers go to the new leaders, in-sync sets that leaders on
+this broker propose go to the controller, and so do the directories in which replicas lie. The throttles of
 replication, and whether consumers are sent to the nearest replica, are kept here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
+from ottla.metadata.image.cache import MetadataCache
 from ottla.node.cluster.assignments_manager import AssignmentsManager
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.cluster.peers import PeerBrokers
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from ottla.protocol.names import TopicPartition
 from ottla.replication.alter_partition_manager import AlterPartitionManager
-from ottla.replication.partition import Partition, PendingPartitionChange
+from ottla.replication.partition import Partition
 from ottla.replication.replica_fetcher import ReplicaFetcherConfig, ReplicaFetcherContext
 from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
-
-if TYPE_CHECKING:
-    from ottla.node.config.node_config import NodeConfig
-    from ottla.node.node import Node
+from ottla.runtime.clock import Clock
+from ottla.runtime.runtime import Runtime
 
 _ALTER_PARTITION_VERSION: Final = 3
 _RACK_AWARE: Final = "RackAwareReplicaSelector"
@@ -48,35 +50,34 @@ def fetcher_config(config: NodeConfig) -> ReplicaFetcherConfig:
 
 
 class BrokerReplication:
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
-        self.peers: Final = PeerBrokers(node)
-        self.leader_quota: Final = _quota(node, *_WINDOWS)
-        self.follower_quota: Final = _quota(node, *_WINDOWS)
-        self.move_quota: Final = _quota(node, *_WINDOWS_OF_MOVES)
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        controller: ControllerChannel,
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        self._clock: Final = runtime.clock
+        self._config: Final = config
+        self._controller: Final = controller
+        self._broker_epoch: Final = broker_epoch
+        broker_id = config.current.node_id
+        self.peers: Final = PeerBrokers(runtime.network, config, metadata)
+        self.leader_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS)
+        self.follower_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS)
+        self.move_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS_OF_MOVES)
         self.selects_nearest = False
-        # Made when the first replica is shared with another broker: a lone node needs none of it.
-        self._assignments: AssignmentsManager | None = None
+        self.assignments: Final = AssignmentsManager(broker_id, broker_epoch, controller, metadata)
+        self.alter_partition_manager: Final = AlterPartitionManager(
+            broker_id, broker_epoch, self._alter_partition, runtime.clock
+        )
+        # Created for the first replica that follows: a node without other brokers needs none.
         self._fetchers: ReplicaFetcherManager | None = None
-        self._alter_partition_manager: AlterPartitionManager | None = None
+        config.add_reconfigurable(self._configure)
+        self._configure(config.current)
 
-    # Following the metadata
-
-    def follow(self, changes: ReplicaChanges) -> None:
-        if changes.followers and self._fetchers is None:
-            self._fetchers = self._make_fetchers()
-        if self._fetchers is not None:
-            self._fetchers.follow(changes)
-        self.report([*changes.leaders, *changes.followers])
-
-    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions that this broker can no longer serve."""
-        if self._fetchers is not None:
-            self._fetchers.resigned(partitions)
-
-    def configure(self) -> None:
-        """The node's settings have changed, or are known now."""
-        config = self._node.config
+    def _configure(self, config: NodeConfig) -> None:
         self.leader_quota.limit = config.number("leader.replication.throttled.rate")
         self.follower_quota.limit = config.number("follower.replication.throttled.rate")
         self.move_quota.limit = config.number("replica.alter.log.dirs.io.max.bytes.per.second")
@@ -85,67 +86,53 @@ class BrokerReplication:
         if self._fetchers is not None:
             self._fetchers.configure(config.number("num.replica.fetchers"))
 
+    def apply(self, changes: ReplicaChanges) -> None:
+        """Fetch what this broker follows now, and report replicas whose directory the controller does not
+        know: a broker with one directory may have got another one, and leads nothing that the controller
+        takes to be in the former one.
+        """
+        if changes.followers and self._fetchers is None:
+            self._fetchers = self._make_fetchers()
+        if self._fetchers is not None:
+            self._fetchers.follow(changes)
+        self.assignments.report([*changes.leaders, *changes.followers])
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop to fetch partitions that this broker can no longer serve."""
+        if self._fetchers is not None:
+            self._fetchers.resigned(partitions)
+
     async def close(self) -> None:
         if self._fetchers is not None:
             await self._fetchers.close()
-        if self._assignments is not None:
-            await self._assignments.close()
-        if self._alter_partition_manager is not None:
-            await self._alter_partition_manager.close()
+        await self.alter_partition_manager.close()
+        await self.assignments.close()
 
     def _make_fetchers(self) -> ReplicaFetcherManager:
-        node = self._node
-        config = node.config
-        follower = ReplicaFetcherContext(
+        config = self._config.current
+        context = ReplicaFetcherContext(
             config.node_id,
-            lambda: node.broker_epoch,
-            node.runtime.clock,
+            self._broker_epoch,
+            self._clock,
             fetcher_config(config),
             self.follower_quota,
-            self._failed,
+            self._on_fetch_failed,
         )
         return ReplicaFetcherManager(
-            follower,
+            context,
             lambda: self.peers.channel("fetcher"),
             self.peers.address,
             per_leader=config.number("num.replica.fetchers"),
         )
 
-    def _failed(self, tp: TopicPartition, error: KafkaError) -> None:
-        """The directory of its log went offline, with all that it has."""
-        self.resigned([tp])
+    def _on_fetch_failed(self, tp: TopicPartition, error: KafkaError) -> None:
+        """The directory of the log went offline, with all that it has."""
+        self.remove([tp])
 
-    # In-sync sets
-
-    def propose(self, partition: Partition, proposal: PendingPartitionChange) -> None:
-        """Take an in-sync set to the controller."""
-        if self._alter_partition_manager is None:
-            node = self._node
-            self._alter_partition_manager = AlterPartitionManager(
-                node.config.node_id, lambda: node.broker_epoch, self._alter, node.runtime.clock
-            )
-        self._alter_partition_manager.submit(partition, proposal)
-
-    async def _alter(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
-        response = await self._node.controllers.ask(request, _ALTER_PARTITION_VERSION)
+    async def _alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
+        response = await self._controller.ask(request, _ALTER_PARTITION_VERSION)
         assert isinstance(response, AlterPartitionResponse)
         return response
-
-    # Directories
-
-    def report(self, partitions: Iterable[Partition]) -> None:
-        """Tell the controller where replicas lie, if that is not what it knows: a broker with one directory
-        may have got another one, and leads nothing that is thought to be in the former.
-        """
-        self.assignments.check(partitions)
-
-    @property
-    def assignments(self) -> AssignmentsManager:
-        if self._assignments is None:
-            self._assignments = AssignmentsManager(self._node)
-        return self._assignments
-
-    # Throttles
 
     def is_throttled(self, partition: Partition, follower: int) -> bool:
         """Whether what the follower fetches counts for the leader's throttle: never when it is in sync."""
@@ -157,8 +144,7 @@ class BrokerReplication:
         )
 
 
-def _quota(node: Node, samples: str, window_seconds: str) -> ReplicationQuotaManager:
-    number = node.config.number
+def _quota(clock: Clock, config: NodeConfig, samples: str, window_seconds: str) -> ReplicationQuotaManager:
     return ReplicationQuotaManager(
-        node.runtime.clock, samples=number(samples), window_ms=number(window_seconds) * 1000
+        clock, samples=config.number(samples), window_ms=config.number(window_seconds) * 1000
     )

@@ -1,1 +1,1 @@
-"""Transactions on a node: markers, verification before a produce, producer ids."""
+"""The coordinators of a broker: groups and transactions, markers, verification, producer ids."""

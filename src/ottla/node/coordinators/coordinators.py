@@ -1,32 +1,75 @@
-"""The coordinators of a node, each made when it is first needed.
+"""The coordinators of a broker, each created when it is first needed.
 
-A node that leads no partition of a coordinator's topic, and that nobody has asked, does not even import it:
-that keeps a start short and an idle node small. Once made, a coordinator follows the metadata like everything
-else.
+A node that leads no partition of a coordinator's topic, and has had no request for it, does not even import
+it: that keeps a start short and an idle node small. Once created, a coordinator follows the metadata.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
+from ottla.node.cluster.peers import PeerBrokers
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.coordinators.producer_ids import ProducerIdManager
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
+from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
-from ottla.replication.replica_manager import ReplicaChanges
+from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupCoordinatorService
-    from ottla.node.coordinators.transactions import NodeTransactions
-    from ottla.node.node import Node
+    from ottla.coordinator.transaction.service import TransactionCoordinatorService
+    from ottla.node.coordinators.add_partitions_to_txn import AddPartitionsToTxnManager
+    from ottla.node.coordinators.marker_sender import TransactionMarkerSender
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionParts:
+    """What a broker needs for transactions: those that it coordinates, and those that write to its logs."""
+
+    service: TransactionCoordinatorService
+    marker_sender: TransactionMarkerSender
+    add_partitions: AddPartitionsToTxnManager
+
+    def on_broker_gone(self, broker: int) -> None:
+        """Give up the requests to a broker that was fenced or has left."""
+        self.add_partitions.on_broker_gone(broker)
+        self.marker_sender.on_broker_gone(broker)
+
+    async def close(self) -> None:
+        await self.service.close()
+        await self.add_partitions.close()
+        await self.marker_sender.close()
 
 
 class Coordinators:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        peers: PeerBrokers,
+        replicas: ReplicaManager,
+        log_flushes: LogFlushScheduler,
+        producer_ids: ProducerIdManager,
+    ) -> None:
+        self._runtime: Final = runtime
+        self._config: Final = config
+        self._metadata: Final = metadata
+        self._peers: Final = peers
+        self._replicas: Final = replicas
+        self._log_flushes: Final = log_flushes
+        self._producer_ids: Final = producer_ids
         self._groups: GroupCoordinatorService | None = None
-        self._transactions: NodeTransactions | None = None
+        self._transactions: TransactionParts | None = None
+        config.add_reconfigurable(self._configure)
 
     @property
     def groups(self) -> GroupCoordinatorService:
@@ -39,42 +82,64 @@ class Coordinators:
         from ottla.node.config.coordinator_settings import group_config
         from ottla.records.types import Codec
 
-        node = self._node
-        config = node.config
+        config = self._config.current
         groups = GroupCoordinatorService(
-            node.runtime,
+            self._runtime,
             group_config(config),
             codec=Codec(config.number("offsets.topic.compression.codec")),
             commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
             load_bytes=config.number("offsets.load.buffer.size"),
         )
-        node.replicas.add_progress_listener(groups.on_partition_progress)
-        groups.on_metadata_update(node.image, leaders=_led(node.replicas, CONSUMER_OFFSETS_TOPIC))
+        self._replicas.add_progress_listener(groups.on_partition_progress)
+        groups.on_metadata_update(self._metadata.image, leaders=_led(self._replicas, CONSUMER_OFFSETS_TOPIC))
         return groups
 
     @property
-    def transactions(self) -> NodeTransactions:
+    def transactions(self) -> TransactionParts:
         if self._transactions is None:
             self._transactions = self._make_transactions()
         return self._transactions
 
-    def _make_transactions(self) -> NodeTransactions:
-        from ottla.node.coordinators.transactions import NodeTransactions
+    def _make_transactions(self) -> TransactionParts:
+        from ottla.coordinator.transaction.service import TransactionCoordinatorService
+        from ottla.node.config.coordinator_settings import transaction_config
+        from ottla.node.coordinators.add_partitions_to_txn import AddPartitionsToTxnManager
+        from ottla.node.coordinators.marker_sender import TransactionMarkerSender
 
-        node = self._node
-        transactions = NodeTransactions(node)
-        service = transactions.service
-        node.replicas.add_progress_listener(service.on_partition_progress)
-        service.on_metadata_update(node.image, leaders=_led(node.replicas, TRANSACTION_STATE_TOPIC))
-        return transactions
+        config, clock = self._config, self._runtime.clock
+        marker_sender = TransactionMarkerSender(
+            config,
+            self._metadata,
+            self._peers,
+            self._replicas,
+            self._log_flushes,
+            clock,
+            groups=lambda: self.groups,
+        )
+        service = TransactionCoordinatorService(
+            self._runtime,
+            transaction_config(config.current),
+            marker_sender,
+            self._producer_ids.generate_producer_id,
+            commit_timeout_ms=config.current.number("request.timeout.ms"),
+            load_bytes=config.current.number("transaction.state.log.load.buffer.size"),
+        )
+        add_partitions = AddPartitionsToTxnManager(
+            config, self._metadata, self._peers, self._replicas, service, clock
+        )
+        self._replicas.add_progress_listener(service.on_partition_progress)
+        service.on_metadata_update(
+            self._metadata.image, leaders=_led(self._replicas, TRANSACTION_STATE_TOPIC)
+        )
+        return TransactionParts(service, marker_sender, add_partitions)
 
-    def follow(
+    def apply(
         self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None
     ) -> None:
-        """The metadata moved on, and with it the partitions that are led and followed here."""
+        """Follow new metadata, and with it the partitions that this broker leads and follows."""
         deleted_topics = [] if delta is None else [topic.name for topic in delta.deleted_topics.values()]
         # Some may live on elsewhere, without a replica here.
-        self.resigned(changes.deleted)
+        self.resign(changes.deleted)
         led = {partition.topic_partition.topic for partition in changes.leaders}
         if self._groups is not None:
             self._groups.on_metadata_update(
@@ -87,27 +152,27 @@ class Coordinators:
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
             if delta is not None:
-                self._transactions.gone(_gone(delta, image))
+                for broker in _gone(delta, image):
+                    self._transactions.on_broker_gone(broker)
         elif TRANSACTION_STATE_TOPIC in led:
             self._transactions = self._make_transactions()
 
-    def resigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions that this node can no longer serve."""
+    def resign(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop to coordinate what lives in partitions that this broker can no longer serve."""
         if self._groups is not None:
             self._groups.on_resignation(partitions)
         if self._transactions is not None:
             self._transactions.service.on_resignation(partitions)
 
-    def configure(self) -> None:
-        """The node's settings have changed."""
+    def _configure(self, config: NodeConfig) -> None:
         if self._groups is not None:
             from ottla.node.config.coordinator_settings import group_config
 
-            self._groups.configure(group_config(self._node.config))
+            self._groups.configure(group_config(config))
         if self._transactions is not None:
             from ottla.node.config.coordinator_settings import transaction_config
 
-            self._transactions.service.configure(transaction_config(self._node.config))
+            self._transactions.service.configure(transaction_config(config))
 
     async def close(self) -> None:
         if self._transactions is not None:
@@ -117,7 +182,7 @@ class Coordinators:
 
 
 def _gone(delta: MetadataDelta, image: MetadataImage) -> list[int]:
-    """Brokers that were fenced or have left by a delta."""
+    """The brokers that a delta fences or removes."""
     brokers = image.cluster.brokers
     return [id for id in delta.changed_brokers if id not in brokers or brokers[id].fenced]
 

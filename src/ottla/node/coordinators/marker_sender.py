@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.coordinator.transaction.requests import WriteMarkers
+from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import NO_LEADER
+from ottla.node.cluster.peers import PeerBrokers
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -26,11 +29,14 @@ from ottla.protocol.messages.write_txn_markers import (
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
+from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.rpc.request_batcher import RequestBatcher
+from ottla.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from ottla.node.node import Node
+    from ottla.coordinator.group.service import GroupCoordinatorService
 
 _log = logging.getLogger(__name__)
 
@@ -54,25 +60,40 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 class TransactionMarkerSender:
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
-        self._line: Final = node.replication.peers.line("markers")
+    def __init__(
+        self,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        peers: PeerBrokers,
+        replicas: ReplicaManager,
+        log_flushes: LogFlushScheduler,
+        clock: Clock,
+        groups: Callable[[], GroupCoordinatorService],
+    ) -> None:
+        self._broker_id: Final = config.current.node_id
+        self._config: Final = config
+        self._metadata: Final = metadata
+        self._replicas: Final = replicas
+        self._log_flushes: Final = log_flushes
+        self._clock: Final = clock
+        self._groups: Final = groups
+        self._channel: Final = peers.peer_channel("markers")
         self._batcher: Final = RequestBatcher(self._send, lambda marker: marker.producer_id)
 
     def exists(self, partition: TopicPartition) -> bool:
-        topic = self._node.image.topics.by_name.get(partition.topic)
+        topic = self._metadata.image.topics.by_name.get(partition.topic)
         return topic is not None and partition.partition in topic.partitions
 
-    def gone(self, broker: int) -> None:
+    def on_broker_gone(self, broker: int) -> None:
         self._batcher.on_broker_gone(broker)
 
     async def close(self) -> None:
         await self._batcher.close()
-        self._line.close()
+        self._channel.close()
 
     def write(self, marker: WriteMarkers, partitions: frozenset[TopicPartition]) -> Codes | Awaitable[Codes]:
         """Have a marker written by whoever leads each partition now."""
-        own_id = self._node.config.node_id
+        own_id = self._broker_id
         led: dict[int, set[TopicPartition]] = {}
         for tp in sorted(partitions):
             led.setdefault(self._leader(tp), set()).add(tp)
@@ -87,9 +108,9 @@ class TransactionMarkerSender:
 
     def _leader(self, tp: TopicPartition) -> int:
         """Who leads a partition; this node if nobody knows of it, as its answer says so."""
-        topic = self._node.image.topics.by_name.get(tp.topic)
+        topic = self._metadata.image.topics.by_name.get(tp.topic)
         registration = None if topic is None else topic.partitions.get(tp.partition)
-        return self._node.config.node_id if registration is None else registration.leader
+        return self._broker_id if registration is None else registration.leader
 
     # Elsewhere
 
@@ -113,8 +134,8 @@ class TransactionMarkerSender:
 
     async def _send(self, broker: int, markers: Sequence[WritableTxnMarker]) -> Sequence[Codes]:
         request = WriteTxnMarkersRequest(markers=list(markers))
-        timeout_ms = self._node.config.number("request.timeout.ms")
-        response = await self._line.ask(broker, request, _VERSION, timeout_ms=timeout_ms)
+        timeout_ms = self._config.current.number("request.timeout.ms")
+        response = await self._channel.ask(broker, request, _VERSION, timeout_ms=timeout_ms)
         assert isinstance(response, WriteTxnMarkersResponse)
         found: dict[int, dict[TopicPartition, ErrorCode]] = {}
         for result in response.markers:
@@ -154,7 +175,7 @@ class TransactionMarkerSender:
         appended: dict[TopicPartition, tuple[Partition, int]] = {}
         for tp in sorted(partitions):
             if tp.topic == CONSUMER_OFFSETS_TOPIC:
-                ticket = self._node.groups.complete_transaction(
+                ticket = self._groups().complete_transaction(
                     tp.partition,
                     marker.writer,
                     commit=marker.commit,
@@ -179,9 +200,8 @@ class TransactionMarkerSender:
         return self._confirmed(codes, tickets, appended) if tickets or appended else codes
 
     def _append(self, marker: WriteMarkers, tp: TopicPartition) -> tuple[Partition, int]:
-        node = self._node
-        partition = node.replicas.partition(tp)
-        now_ms = node.now_ms()
+        partition = self._replicas.partition(tp)
+        now_ms = self._clock.wall_ms()
         kind = ControlType.COMMIT if marker.commit else ControlType.ABORT
         batch = build_end_transaction_marker(
             EndTransactionMarker(kind, marker.coordinator_epoch),
@@ -199,7 +219,7 @@ class TransactionMarkerSender:
         except OSError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
         if info.rolled:
-            node.log_flushes.flush_closed_segments(partition.log)
+            self._log_flushes.flush_closed_segments(partition.log)
         return partition, info.last_offset + 1
 
     async def _confirmed(
@@ -209,8 +229,8 @@ class TransactionMarkerSender:
         appended: Mapping[TopicPartition, tuple[Partition, int]],
     ) -> Codes:
         """Wait for the replicas, as long as any request may."""
-        timeout_ms = self._node.config.number("request.timeout.ms")
-        await self._node.replicas.purgatory.wait(
+        timeout_ms = self._config.current.number("request.timeout.ms")
+        await self._replicas.purgatory.wait(
             appended,
             lambda: all(
                 partition.check_enough_replicas_reach_offset(end) is not None

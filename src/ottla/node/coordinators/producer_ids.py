@@ -1,50 +1,53 @@
-"""Producer ids: taken from the controller in blocks, given out one by one, never twice.
+"""Producer ids: allocated by the controller in blocks, given out one by one, never twice.
 
-A block that was taken and not used up when the node stops is lost, which costs nothing: there are 2^63 ids.
+A block that is not used up when the node stops is lost, which costs nothing: there are 2^63 ids.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.allocate_producer_ids import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
 )
 
-if TYPE_CHECKING:
-    from ottla.node.node import Node
-
 _VERSION: Final = 0
 
 
 class ProducerIdManager:
-    __slots__ = ("_end", "_next", "_node", "_refill")
+    """Invariant: `_next` <= `_end`, and the ids from `_next` to `_end` are this broker's alone."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    __slots__ = ("_broker_epoch", "_broker_id", "_controller", "_end", "_next", "_refill")
+
+    def __init__(
+        self, broker_id: int, broker_epoch: Callable[[], int], controller: ControllerChannel
+    ) -> None:
+        self._broker_id: Final = broker_id
+        self._broker_epoch: Final = broker_epoch
+        self._controller: Final = controller
         self._next = 0
         self._end = 0
-        self._refill = asyncio.Lock()
+        self._refill: Final = asyncio.Lock()
 
-    async def next(self) -> int:
-        """An id that nobody has."""
+    async def generate_producer_id(self) -> int:
+        """Return an id that no producer has."""
         while self._next == self._end:
             async with self._refill:
                 if self._next == self._end:
-                    await self._take_block()
+                    await self._allocate_block()
         producer_id = self._next
         self._next += 1
         return producer_id
 
-    async def _take_block(self) -> None:
-        request = AllocateProducerIdsRequest(
-            broker_id=self._node.config.node_id, broker_epoch=self._node.broker_epoch
-        )
+    async def _allocate_block(self) -> None:
+        request = AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
         try:
-            response = await self._node.controllers.ask(request, _VERSION)
+            response = await self._controller.ask(request, _VERSION)
         except OSError as error:
             raise KafkaError(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"no producer ids to be had: {error}"
@@ -55,5 +58,6 @@ class ProducerIdManager:
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
                 f"no producer ids to be had from the controller: {ErrorCode.of(response.error_code).name}",
             )
-        self._next = response.producer_id_start
-        self._end = response.producer_id_start + response.producer_id_len
+        start, end = response.producer_id_start, response.producer_id_start + response.producer_id_len
+        assert self._end <= start <= end, (self._end, start, end)
+        self._next, self._end = start, end

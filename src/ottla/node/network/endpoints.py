@@ -1,7 +1,7 @@
 """Where a node listens, and by which addresses it is reached.
 
 Ports may be chosen by the system, and a listener on every interface is no address; so what is registered and
-told to clients is put together here, from what was configured and what is really open.
+sent to clients is put together here, from what was configured and what is really open.
 """
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ import contextlib
 import errno
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint, SecurityProtocol
 from ottla.node.network.server import SocketServer
-
-if TYPE_CHECKING:
-    from ottla.node.node import Node
+from ottla.runtime.network import Network
 
 log = logging.getLogger(__name__)
 
 
 class NodeEndpoints:
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
+    def __init__(self, network: Network, config: DynamicBrokerConfig) -> None:
+        self._network: Final = network
+        self._config: Final = config
         # By the names of listeners, with the ports that they really have.
         self._open: dict[str, Endpoint] = {}
 
-    async def check(self) -> None:
-        """Find what would stop the node from serving before it touches a disk: an empty directory stays one,
-        and nobody waits for a long recovery to hear of a port in use. Nor does anybody get in before the node
-        is there: many take a port that answers for a node that serves.
+    async def check(self, server: SocketServer) -> None:
+        """Find what would stop the node from serving before it touches a disk: an empty directory stays
+        empty, and the operator does not wait for a long recovery to learn of a port in use. No port is open
+        yet when this returns: many clients take a port that answers for a node that serves.
         """
-        listeners = self._node.config.listeners
+        listeners = self._config.current.listeners
         for endpoint in listeners:
             if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
                 raise NodeFailed(
                     f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
                 )
-        with _told_of_ports():
-            await self._node.server.check(listeners)
+        with _port_errors():
+            await server.check(listeners)
 
     async def open(self, server: SocketServer, endpoints: Iterable[Endpoint]) -> None:
-        with _told_of_ports():
+        with _port_errors():
             self._open |= await server.listen(endpoints)
 
     async def open_unknown(self, server: SocketServer) -> None:
-        """Open those of the broker's whose ports are not known before; where they are, clients need not come
+        """Open the broker's listeners whose ports the system chooses; at the others clients need not connect
         yet.
         """
         await self.open(server, [each for each in self._of_broker() if not each.port])
@@ -55,16 +55,17 @@ class NodeEndpoints:
             self._open.setdefault(endpoint.name, endpoint)
 
     async def open_known(self, server: SocketServer) -> None:
-        """Open the rest of the broker's."""
+        """Open the other listeners of the broker."""
         await self.open(server, [each for each in self._of_broker() if each.port])
 
     def _of_broker(self) -> list[Endpoint]:
-        of_controller = self._node.config.controller_listener_names
-        return [each for each in self._node.config.listeners if each.name not in of_controller]
+        config = self._config.current
+        of_controller = config.controller_listener_names
+        return [each for each in config.listeners if each.name not in of_controller]
 
     def reachable(self, advertised: Iterable[Endpoint]) -> list[Endpoint]:
         """The addresses to register: as advertised, with the ports that are really open."""
-        host_name = self._node.runtime.network.host_name()
+        host_name = self._network.host_name()
         return [
             Endpoint(
                 endpoint.name,
@@ -76,35 +77,39 @@ class NodeEndpoints:
         ]
 
     def advertises_nothing(self, listener: str) -> bool:
-        """Whether the listener is bound to every interface and nobody said how it is reached."""
+        """Whether the listener is bound to every interface and no setting says how it is reached."""
         endpoint = self._open.get(listener)
         return (
-            self._node.config["advertised.listeners"] is None and endpoint is not None and endpoint.wildcard
+            self._config.current["advertised.listeners"] is None
+            and endpoint is not None
+            and endpoint.wildcard
         )
 
     def for_clients(self) -> list[Endpoint]:
         """Where clients connect, with the ports that are really open."""
-        return [self._open[endpoint.name] for endpoint in self._node.config.advertised_listeners]
+        return [self._open[endpoint.name] for endpoint in self._config.current.advertised_listeners]
 
-    def for_anybody(self) -> list[Endpoint]:
-        """Where this node is reached: by clients, or, if it is a controller alone, by the others."""
-        if self._node.config.is_broker:
+    def for_operators(self) -> list[Endpoint]:
+        """Where this node is reached: by clients, or, if it is a controller alone, by other nodes."""
+        config = self._config.current
+        if config.is_broker:
             return self.for_clients()
-        return [self._open[endpoint.name] for endpoint in self._node.config.listeners_of_controller]
+        return [self._open[endpoint.name] for endpoint in config.listeners_of_controller]
 
-    def warn_of_open_ones(self) -> None:
+    def warn_of_open_listeners(self, *, is_authorized: bool) -> None:
+        """Warn of listeners on every interface that ask no client who it is."""
         for bound in self.for_clients():
-            if bound.wildcard and not bound.protocol.sasl and self._node.authorizer is None:
+            if bound.wildcard and not bound.protocol.sasl and not is_authorized:
                 log.warning(
-                    "%s is open to every network of this machine, and whoever reaches it may read, write and "
-                    "delete; bind it to one address, as 127.0.0.1, or guard it with a firewall",
+                    "%s is open to every network of this machine, and every client that reaches it may read, "
+                    "write and delete; bind it to one address, as 127.0.0.1, or guard it with a firewall",
                     bound,
                 )
 
 
 @contextlib.contextmanager
-def _told_of_ports() -> Iterator[None]:
-    """What the system says of a port, as one line for whoever starts the node."""
+def _port_errors() -> Iterator[None]:
+    """Turn what the system says of a port into one line for the operator."""
     try:
         yield
     except OSError as error:

@@ -12,7 +12,7 @@ from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, Bro
 
 async def handle(context: RequestContext, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
     context.require_cluster_action()
-    context.controller.liveness.heard(context.connection, request.broker_id, request.broker_epoch)
+    context.controller.liveness.on_heartbeat(context.connection, request.broker_id, request.broker_epoch)
     return await decide(context.services, request, context.version)
 
 

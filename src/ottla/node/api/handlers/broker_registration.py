@@ -17,7 +17,7 @@ from ottla.protocol.messages.broker_registration import (
 async def handle(context: RequestContext, request: BrokerRegistrationRequest) -> BrokerRegistrationResponse:
     context.require_cluster_action()
     response = await _register(context.services, request, context.version, supersede=False)
-    context.controller.liveness.heard(context.connection, request.broker_id, response.broker_epoch)
+    context.controller.liveness.on_heartbeat(context.connection, request.broker_id, response.broker_epoch)
     return response
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import EndTransaction
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.transactions import as_known
+from ottla.node.coordinators.add_partitions_to_txn import as_known
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse

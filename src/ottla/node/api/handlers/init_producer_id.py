@@ -16,7 +16,7 @@ from typing import Final
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.transactions import as_known
+from ottla.node.coordinators.add_partitions_to_txn import as_known
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -54,7 +54,9 @@ def _check_identity(request: InitProducerIdRequest) -> None:
 
 
 async def _new_id(context: RequestContext) -> InitProducerIdResponse:
-    return InitProducerIdResponse(producer_id=await context.broker.producer_ids.next(), producer_epoch=0)
+    return InitProducerIdResponse(
+        producer_id=await context.broker.producer_ids.generate_producer_id(), producer_epoch=0
+    )
 
 
 async def _transactional(

@@ -41,7 +41,7 @@ from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
 
 if TYPE_CHECKING:
-    from ottla.node.coordinators.produce_verification import Verification
+    from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
 
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
@@ -251,14 +251,14 @@ class _Appends:
         # (topic, its part of the response) where the leader is another.
         self.moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
         self.failure: str | None = None
-        self._verification: Verification | None = None
+        self._verification: ProduceVerification | None = None
 
     def verify(self, transactional_id: str) -> Awaitable[None] | None:
         """Have the coordinator confirm the request's transaction; None if that is done already."""
-        from ottla.node.coordinators.produce_verification import Verification
+        from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
 
-        self._verification = verification = Verification(
-            self._context.broker.transactions, transactional_id, self._context.version
+        self._verification = verification = ProduceVerification(
+            self._context.broker.transactions.add_partitions, transactional_id, self._context.version
         )
         for topic in self._request.topic_data:
             for data in topic.partition_data:

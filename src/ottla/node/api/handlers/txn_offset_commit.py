@@ -52,7 +52,7 @@ def handle(
     request.topics = accepted
     index = context.broker.groups.partition_for(request.group_id)
     offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, index)
-    guard = context.broker.transactions.verify_offsets(request, context.version, offsets)
+    guard = context.broker.transactions.add_partitions.verify_offsets(request, context.version, offsets)
     return _verified(context, request, refused, guard)
 
 

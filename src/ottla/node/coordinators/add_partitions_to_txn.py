@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
@@ -20,9 +20,11 @@ from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
 from ottla.coordinator.transaction.service import TransactionCoordinatorService
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import NO_LEADER
-from ottla.node.config.coordinator_settings import transaction_config
-from ottla.node.coordinators.marker_sender import Codes, TransactionMarkerSender, by_topic
+from ottla.node.cluster.peers import PeerBrokers
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.coordinators.marker_sender import Codes, by_topic
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -31,43 +33,61 @@ from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from ottla.protocol.names import TRANSACTION_STATE_TOPIC, TopicPartition
+from ottla.records.batch import BatchHeader
 from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.rpc.request_batcher import RequestBatcher
+from ottla.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from ottla.node.node import Node
     from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+
+_PartitionsTicket: TypeAlias = Ticket[None] | Ticket[dict[TopicPartition, ErrorCode]] | Ticket[Codes]
+"""The reply about partitions: a code for each, or None if all were added."""
 
 _VERSION_2: Final = 2
 _QUESTION_VERSION: Final = 5
 _FIRST_OFFSETS_THAT_ADD: Final = 5
 _FIRST_OFFSETS_THAT_CAN_ABORT: Final = 4
+_FIRST_PRODUCE_THAT_CAN_ABORT: Final = 11
+_FIRST_PRODUCE_THAT_ADDS: Final = 12
+# What producers of any age answer with a retry, without looking for another leader.
+_RETRY: Final = ErrorCode.NOT_ENOUGH_REPLICAS
+_COORDINATOR_NOT_READY: Final = frozenset(
+    (
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    )
+)
 
-_PartitionsTicket: TypeAlias = Ticket[None] | Ticket[dict[TopicPartition, ErrorCode]] | Ticket[Codes]
-"""The reply about partitions: a code for each, or None if all were added."""
 
+class AddPartitionsToTxnManager:
+    """Asks the coordinators of transactions before a leader writes, whether they are here or elsewhere."""
 
-class NodeTransactions:
-    def __init__(self, node: Node) -> None:
-        config = node.config
-        self._node: Final = node
-        self.markers: Final = TransactionMarkerSender(node)
-        self._line: Final = node.replication.peers.line("transactions")
+    def __init__(
+        self,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        peers: PeerBrokers,
+        replicas: ReplicaManager,
+        service: TransactionCoordinatorService,
+        clock: Clock,
+    ) -> None:
+        self._broker_id: Final = config.current.node_id
+        self._config: Final = config
+        self._metadata: Final = metadata
+        self._replicas: Final = replicas
+        self._service: Final = service
+        self._clock: Final = clock
+        self._channel: Final = peers.peer_channel("transactions")
         self._batcher: Final = RequestBatcher(self._send, lambda question: question.transactional_id)
-        self.service: Final = TransactionCoordinatorService(
-            node.runtime,
-            transaction_config(config),
-            self.markers,
-            node.producer_ids.next,
-            commit_timeout_ms=config.number("request.timeout.ms"),
-            load_bytes=config.number("transaction.state.log.load.buffer.size"),
-        )
 
     # Before the first write
 
     def must_ask(self, *, version_2: bool) -> bool:
         """Whether the coordinator is asked at all; with version 2 it has to know of the partition."""
-        return version_2 or self._node.config.flag("transaction.partition.verification.enable")
+        return version_2 or self._config.current.flag("transaction.partition.verification.enable")
 
     def begin_verification(
         self, partition: Partition, producer: ProducerIdAndEpoch, sequence: int, *, version_2: bool
@@ -78,7 +98,7 @@ class NodeTransactions:
             sequence,
             producer.epoch,
             supports_epoch_bump=version_2,
-            now_ms=self._node.now_ms(),
+            now_ms=self._clock.wall_ms(),
         )
 
     def ask(
@@ -112,7 +132,7 @@ class NodeTransactions:
     ) -> Codes:
         """While the last transaction is being ended, a short wait here spares the client a long one."""
         loop = asyncio.get_running_loop()
-        config = self._node.config
+        config = self._config.current
         deadline = loop.time() + config.number("add.partitions.to.txn.retry.backoff.max.ms") / 1000
         pause = config.number("add.partitions.to.txn.retry.backoff.ms") / 1000
         while True:
@@ -134,17 +154,17 @@ class NodeTransactions:
         version_2: bool,
     ) -> _PartitionsTicket:
         coordinator = self._coordinator(transactional_id)
-        if coordinator is not None and coordinator != self._node.config.node_id:
+        if coordinator is not None and coordinator != self._broker_id:
             return self._ask_elsewhere(coordinator, transactional_id, producer, partitions, version_2)
         if version_2:
-            return self.service.submit(AddPartitions(transactional_id, producer, partitions, _VERSION_2))
-        return self.service.submit(VerifyPartitions(transactional_id, producer, partitions))
+            return self._service.submit(AddPartitions(transactional_id, producer, partitions, _VERSION_2))
+        return self._service.submit(VerifyPartitions(transactional_id, producer, partitions))
 
     # Coordinators on other nodes
 
     def _coordinator(self, transactional_id: str) -> int | None:
         """The node that coordinates, as far as this one knows."""
-        topic = self._node.image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
+        topic = self._metadata.image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
         if topic is None or not transactional_id:
             return None
         leader = topic.partitions[partition_for(transactional_id, len(topic.partitions))].leader
@@ -178,8 +198,8 @@ class NodeTransactions:
     ) -> Sequence[Codes | ErrorCode]:
         """Ask a coordinator; for each question its codes, or the one for all of them."""
         request = AddPartitionsToTxnRequest(transactions=list(questions))
-        timeout_ms = self._node.config.number("request.timeout.ms")
-        response = await self._line.ask(broker, request, _QUESTION_VERSION, timeout_ms=timeout_ms)
+        timeout_ms = self._config.current.number("request.timeout.ms")
+        response = await self._channel.ask(broker, request, _QUESTION_VERSION, timeout_ms=timeout_ms)
         assert isinstance(response, AddPartitionsToTxnResponse)
         if response.error_code:
             return [ErrorCode.of(response.error_code)] * len(questions)
@@ -193,17 +213,13 @@ class NodeTransactions:
         }
         return [found.get(each.transactional_id, ErrorCode.UNKNOWN_SERVER_ERROR) for each in questions]
 
-    def gone(self, brokers: Iterable[int]) -> None:
-        """Brokers that the cluster no longer counts on: nobody waits for their answers."""
-        for broker in brokers:
-            self._batcher.on_broker_gone(broker)
-            self.markers.gone(broker)
+    def on_broker_gone(self, broker: int) -> None:
+        """Give up the requests to a broker that was fenced or has left."""
+        self._batcher.on_broker_gone(broker)
 
     async def close(self) -> None:
-        await self.service.close()
         await self._batcher.close()
-        self._line.close()
-        await self.markers.close()
+        self._channel.close()
 
     # Offsets
 
@@ -214,7 +230,7 @@ class NodeTransactions:
         producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
         version_2 = version >= _FIRST_OFFSETS_THAT_ADD
         try:
-            partition = self._node.replicas.partition(tp)
+            partition = self._replicas.partition(tp)
             partition.check_leader()
         except KafkaError as error:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
@@ -236,6 +252,99 @@ class NodeTransactions:
         if code is not ErrorCode.NONE:
             raise KafkaError(code, f"the offsets cannot be added to {request.transactional_id!r}")
         return guard
+
+
+class ProduceVerification:
+    """The transaction of one Produce request, verified with its coordinator before any batch is appended.
+
+    All partitions in which the transaction is not open yet are verified together. The outcome for a partition
+    is what its append gets: a guard that lets it through, or an error that the producer knows how to handle.
+    """
+
+    __slots__ = (
+        "_can_abort",
+        "_errors",
+        "_guards",
+        "_manager",
+        "_producer",
+        "_transactional_id",
+        "_version_2",
+    )
+
+    def __init__(
+        self, manager: AddPartitionsToTxnManager, transactional_id: str, produce_version: int
+    ) -> None:
+        self._manager = manager
+        self._transactional_id = transactional_id
+        self._version_2 = produce_version >= _FIRST_PRODUCE_THAT_ADDS
+        self._can_abort = produce_version >= _FIRST_PRODUCE_THAT_CAN_ABORT
+        self._producer: ProducerIdAndEpoch | None = None
+        self._guards: dict[TopicPartition, VerificationGuard] = {}
+        self._errors: dict[TopicPartition, KafkaError] = {}
+
+    def want(self, partition: Partition, header: BatchHeader) -> None:
+        """This batch is to be appended there."""
+        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
+        tp = partition.topic_partition
+        if self._producer is not None and producer != self._producer:
+            self._errors[tp] = KafkaError(
+                ErrorCode.INVALID_PRODUCER_ID_MAPPING, "a request holds batches of one producer only"
+            )
+            return
+        self._producer = producer
+        try:
+            guard = self._manager.begin_verification(
+                partition, producer, header.base_sequence, version_2=self._version_2
+            )
+        except KafkaError as error:
+            self._errors[tp] = error
+            return
+        if guard is not SENTINEL_GUARD:
+            self._guards[tp] = guard
+
+    def run(self) -> Awaitable[None] | None:
+        """Ask the coordinator; None if all is answered already."""
+        if not self._guards or not self._manager.must_ask(version_2=self._version_2):
+            return None
+        assert self._producer is not None
+        codes = self._manager.ask(
+            self._transactional_id,
+            self._producer,
+            frozenset(self._guards),
+            version_2=self._version_2,
+            can_abort=self._can_abort,
+        )
+        if isinstance(codes, Mapping):
+            self._on_codes(codes)
+            return None
+        return self._later(codes)
+
+    async def _later(self, codes: Awaitable[Codes]) -> None:
+        self._on_codes(await codes)
+
+    def _on_codes(self, codes: Codes) -> None:
+        for tp, code in codes.items():
+            if code is not ErrorCode.NONE:
+                self._errors[tp] = self._error_for(code)
+
+    def _error_for(self, code: ErrorCode) -> KafkaError:
+        name = self._transactional_id
+        if code in _COORDINATOR_NOT_READY or (
+            code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._version_2
+        ):
+            return KafkaError(_RETRY, f"the transaction of {name!r} could not be verified: {code.name}")
+        return KafkaError(code, f"the partition is not part of the transaction of {name!r}")
+
+    def explains(self, error: KafkaError) -> bool:
+        """Whether the producer is told why in words, as the code alone says something else."""
+        return error.code in (_RETRY, ErrorCode.INVALID_TXN_STATE) and error in self._errors.values()
+
+    def guard(self, partition: Partition) -> VerificationGuard:
+        """What the append of the partition presents; raises if it must not happen."""
+        error = self._errors.get(partition.topic_partition)
+        if error is not None:
+            raise error
+        return self._guards.get(partition.topic_partition, SENTINEL_GUARD)
 
 
 def _answer_of(

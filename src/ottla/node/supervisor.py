@@ -1,0 +1,279 @@
+"""The background tasks of a node: retention, flushes, checkpoints, cleaning, the ticks of the controller.
+
+Each task runs alone, again and again, until the node stops; one that fails is logged and runs again the next
+time. Kafka's own settings say how often, and are read before each pause as they may change. The tasks of a
+broker begin once it serves, so that none of them delays a start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ottla.log.log_manager import LogManager
+from ottla.metadata.controller.quorum_controller import QuorumController
+from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
+from ottla.node.cluster.quorum_member import QuorumMember
+from ottla.node.config.component_settings import cleaner_config
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.node_config import NodeConfig
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ottla.log.cleaner.cleaner import LogCleaner
+
+_log = logging.getLogger(__name__)
+
+# A timer further out than this is as good as none; loops take no timers of centuries.
+_MAX_PAUSE_MS: Final = 7 * 24 * 60 * 60 * 1000
+_MIN_PAUSE_MS: Final = 1
+_CONTROLLER_TICK_MS: Final = 1_000
+_LIVENESS_TICK_MS: Final = 250
+_DELETION_TICK_MS: Final = 15_000
+_OFFLINE_TICK_MS: Final = 10_000
+_FULL_DISK_TICK_MS: Final = 1_000
+# How long a log may refuse records for lack of room before other brokers are to do without this one, and how
+# long they have to find out whether they can: where all disks are full, leaderships should not go round.
+_FULL_DISK_PATIENCE_MS: Final = 5_000
+_FENCE_ITSELF_EVERY_MS: Final = 60_000
+
+
+class BackgroundTasks:
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def every(
+        self,
+        interval_ms: Callable[[], int],
+        work: Callable[[], Awaitable[None]],
+        name: str,
+        *,
+        first_ms: int | None = None,
+    ) -> None:
+        """Do the work each time the interval has passed; `first_ms` is the pause before the first time."""
+        self._tasks.append(asyncio.create_task(_repeat(interval_ms, work, name, first_ms), name=name))
+
+    def run(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        """Run something that continues by itself until it is cancelled."""
+        self._tasks.append(asyncio.create_task(_log_failure(work, name), name=name))
+
+    async def stop(self) -> None:
+        """Cancel every task and wait until it has ended."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _repeat(
+    interval_ms: Callable[[], int], work: Callable[[], Awaitable[None]], name: str, first_ms: int | None
+) -> None:
+    pause = interval_ms() if first_ms is None else first_ms
+    while True:
+        await asyncio.sleep(min(max(pause, _MIN_PAUSE_MS), _MAX_PAUSE_MS) / 1000)
+        try:
+            await work()
+        except Exception:
+            _log.exception("%s failed; it will be tried again", name)
+        pause = interval_ms()
+
+
+async def _log_failure(work: Callable[[], Awaitable[None]], name: str) -> None:
+    try:
+        await work()
+    except Exception:
+        _log.exception("%s has ended", name)
+
+
+class ControllerTasks:
+    """What concerns the metadata log, and what its active controller does by itself."""
+
+    def __init__(
+        self, config: DynamicBrokerConfig, quorum: QuorumMember, on_fatal: Callable[[str], None]
+    ) -> None:
+        self._config: Final = config
+        self._quorum: Final = quorum
+        self._on_fatal: Final = on_fatal
+        self._tasks: Final = BackgroundTasks()
+
+    def start(self) -> None:
+        every = self._tasks.every
+        every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick")
+        every(self._liveness_interval_ms, self._probe_silent_brokers, "liveness of brokers")
+        if self._config.current.flag("auto.leader.rebalance.enable"):
+            every(
+                _setting(self._config, "leader.imbalance.check.interval.seconds", 1000),
+                partial(self._decide, QuorumController.balance_leaders),
+                "balancing of leaders",
+            )
+        every(
+            _setting(self._config, "unclean.leader.election.interval.ms"),
+            partial(self._decide, QuorumController.elect_unclean_leaders),
+            "unclean elections",
+        )
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+    async def _tick(self) -> None:
+        metadata = self._quorum.metadata
+        if metadata.failure is not None:
+            self._on_fatal(f"the metadata log failed: {metadata.failure}")
+            return
+        await self._decide(QuorumController.tick)
+        await metadata.maybe_snapshot()
+
+    def _liveness_interval_ms(self) -> int:
+        """A node without other brokers has none to probe."""
+        others = len(self._quorum.metadata.image.cluster.brokers) > 1
+        active = self._quorum.active_controller.current is not None
+        return _LIVENESS_TICK_MS if others and active else _CONTROLLER_TICK_MS
+
+    async def _probe_silent_brokers(self) -> None:
+        self._quorum.liveness.probe_silent_brokers()
+
+    async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:
+        """Let the active controller do something by itself, if it is on this node."""
+        active = self._quorum.active_controller.current
+        if active is None:
+            return
+        try:
+            await work(active)
+        except KafkaError as error:
+            if error.code is not ErrorCode.NOT_CONTROLLER:
+                raise
+
+
+class BrokerTasks:
+    """What keeps the logs and replicas of a broker in order."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        logs: LogManager,
+        replicas: ReplicaManager,
+        lifecycle: BrokerLifecycleManager,
+        retry_offline: Callable[[], None],
+    ) -> None:
+        """`retry_offline` creates logs that could not be created before."""
+        self._runtime: Final = runtime
+        self._config: Final = config
+        self._logs: Final = logs
+        self._replicas: Final = replicas
+        self._lifecycle: Final = lifecycle
+        self._retry_offline: Final = retry_offline
+        self._tasks: Final = BackgroundTasks()
+        self._cleaner: LogCleaner | None = None
+        self._fenced_itself_ms = -_FENCE_ITSELF_EVERY_MS
+        config.add_reconfigurable(self._configure)
+
+    def start(self) -> None:
+        every, config, logs = self._tasks.every, self._config, self._logs
+        setting = partial(_setting, config)
+        first_ms = config.current.number("log.initial.task.delay.ms")
+        every(setting("log.retention.check.interval.ms"), self._retention, "retention", first_ms=first_ms)
+        every(setting("log.flush.scheduler.interval.ms"), self._flush, "flush", first_ms=first_ms)
+        every(
+            setting("log.flush.offset.checkpoint.interval.ms"),
+            logs.checkpoint_recovery_points,
+            "checkpoint of recovery points",
+            first_ms=first_ms,
+        )
+        every(
+            setting("log.flush.start.offset.checkpoint.interval.ms"),
+            logs.checkpoint_log_starts,
+            "checkpoint of log starts",
+            first_ms=first_ms,
+        )
+        every(
+            setting("replica.high.watermark.checkpoint.interval.ms"),
+            logs.checkpoint_high_watermarks,
+            "checkpoint of high watermarks",
+        )
+        every(
+            setting("producer.id.expiration.check.interval.ms"),
+            self._expire_producers,
+            "expiry of producers",
+        )
+        every(lambda: _DELETION_TICK_MS, self._remove_deleted, "removal of deleted files")
+        every(setting("replica.lag.time.max.ms", 0.5), self._shrink_isrs, "shrinking of in-sync sets")
+        every(lambda: _OFFLINE_TICK_MS, self._retry_offline_replicas, "retry of partitions without a log")
+        every(lambda: _FULL_DISK_TICK_MS, self._fence_itself_if_full, "handing over for lack of room")
+        if config.current.flag("log.cleaner.enable") and config.current.number("log.cleaner.threads") > 0:
+            self._tasks.run(self._clean, "log cleaner")
+
+    def _configure(self, config: NodeConfig) -> None:
+        if self._cleaner is not None:
+            self._cleaner.reconfigure(cleaner_config(config))
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+    def _now_ms(self) -> int:
+        return self._runtime.clock.wall_ms()
+
+    async def _retention(self) -> None:
+        await self._logs.delete_expired(self._now_ms())
+
+    async def _flush(self) -> None:
+        await self._logs.flush_dirty(self._now_ms())
+
+    async def _expire_producers(self) -> None:
+        await self._logs.expire_producers(self._now_ms())
+
+    async def _remove_deleted(self) -> None:
+        await self._logs.remove_deleted(self._now_ms())
+
+    async def _shrink_isrs(self) -> None:
+        self._replicas.maybe_shrink_isrs(self._now_ms())
+
+    async def _retry_offline_replicas(self) -> None:
+        """Retry logs that could not be created for lack of room: there may be some by now."""
+        if self._replicas.offline:
+            self._retry_offline()
+
+    async def _fence_itself_if_full(self) -> None:
+        """Fence this broker while its disk is full, as it holds other brokers up."""
+        lifecycle = self._lifecycle
+        if not any(directory.lacks_room for directory in self._logs.live_directories):
+            if lifecycle.fences_itself:
+                _log.warning("there is room again: this broker serves")
+                lifecycle.stop_fencing_itself()
+            return
+        if lifecycle.fences_itself:
+            return
+        monotonic_ms = self._runtime.clock.monotonic_ns() // 1_000_000
+        if monotonic_ms - self._fenced_itself_ms < _FENCE_ITSELF_EVERY_MS:
+            return
+        if self._replicas.rejects_what_others_could_take(self._now_ms() - _FULL_DISK_PATIENCE_MS):
+            _log.warning(
+                "a log has had no room for %d ms: this broker steps aside until there is some",
+                _FULL_DISK_PATIENCE_MS,
+            )
+            self._fenced_itself_ms = monotonic_ms
+            lifecycle.fence_itself()
+
+    async def _clean(self) -> None:
+        from ottla.log.cleaner.cleaner import LogCleaner
+
+        runtime = self._runtime
+        self._cleaner = LogCleaner(
+            runtime.clock,
+            runtime.random,
+            runtime.pool,
+            self._logs.logs,
+            cleaner_config(self._config.current),
+        )
+        await self._cleaner.run()
+
+
+def _setting(config: DynamicBrokerConfig, name: str, factor: float = 1) -> Callable[[], int]:
+    return lambda: int(config.current.number(name) * factor)

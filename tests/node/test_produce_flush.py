@@ -1,4 +1,4 @@
-"""Produce to topics whose `flush.messages` wants records on the disk before the answer."""
+"""Produce to topics whose `flush.messages` demands records on the disk before the response."""
 
 from __future__ import annotations
 
@@ -92,17 +92,19 @@ def test_a_flush_that_fails_is_the_error_of_its_own_partition(
     assert (sound.error_code, sound.base_offset) == (ErrorCode.NONE, 0)
     assert (failed.error_code, failed.base_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     assert [log.recovery_point for log in flushed] == [1]
-    # What is not durable is shown to nobody.
+    # Consumers do not see what is not durable.
     assert high_watermarks(wire) == [1, 0]
 
 
-def test_nobody_needs_to_wait_for_a_flush_to_have_it(wire: WireClient, flushed: list[UnifiedLog]) -> None:
+def test_a_flush_is_done_also_where_no_response_waits_for_it(
+    wire: WireClient, flushed: list[UnifiedLog]
+) -> None:
     wire.send(request(0, 0), 9)
     wire.get(request(1, 0), 9, ProduceResponse)
     assert len(flushed) == 2
 
 
-def test_a_flush_that_fails_and_cannot_be_told_ends_the_connection(
+def test_a_flush_that_fails_where_there_is_no_response_closes_the_connection(
     wire: WireClient, flushed: list[UnifiedLog]
 ) -> None:
     wire.send(request(0, 1), 9)
@@ -113,7 +115,7 @@ def test_a_flush_that_fails_and_cannot_be_told_ends_the_connection(
 def test_a_request_of_which_another_part_fails_has_its_flush_all_the_same(
     node: LocalNode, wire: WireClient, flushed: list[UnifiedLog]
 ) -> None:
-    """Nobody hears of it, and yet the next records wait for it to be shown."""
+    """The producer gets no response, and yet consumers see later records only after the flush."""
     wire.send(request(0, 0, 7), 9)
     assert wire.receive_frame() is None
     with WireClient(node.bootstrap_servers) as other:

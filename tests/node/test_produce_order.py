@@ -1,5 +1,5 @@
-"""Records of one connection are appended in the order in which they were sent, whatever has to be asked
-first.
+"""Records of one connection are appended in the order in which they were sent, also while a request waits
+for the verification of its transaction.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ottla.records.builder import build_batch
 from ottla.testing.local_node import LocalNode
 
 
-class SlowQuestions:
-    """Stands in for the transaction coordinator: the first question waits until it is let go."""
+class SlowCoordinator:
+    """Stands in for the transaction coordinator: the first verification waits until it is released."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.release: asyncio.Event | None = None
 
-    def verify(self, _appends: Any, _transactional_id: str) -> Awaitable[None] | None:
+    def verify(self, _transactional_id: str) -> Awaitable[None] | None:
         self.asked += 1
         if self.asked > 1:
             return None
@@ -60,8 +60,8 @@ def base_offset(wire: WireClient) -> int:
 
 
 def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    questions = SlowQuestions()
-    monkeypatch.setattr(produce._Appends, "verify", lambda self, name: questions.verify(self, name))
+    coordinator = SlowCoordinator()
+    monkeypatch.setattr(produce._Produce, "verify_transaction", coordinator.verify)
     with (
         LocalNode({"log.retention.ms": -1}) as node,  # the records are from 1970
         WireClient(node.bootstrap_servers) as wire,
@@ -75,12 +75,12 @@ def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.Monkey
         for offset in range(3):
             other.send(request(b"x", None), 9)
             assert base_offset(other) == offset
-        assert questions.asked == 1
+        assert coordinator.asked == 1
         assert node._loop is not None
-        assert questions.release is not None
-        node._loop.call_soon_threadsafe(questions.release.set)
+        assert coordinator.release is not None
+        node._loop.call_soon_threadsafe(coordinator.release.set)
         assert [base_offset(wire) for _ in range(4)] == [3, 4, 5, 6]
-        # The line is gone: the next one is answered at once.
+        # No request waits any more: the next one is answered at once.
         wire.send(request(b"4", None), 9)
         assert base_offset(wire) == 7
 
@@ -91,18 +91,20 @@ def wide(partitions: int, *, acks: int = 1) -> ProduceRequest:
     return ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="wide", partition_data=parts)])
 
 
-def test_a_request_for_many_partitions_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those behind it on its own connection wait, so that each partition has the records in order."""
+def test_a_request_for_many_partitions_lets_other_connections_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests behind it on its own connection wait, so that each partition has the records in order."""
     partitions = 40
     seen: list[str] = []
     begun, sent = threading.Event(), threading.Event()
-    append = produce._Appends.partition
+    append = produce._Produce.append_partition
 
     def slow(self: Any, topic: TopicProduceData, data: PartitionProduceData) -> Any:
         loop = asyncio.get_running_loop()
         if topic.name == "wide":
             begun.set()
-            assert sent.wait(60)  # the other's request lies at the node's door
+            assert sent.wait(60)  # the other connection's request has arrived
             ends = loop.time() + 0.01
             while loop.time() < ends:
                 pass
@@ -121,7 +123,7 @@ def test_a_request_for_many_partitions_lets_others_have_their_turn(monkeypatch: 
         wire.ask(CreateTopicsRequest(topics=topics), 7)
         other.send(request(b"before", None), 9)
         assert base_offset(other) == 0
-        monkeypatch.setattr(produce._Appends, "partition", slow)
+        monkeypatch.setattr(produce._Produce, "append_partition", slow)
         wire.send(wide(partitions), 9)
         wire.send(wide(partitions, acks=0), 9)
         wire.send(wide(partitions), 9)

@@ -1,26 +1,31 @@
-"""Produce: append batches to partitions and say where they lie.
+"""Produce: append batches to partitions and return their offsets.
 
 Each partition is appended to on its own: one that fails does not hold up the others. With acks=all the
-response waits until the in-sync replicas have the records, or `timeout_ms` is over; with acks=1 it goes
-out when the leader has them; with acks=0 there is none, and a failure closes the connection. A batch that
-an idempotent producer sends again is answered with the offsets it got the first time.
+response waits until the in-sync replicas have the records, or `timeout_ms` is over; with acks=1 it goes out
+when the leader has them; with acks=0 there is none, and a failure closes the connection. A batch that an
+idempotent producer sends again is answered with the offsets that it got the first time.
 
-Version 4 can say KAFKA_STORAGE_ERROR; 5 returns log start offsets; 7 allows zstd; 8 says which records
-were refused; 9 is flexible; 10 names the new leader; 11 and 12 are for transactions of version 2; 13
-names topics by id.
+The way of a request, in `handle`: have the coordinator confirm its transaction, append to every partition,
+flush the logs whose settings ask for it, wait for the in-sync replicas, and name the leaders of partitions
+that have moved. Most requests never wait, and are answered without a task of their own. Records of one
+connection are appended in the order in which they were sent, as producers rely on: while a request waits
+before its append, those behind it on the same connection wait for it (`ClientConnection.last_produce`).
+
+Version 4 can return KAFKA_STORAGE_ERROR; 5 returns log start offsets; 7 allows zstd; 8 names the records that
+were rejected; 9 is flexible; 10 names the new leader; 11 and 12 are for transactions of version 2; 13 names
+topics by id.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.log.producers.state_entry import SENTINEL_GUARD
-from ottla.log.unified_log import LogAppendInfo
 from ottla.node.api.context import RequestContext
 from ottla.node.api.leader_hints import MOVED, LeaderHints
-from ottla.node.network.connection import ClientConnection, ProtocolViolation
+from ottla.node.network.connection import ProtocolViolation
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
@@ -43,147 +48,65 @@ from ottla.runtime.disk import Buffer
 if TYPE_CHECKING:
     from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
 
+ProduceReply: TypeAlias = ProduceResponse | Awaitable[ProduceResponse | None] | None
+
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _ADMIN_CLIENT: Final = "__admin_client"
-_MANY_PARTITIONS: Final = 32
-# How long a request for many partitions appends before others have their turn.
+# A request for more partitions than these appends in turns: the first records of a new partition may take
+# milliseconds, and other connections should not wait for all of them.
+_MAX_PARTITIONS_AT_ONCE: Final = 32
 _TURN_SECONDS: Final = 0.01
-# Errors that Kafka finds before it looks at the log, so it does not know where the log starts.
-_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
+# Kafka finds these errors before it looks at the log, so its responses have no log start offset then.
+_ERRORS_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
 
 
-def handle(
-    context: RequestContext, request: ProduceRequest
-) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
     if request.acks not in (-1, 0, 1):
         return failed(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
-    line = context.connection
-    before = line.last_produce
-    if before is not None:
-        return _in_line(context, request, _join(line), before)
-    appends = _Appends(context, request)
-    verified = appends.verify(request.transactional_id) if request.transactional_id is not None else None
-    if verified is not None:
-        return _once_verified(context, request, _join(line), appends, verified)
-    if _is_wide(request):
-        return _in_turns(context, request, _join(line), appends)
-    return _append(context, request, appends)
-
-
-def _is_wide(request: ProduceRequest) -> bool:
-    """Whether it names so many partitions that others should not have to wait for all of them. The first
-    records of a new partition may take milliseconds.
-    """
-    count = 0
-    for topic in request.topic_data:
-        count += len(topic.partition_data)
-    return count > _MANY_PARTITIONS
-
-
-# The records of one connection are appended in the order in which they came: a producer counts on that. While
-# the transaction of one request is being confirmed, or many partitions are appended to, those after it stand
-# in line.
-
-
-def _join(line: ClientConnection) -> asyncio.Future[None]:
-    place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    line.last_produce = place
-    return place
-
-
-def _leave(context: RequestContext, place: asyncio.Future[None]) -> None:
-    line = context.connection
-    if line.last_produce is place:
-        line.last_produce = None
-    if not place.done():
-        place.set_result(None)
-
-
-async def _in_line(
-    context: RequestContext,
-    request: ProduceRequest,
-    place: asyncio.Future[None],
-    before: asyncio.Future[None],
-) -> ProduceResponse | None:
-    try:
-        await asyncio.wait((before,))
-        appends = _Appends(context, request)
+    produce = _Produce(context, request)
+    connection = context.pending.connection
+    predecessor = connection.last_produce
+    verified: Awaitable[None] | None = None
+    if predecessor is None:
         if request.transactional_id is not None:
-            verified = appends.verify(request.transactional_id)
-            if verified is not None:
-                await verified
-        response = await _append_in_turns(context, request, appends)
-    finally:
-        _leave(context, place)
-    return response if response is None or isinstance(response, ProduceResponse) else await response
+            verified = produce.verify_transaction(request.transactional_id)
+        if verified is None and not produce.is_wide():
+            produce.append_all()
+            return produce.reply()
+    appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    connection.last_produce = appended
+    return _append_in_order(produce, predecessor, verified, appended)
 
 
-async def _in_turns(
-    context: RequestContext, request: ProduceRequest, place: asyncio.Future[None], appends: _Appends
+async def _append_in_order(
+    produce: _Produce,
+    predecessor: asyncio.Future[None] | None,
+    verified: Awaitable[None] | None,
+    appended: asyncio.Future[None],
 ) -> ProduceResponse | None:
+    """Append once the request before it on the connection has, and the transaction is verified. `appended`
+    lets the next request go on, whatever becomes of this one.
+    """
     try:
-        response = await _append_in_turns(context, request, appends)
+        if predecessor is not None:
+            await asyncio.wait((predecessor,))
+            if produce.request.transactional_id is not None:
+                verified = produce.verify_transaction(produce.request.transactional_id)
+        if verified is not None:
+            await verified
+        if produce.is_wide():
+            await produce.append_in_turns()
+        else:
+            produce.append_all()
     finally:
-        _leave(context, place)
-    return response if response is None or isinstance(response, ProduceResponse) else await response
-
-
-async def _once_verified(
-    context: RequestContext,
-    request: ProduceRequest,
-    place: asyncio.Future[None],
-    appends: _Appends,
-    verified: Awaitable[None],
-) -> ProduceResponse | None:
-    try:
-        await verified
-        response = await _append_in_turns(context, request, appends)
-    finally:
-        _leave(context, place)
-    return response if response is None or isinstance(response, ProduceResponse) else await response
-
-
-async def _append_in_turns(
-    context: RequestContext, request: ProduceRequest, appends: _Appends
-) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
-    """Append, and let others have their turn meanwhile."""
-    if not _is_wide(request):
-        return _append(context, request, appends)
-    loop = asyncio.get_running_loop()
-    turn_ends = loop.time() + _TURN_SECONDS
-    response = ProduceResponse()
-    for topic in request.topic_data:
-        answer = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id)
-        response.responses.append(answer)
-        for data in topic.partition_data:
-            answer.partition_responses.append(appends.partition(topic, data))
-            if loop.time() >= turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = loop.time() + _TURN_SECONDS
-    return _appended(context, request, appends, response)
-
-
-def _append(
-    context: RequestContext, request: ProduceRequest, appends: _Appends
-) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
-    response = ProduceResponse(responses=[appends.topic(topic) for topic in request.topic_data])
-    return _appended(context, request, appends, response)
-
-
-def _appended(
-    context: RequestContext, request: ProduceRequest, appends: _Appends, response: ProduceResponse
-) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
-    acks = request.acks
-    if acks == 0:
-        if appends.flushing:
-            return _flush_unheard(appends)
-        if appends.failure is not None:
-            raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")
-        return None
-    if appends.flushing or (acks == -1 and appends.must_wait()):
-        return _finish(context, request, appends, response)
-    return _with_leaders(context, appends, response)
+        connection = produce.context.pending.connection
+        if connection.last_produce is appended:
+            connection.last_produce = None
+        if not appended.done():
+            appended.set_result(None)
+    reply = produce.reply()
+    return reply if reply is None or isinstance(reply, ProduceResponse) else await reply
 
 
 def failed(request: ProduceRequest, code: int, _message: str | None) -> ProduceResponse:
@@ -205,14 +128,261 @@ def failed(request: ProduceRequest, code: int, _message: str | None) -> ProduceR
     )
 
 
-def _one_batch(records: Buffer | None, version: int) -> BatchHeader:
+class _Produce:
+    """One request: its response as it takes shape, and what has to be waited for before it is complete."""
+
+    __slots__ = (
+        "_awaiting_flush",
+        "_awaiting_replication",
+        "_broker",
+        "_by_id",
+        "_failure",
+        "_moved",
+        "_response",
+        "_verification",
+        "context",
+        "request",
+    )
+
+    def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
+        self.context = context
+        self.request = request
+        self._broker = context.services.broker
+        self._by_id = context.version >= 13
+        self._response = ProduceResponse()
+        self._verification: ProduceVerification | None = None
+        # (partition, offset that its high watermark must reach, its part of the response): with acks=all, all
+        # that were appended.
+        self._awaiting_replication: list[tuple[Partition, int, PartitionProduceResponse]] = []
+        # (partition, its part of the response): those whose settings ask for a flush before the response.
+        self._awaiting_flush: list[tuple[Partition, PartitionProduceResponse]] = []
+        # (topic, its part of the response): those that this broker does not lead, or not in that epoch.
+        self._moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
+        # What went wrong last, for the log; a producer with acks=0 gets no response that could say it.
+        self._failure: str | None = None
+
+    def is_wide(self) -> bool:
+        """Whether the request names too many partitions to append to all of them at once."""
+        count = 0
+        for topic in self.request.topic_data:
+            count += len(topic.partition_data)
+        return count > _MAX_PARTITIONS_AT_ONCE
+
+    # The transaction
+
+    def verify_transaction(self, transactional_id: str) -> Awaitable[None] | None:
+        """Have the coordinator confirm that the partitions belong to the transaction; None if nothing has to
+        be waited for.
+        """
+        from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
+
+        version = self.context.version
+        verification = ProduceVerification(
+            self._broker.transactions.add_partitions, transactional_id, version
+        )
+        self._verification = verification
+        for topic in self.request.topic_data:
+            for data in topic.partition_data:
+                try:
+                    partition = self._find_partition(topic, data.index)
+                    header = _read_header(data.records, version)
+                    if header.is_transactional:
+                        self._check_transactional_id()
+                        verification.want(partition, header)
+                except KafkaError:
+                    continue  # the append finds the error again, and reports it
+        return verification.run()
+
+    def _check_transactional_id(self) -> None:
+        transactional_id = self.request.transactional_id
+        if transactional_id is None or not self.context.allowed(
+            AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+        ):
+            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+
+    # The append
+
+    def append_all(self) -> None:
+        self._response.responses = [
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[self.append_partition(topic, data) for data in topic.partition_data],
+            )
+            for topic in self.request.topic_data
+        ]
+
+    async def append_in_turns(self) -> None:
+        """Append, and let other connections have their turn in between."""
+        loop = asyncio.get_running_loop()
+        turn_ends = loop.time() + _TURN_SECONDS
+        for topic in self.request.topic_data:
+            answer = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id)
+            self._response.responses.append(answer)
+            for data in topic.partition_data:
+                answer.partition_responses.append(self.append_partition(topic, data))
+                if loop.time() >= turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = loop.time() + _TURN_SECONDS
+
+    def append_partition(
+        self, topic: TopicProduceData, data: PartitionProduceData
+    ) -> PartitionProduceResponse:
+        response = PartitionProduceResponse(index=data.index, base_offset=-1)
+        try:
+            partition = self._find_partition(topic, data.index)
+            header = _read_header(data.records, self.context.version)
+            assert data.records is not None
+            guard = SENTINEL_GUARD
+            if header.is_transactional:
+                self._check_transactional_id()
+                assert self._verification is not None
+                guard = self._verification.guard(partition)
+        except KafkaError as error:
+            self._reject(topic, response, error)
+            if (error.code is ErrorCode.CORRUPT_MESSAGE and _is_no_batch(data.records)) or (
+                self._verification is not None and self._verification.explains(error)
+            ):
+                response.error_message = error.message
+            return response
+        acks = self.request.acks
+        try:
+            info = partition.append_records_to_leader(
+                data.records, now_ms=self._broker.now_ms(), acks=acks, guard=guard, inline_flush=False
+            )
+        except KafkaError as error:
+            if error.code not in _ERRORS_BEFORE_THE_LOG:
+                response.log_start_offset = partition.log.log_start_offset
+            self._reject(topic, response, error)
+            return response
+        response.base_offset = info.first_offset
+        response.log_append_time_ms = info.log_append_time
+        response.log_start_offset = info.log_start_offset
+        if acks == -1:
+            self._awaiting_replication.append((partition, info.last_offset + 1, response))
+        if info.rolled:
+            self._broker.log_flushes.flush_closed_segments(partition.log)
+        if info.flush_due:
+            self._awaiting_flush.append((partition, response))
+        return response
+
+    def _find_partition(self, topic: TopicProduceData, index: int) -> Partition:
+        name = topic.name
+        if self._by_id:
+            found = self._broker.image.topics.by_id.get(bytes(topic.topic_id))
+            if found is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+            name = found.name
+        if not self.context.allowed(AclOperation.WRITE, ResourceType.TOPIC, name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        if name in INTERNAL_TOPICS and self.context.client_id != _ADMIN_CLIENT:
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"Cannot append to internal topic {name}: only the cluster itself writes it",
+            )
+        partition = self._broker.replicas.partition(TopicPartition(name, index))
+        partition.check_leader()
+        return partition
+
+    def _reject(self, topic: TopicProduceData, response: PartitionProduceResponse, error: KafkaError) -> None:
+        response.error_code = int(error.code)
+        if isinstance(error, RecordErrors):
+            response.error_message = error.message
+            response.record_errors = [
+                BatchIndexAndErrorMessage(batch_index=each.index, batch_index_error_message=each.message)
+                for each in error.errors
+            ]
+        if error.code in MOVED:
+            self._moved.append((bytes(topic.topic_id) if self._by_id else topic.name, response))
+        self._failure = f"{topic.name or topic.topic_id.hex()}-{response.index}: {error}"
+
+    # The response
+
+    def reply(self) -> ProduceReply:
+        """The response, if it is complete now, or an awaitable of it."""
+        acks = self.request.acks
+        if acks == 0:
+            if self._awaiting_flush:
+                return self._flush_without_response()
+            self._check_without_response()
+            return None
+        if self._awaiting_flush or (acks == -1 and self._must_wait_for_replicas()):
+            return self._complete()
+        return self._with_leaders()
+
+    async def _flush_without_response(self) -> None:
+        # The flushes are due even if another partition of the request failed: consumers may wait for them.
+        await self._flush()
+        self._check_without_response()
+
+    def _check_without_response(self) -> None:
+        if self._failure is not None:
+            raise ProtocolViolation(f"its Produce with acks=0 failed: {self._failure}")
+
+    async def _complete(self) -> ProduceResponse:
+        await self._flush()
+        if self.request.acks == -1:
+            waiting = self._awaiting_replication
+            done = await self._broker.replicas.purgatory.wait(
+                [partition.topic_partition for partition, _, _ in waiting],
+                lambda: not self._must_wait_for_replicas(),
+                self.request.timeout_ms,
+            )
+            if not done:
+                for partition, offset, response in waiting:
+                    if partition.check_enough_replicas_reach_offset(offset) is None:
+                        response.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
+        return self._with_leaders()
+
+    async def _flush(self) -> None:
+        """Do the flushes that are due. Where one fails the records stay, but their producer gets an error."""
+        for partition, response in self._awaiting_flush:
+            try:
+                await self._broker.log_flushes.flush(partition)
+            except KafkaError as error:
+                response.error_code, response.base_offset = int(error.code), -1
+                self._awaiting_replication = [
+                    each for each in self._awaiting_replication if each[2] is not response
+                ]
+                self._failure = f"{partition.topic_partition}: {error}"
+
+    def _must_wait_for_replicas(self) -> bool:
+        """Put the outcome of each partition into its response; True while some records are not replicated."""
+        must_wait = False
+        for partition, offset, response in self._awaiting_replication:
+            outcome = partition.check_enough_replicas_reach_offset(offset)
+            if outcome is None:
+                must_wait = True
+            else:
+                response.error_code = int(outcome)
+        return must_wait
+
+    def _with_leaders(self) -> ProduceResponse:
+        response = self._response
+        if self._moved and self.context.version >= 10:
+            hints = LeaderHints(self.context)
+            for topic, part in self._moved:
+                leader = hints.leader(topic, part.index)
+                if leader is not None:
+                    part.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
+            response.node_endpoints = [
+                NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
+                for at in hints.addresses.values()
+            ]
+        return response
+
+
+def _read_header(records: Buffer | None, version: int) -> BatchHeader:
+    """Check that the records are one batch as producers send them, and read its header."""
     try:
         return check_produce_records(records, version)
     except KafkaError as error:
         magic = records[_MAGIC_AT] if records is not None and len(records) > _MAGIC_AT else MAGIC
         if error.code is ErrorCode.CORRUPT_MESSAGE and 0 <= magic < MAGIC:
             raise KafkaError(
-                ErrorCode.INVALID_RECORD, f"the batch has magic {magic}; producers send {MAGIC}"
+                ErrorCode.INVALID_RECORD,
+                f"Produce requests with version {version} are only allowed to contain record batches with "
+                f"magic version {MAGIC}, not {magic}",
             ) from None
         raise
 
@@ -224,202 +394,3 @@ def _is_no_batch(records: Buffer | None) -> bool:
         and len(records) > _MAGIC_AT
         and (records[_LENGTH_AT] >= 0x80 or records[_MAGIC_AT] > MAGIC)
     )
-
-
-class _Appends:
-    """The appends of one request, and what is still to be waited for."""
-
-    __slots__ = (
-        "_by_id",
-        "_context",
-        "_request",
-        "_verification",
-        "failure",
-        "flushing",
-        "moved",
-        "waiting",
-    )
-
-    def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
-        self._context = context
-        self._request = request
-        self._by_id = context.version >= 13
-        # (partition, offset that the high watermark must reach, its part of the response)
-        self.waiting: list[tuple[Partition, int, PartitionProduceResponse]] = []
-        # Those whose settings ask for a flush before the answer, and their parts of it.
-        self.flushing: list[tuple[Partition, PartitionProduceResponse]] = []
-        # (topic, its part of the response) where the leader is another.
-        self.moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
-        self.failure: str | None = None
-        self._verification: ProduceVerification | None = None
-
-    def verify(self, transactional_id: str) -> Awaitable[None] | None:
-        """Have the coordinator confirm the request's transaction; None if that is done already."""
-        from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
-
-        self._verification = verification = ProduceVerification(
-            self._context.broker.transactions.add_partitions, transactional_id, self._context.version
-        )
-        for topic in self._request.topic_data:
-            for data in topic.partition_data:
-                try:
-                    partition = self._find(topic, data.index)
-                    header = _one_batch(data.records, self._context.version)
-                    if header.is_transactional:
-                        self._check_transaction()
-                        verification.want(partition, header)
-                except KafkaError:
-                    continue  # the append finds it again, and tells
-        return verification.run()
-
-    def topic(self, topic: TopicProduceData) -> TopicProduceResponse:
-        return TopicProduceResponse(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            partition_responses=[self.partition(topic, data) for data in topic.partition_data],
-        )
-
-    def partition(self, topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
-        response = PartitionProduceResponse(index=data.index, base_offset=-1)
-        partition: Partition | None = None
-        try:
-            partition = self._find(topic, data.index)
-            header = _one_batch(data.records, self._context.version)
-            assert data.records is not None
-            guard = SENTINEL_GUARD
-            if header.is_transactional:
-                self._check_transaction()
-                assert self._verification is not None
-                guard = self._verification.guard(partition)
-        except KafkaError as error:
-            self._refuse(topic, response, error)
-            if (error.code is ErrorCode.CORRUPT_MESSAGE and _is_no_batch(data.records)) or (
-                self._verification is not None and self._verification.explains(error)
-            ):
-                response.error_message = error.message
-            return response
-        try:
-            info = partition.append_records_to_leader(
-                data.records,
-                now_ms=self._context.broker.now_ms(),
-                acks=self._request.acks,
-                guard=guard,
-                inline_flush=False,
-            )
-        except KafkaError as error:
-            if error.code not in _BEFORE_THE_LOG:
-                response.log_start_offset = partition.log.log_start_offset
-            self._refuse(topic, response, error)
-            return response
-        self._appended(partition, info, response)
-        return response
-
-    def _find(self, topic: TopicProduceData, index: int) -> Partition:
-        context = self._context
-        replicas = context.broker.replicas
-        if self._by_id:
-            found = context.image.topics.by_id.get(bytes(topic.topic_id))
-            if found is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
-            name = found.name
-        else:
-            name = topic.name
-        if not context.allowed(AclOperation.WRITE, ResourceType.TOPIC, name):
-            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        if name in INTERNAL_TOPICS and context.client_id != _ADMIN_CLIENT:
-            raise KafkaError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the cluster itself only"
-            )
-        partition = replicas.partition(TopicPartition(name, index))
-        partition.check_leader()
-        return partition
-
-    def _check_transaction(self) -> None:
-        transactional_id = self._request.transactional_id
-        if transactional_id is None or not self._context.allowed(
-            AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
-        ):
-            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-
-    def _appended(
-        self, partition: Partition, info: LogAppendInfo, response: PartitionProduceResponse
-    ) -> None:
-        response.base_offset = info.first_offset
-        response.log_append_time_ms = info.log_append_time
-        response.log_start_offset = info.log_start_offset
-        if self._request.acks == -1:
-            self.waiting.append((partition, info.last_offset + 1, response))
-        if info.rolled:
-            self._context.broker.log_flushes.flush_closed_segments(partition.log)
-        if info.flush_due:
-            self.flushing.append((partition, response))
-
-    def _refuse(self, topic: TopicProduceData, response: PartitionProduceResponse, error: KafkaError) -> None:
-        response.error_code = int(error.code)
-        if isinstance(error, RecordErrors):
-            response.error_message = error.message
-            response.record_errors = [
-                BatchIndexAndErrorMessage(batch_index=each.index, batch_index_error_message=each.message)
-                for each in error.errors
-            ]
-        if error.code in MOVED:
-            self.moved.append((bytes(topic.topic_id) if self._by_id else topic.name, response))
-        self.failure = f"{topic.name or topic.topic_id.hex()}-{response.index}: {error}"
-
-    async def flush(self) -> None:
-        """Do the flushes that are due. Where one fails the records stay, but nobody may rely on them."""
-        for partition, response in self.flushing:
-            try:
-                await self._context.broker.log_flushes.flush(partition)
-            except KafkaError as error:
-                response.error_code, response.base_offset = int(error.code), -1
-                self.waiting = [each for each in self.waiting if each[2] is not response]
-                self.failure = f"{partition.topic_partition}: {error}"
-
-    def must_wait(self) -> bool:
-        """Take over what has become of the records; True while some are not yet replicated."""
-        undecided = False
-        for partition, offset, response in self.waiting:
-            outcome = partition.check_enough_replicas_reach_offset(offset)
-            if outcome is None:
-                undecided = True
-            else:
-                response.error_code = int(outcome)
-        return undecided
-
-
-async def _flush_unheard(appends: _Appends) -> None:
-    """The flushes are due even if something else in the request failed: others may wait for them."""
-    await appends.flush()
-    if appends.failure is not None:
-        raise ProtocolViolation(f"its Produce with acks=0 failed: {appends.failure}")
-
-
-async def _finish(
-    context: RequestContext, request: ProduceRequest, appends: _Appends, response: ProduceResponse
-) -> ProduceResponse:
-    await appends.flush()
-    if request.acks == -1:
-        keys = [partition.topic_partition for partition, _, _ in appends.waiting]
-        done = await context.broker.replicas.purgatory.wait(
-            keys, lambda: not appends.must_wait(), request.timeout_ms
-        )
-        if not done:
-            for partition, offset, part in appends.waiting:
-                if partition.check_enough_replicas_reach_offset(offset) is None:
-                    part.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
-    return _with_leaders(context, appends, response)
-
-
-def _with_leaders(context: RequestContext, appends: _Appends, response: ProduceResponse) -> ProduceResponse:
-    if appends.moved and context.version >= 10:
-        hints = LeaderHints(context)
-        for topic, part in appends.moved:
-            leader = hints.leader(topic, part.index)
-            if leader is not None:
-                part.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
-        response.node_endpoints = [
-            NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
-            for at in hints.addresses.values()
-        ]
-    return response

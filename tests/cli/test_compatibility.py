@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ottla.cli.compatibility import ACCEPTED, HONOURED, effect, page
-from ottla.cli.kips import KIPS
+from ottla.cli.compatibility import ACCEPTED, HONOURED, KIPS, effect, page
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, API_BY_NAME
 

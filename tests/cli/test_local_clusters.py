@@ -18,7 +18,7 @@ from rich.live import Live
 
 from ottla.cli import cluster_status
 from ottla.cli.cluster_status import ClusterStatus, NodeStatus, PartitionStatus, QuorumStatus, topics_table
-from ottla.cli.cluster_view import _Lines, _Tables
+from ottla.cli.cluster_watch import _Lines, _Tables
 from ottla.client.admin import Admin
 from ottla.client.view import PartitionInfo, TopicInfo
 from ottla.protocol.errors import ErrorCode

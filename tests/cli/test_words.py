@@ -1,4 +1,4 @@
-"""How the command line reads and writes single things: places, ids, formats, suggestions."""
+"""How the command line reads and writes single things: positions, ids, formats, suggestions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from types import ModuleType
 
 import pytest
 
-from ottla.cli import errors, formats, options, output, places
+from ottla.cli import errors, formats, options, output, positions
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import NotOfFormat, bytes_of_json, encoder, json_bytes, shower
 from ottla.cli.options import parse_ids, parse_partition
-from ottla.cli.places import Kind, Place, parse_place
+from ottla.cli.positions import PartitionPosition, PositionKind, parse_position
 from ottla.cli.session import run
 from ottla.client.errors import RequestTimedOut
 
 
-@pytest.mark.parametrize("module", [errors, formats, options, output, places], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [errors, formats, options, output, positions], ids=lambda m: m.__name__)
 def test_examples_in_the_documentation_hold(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0
@@ -26,24 +26,24 @@ def test_examples_in_the_documentation_hold(module: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("Beginning", Place(Kind.BEGINNING)),
-        ("latest", Place(Kind.END)),
-        ("0", Place(Kind.OFFSET, 0)),
-        ("-3", Place(Kind.BEFORE_END, 3)),
-        ("@17", Place(Kind.TIME, 17)),
-        ("2s", Place(Kind.TIME, 98_000)),
-        ("1970-01-01T00:00:01+00:00", Place(Kind.TIME, 1_000)),
-        ("1970-01-02", Place(Kind.TIME, 86_400_000)),
+        ("Beginning", PartitionPosition(PositionKind.BEGINNING)),
+        ("latest", PartitionPosition(PositionKind.END)),
+        ("0", PartitionPosition(PositionKind.OFFSET, 0)),
+        ("-3", PartitionPosition(PositionKind.BEFORE_END, 3)),
+        ("@17", PartitionPosition(PositionKind.TIME, 17)),
+        ("2s", PartitionPosition(PositionKind.TIME, 98_000)),
+        ("1970-01-01T00:00:01+00:00", PartitionPosition(PositionKind.TIME, 1_000)),
+        ("1970-01-02", PartitionPosition(PositionKind.TIME, 86_400_000)),
     ],
 )
-def test_a_place_is_read(text: str, place: Place) -> None:
-    assert parse_place("--from", text, 100_000) == place
+def test_a_place_is_read(text: str, place: PartitionPosition) -> None:
+    assert parse_position("--from", text, 100_000) == place
 
 
 @pytest.mark.parametrize("text", ["", "now", "--1", "1.5", "@", "5y", "9" * 20, "2026-13-01"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(WrongUsage, match="expected beginning"):
-        parse_place("--from", text, 0)
+        parse_position("--from", text, 0)
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "3-1", "1,,2", "0-9999999"])

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from ottla.cli.pipeline_view import shown
+from ottla.cli.pipeline_run import shown
 from ottla.spark import cache, java
 from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import catalog

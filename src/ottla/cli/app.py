@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import click
 
-from ottla.cli.declare import SETTINGS, Argument, Group, make_command
+from ottla.cli.commands import SETTINGS, Argument, Group, make_command
 from ottla.cli.errors import INTERRUPTED, WrongUsage
 from ottla.cli.session import guarded
 
@@ -21,32 +21,32 @@ SUMMARY: Final = "A durable, distributed commit log that speaks Kafka."
 SHELLS: Final = ("bash", "zsh", "fish")
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """`module` has the command as `app`."""
 
     module: str
     help: str
 
 
-COMMANDS: Final[dict[str, Entry]] = {
-    "start": Entry("start_command", "Start a node."),
-    "topics": Entry("topics", "Create, list, describe, change and delete topics."),
-    "produce": Entry("produce", "Write records to a topic."),
-    "consume": Entry("consume", "Read records of a topic."),
-    "groups": Entry("groups", "See groups and their lag, move or delete their offsets."),
-    "transactions": Entry("transactions", "See transactions, find and abort those that hang."),
-    "configs": Entry("configs", "Describe and change settings of topics, brokers and groups."),
-    "offsets": Entry("offsets", "Show where partitions begin and end, or stood at a time."),
-    "delete-records": Entry("delete_records", "Delete the records of partitions up to an offset."),
-    "log-dirs": Entry("log_dirs", "Show the data directories of brokers and their content."),
-    "cluster": Entry("cluster", "Run a cluster on this machine; describe any."),
-    "quorum": Entry("quorum", "Describe the quorum of controllers, and change its voters."),
-    "log": Entry("log_files", "Read the files of partitions; needs no node."),
-    "storage": Entry("storage", "Look at data directories, and format them; needs no node."),
-    "pipeline": Entry("pipeline", "Make, run and watch Spark pipelines over topics."),
-    "sim": Entry("sim", "Let a simulated cluster live through faults."),
-    "perf": Entry("perf", "Measure throughput and latency."),
-    "completion": Entry("app", "Print the script that completes commands in a shell."),
+COMMANDS: Final[dict[str, CommandEntry]] = {
+    "start": CommandEntry("app", "Start a node."),
+    "topics": CommandEntry("topics", "Create, list, describe, change and delete topics."),
+    "produce": CommandEntry("produce", "Write records to a topic."),
+    "consume": CommandEntry("consume", "Read records of a topic."),
+    "groups": CommandEntry("groups", "See groups and their lag, move or delete their offsets."),
+    "transactions": CommandEntry("transactions", "See transactions, find and abort those that hang."),
+    "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
+    "offsets": CommandEntry("offsets", "Show where partitions begin and end, or stood at a time."),
+    "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
+    "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their content."),
+    "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any."),
+    "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),
+    "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
+    "storage": CommandEntry("storage", "Look at data directories, and format them; needs no node."),
+    "pipeline": CommandEntry("pipeline", "Make, run and watch Spark pipelines over topics."),
+    "sim": CommandEntry("sim", "Let a simulated cluster live through faults."),
+    "perf": CommandEntry("perf", "Measure throughput and latency."),
+    "completion": CommandEntry("app", "Print the script that completes commands in a shell."),
 }
 
 
@@ -61,7 +61,7 @@ class Root(Group):
         if entry is None:
             return None
         if entry.module == "app":
-            return completion
+            return _OWN_COMMANDS[name]
         found: click.Command = import_module(f"ottla.cli.{entry.module}").app
         return found
 
@@ -105,7 +105,25 @@ def _completion(shell: Annotated[str, Argument(choices=SHELLS, help="The shell t
     print(found(root(), {}, "ottla", COMPLETION_VARIABLE).source())
 
 
-completion = make_command(_completion, "completion")
+@click.command(
+    "start",
+    help="Start a node: `ottla start --help` says more.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+@click.pass_context
+def _start(context: click.Context) -> None:
+    """`ottla.cli.main` runs `start` without this application; shell completion, and command lines with
+    options before the name, come here.
+    """
+    from ottla.cli.start import start
+
+    context.exit(start(context.args))
+
+
+_OWN_COMMANDS: Final[dict[str, click.Command]] = {
+    "start": _start,
+    "completion": make_command(_completion, "completion"),
+}
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
-from ottla.cli import cluster_local
-from ottla.cli.declare import Option, command, group
-from ottla.cli.errors import WrongUsage
+import click
+
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.errors import FAILED, CliError, WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_TIMEOUT_S,
@@ -18,19 +22,20 @@ from ottla.cli.options import (
     named_values,
 )
 from ottla.cli.output import print_json, print_pairs, print_table
-from ottla.cli.session import with_admin
+from ottla.cli.session import run, with_admin
 from ottla.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
+    from ottla.cli.cluster_status import ClusterStatus
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import ClusterInfo, Feature
+    from ottla.testing.cluster_plan import ClusterPlan
+    from ottla.testing.cluster_process import NodeProcess
 
 HELP: Final = "Run a cluster on this machine; describe any cluster's brokers, features and APIs."
 # How long is waited for word of a quorum that may have no leader.
 _CONTROLLER_SECONDS: Final = 3.0
 app = group("cluster", HELP)
-for each in cluster_local.COMMANDS:
-    app.add_command(each)
 
 
 @command(app, "describe")
@@ -157,3 +162,296 @@ def apis(
             for key, low, high in found
         ],
     )
+
+
+DEFAULT_DATA_DIR: Final = "ottla-cluster"
+DEFAULT_NODES: Final = 3
+DEFAULT_PORT: Final = 9092
+_START_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.05
+
+DataDir = Annotated[str, Option("--data-dir", "-d", metavar="DIR", help="Where the cluster lies.")]
+Nodes = Annotated[list[int], Argument(metavar="NODE...", help="The numbers of nodes.")]
+
+
+@command(app, "up")
+def up(
+    nodes: Annotated[
+        int | None, Option("--nodes", "-n", min=1, max=100, help="How many brokers; 3 if not given.")
+    ] = None,
+    controllers: Annotated[
+        int,
+        Option(
+            "--controllers", min=0, max=100, help="Controllers of their own; else each broker is one as well."
+        ),
+    ] = 0,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    port: Annotated[
+        int, Option("--port", metavar="PORT", min=1, max=65_535, help="The first port; others follow it.")
+    ] = DEFAULT_PORT,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="NAME=VALUE", help="A setting of every node; may be repeated."),
+    ] = None,
+    log_level: Annotated[
+        str, Option("--log-level", choices=("debug", "info", "warning", "error"), help="What nodes log.")
+    ] = "warning",
+    detach: Annotated[bool, Option("--detach", help="Return when it serves, and let it run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a cluster on this machine, a process a node, and watch it.
+
+    Without --detach, Ctrl-C stops it. The data stay in the directory: the next `up` finds them, and nodes
+    keep their numbers, ports and settings. What each node logs is in node-N/node.log there.
+    """
+    from ottla.testing.cluster_process import ProcessState
+
+    plan = _made(data_dir, nodes, controllers, port, named_values("--set", settings or ()))
+    processes = _processes(plan)
+    running = [process for process in processes if process.state() is not ProcessState.DOWN]
+    if running:
+        raise CliError(
+            f"{_are(running)} running already; `ottla cluster status` shows how it fares, "
+            "`ottla cluster start NODE` starts the others"
+        )
+    try:
+        _start(processes, log_level=log_level)
+        if not detach:
+            run(_watch(plan, processes, as_json))
+    except BaseException:
+        _stop(processes)
+        raise
+    if not detach:
+        stopped = _stop(processes)
+        if stopped and not as_json:
+            _tell(stopped, "stopped", as_json)
+    elif as_json:
+        print_json(
+            {
+                "cluster_id": plan.cluster_id,
+                "directory": str(plan.directory),
+                "bootstrap_servers": plan.bootstrap_servers,
+                "nodes": [process.plan.id for process in processes],
+            }
+        )
+    else:
+        print(f"cluster {plan.cluster_id} serves at {plan.bootstrap_servers}, data in {plan.directory}")
+
+
+@command(app, "down")
+def down(
+    nodes: Annotated[
+        list[int] | None, Argument(metavar="[NODE...]", help="The numbers of nodes; else all.")
+    ] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: Json = False,
+) -> None:
+    """Stop the cluster, or some of its nodes, in good order. The data stay."""
+    _tell(_stop(_chosen(_read(data_dir), nodes)), "stopped", as_json)
+
+
+@command(app, "start")
+def start(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """Start nodes that are down, on the data that they have."""
+    chosen = _chosen(_read(data_dir), nodes)
+    _start(chosen)
+    _tell(chosen, "started", as_json)
+
+
+@command(app, "kill")
+def kill(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """End nodes as a crash would (SIGKILL)."""
+    _signal(data_dir, nodes, signal.SIGKILL, "killed", as_json)
+
+
+@command(app, "pause")
+def pause(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """Let nodes fall silent (SIGSTOP): connections stay open, and nothing answers."""
+    _signal(data_dir, nodes, signal.SIGSTOP, "paused", as_json)
+
+
+@command(app, "resume")
+def resume(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
+    """Let paused nodes go on, as if no time had passed."""
+    _signal(data_dir, nodes, signal.SIGCONT, "resumed", as_json)
+
+
+@command(app, "status")
+def status(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    partitions: Annotated[bool, Option("--partitions", "-p", help="A line for each partition.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show nodes, leaders, in-sync sets, lag and quorum. Exits with 1 if something is down or behind."""
+    from ottla.cli.cluster_status import document, facts, nodes_table, partitions_table, topics_table
+
+    plan = _read(data_dir)
+    found = run(_look(plan, _processes(plan)))
+    if as_json:
+        print_json(document(found))
+    else:
+        print_pairs(facts(found))
+        print()
+        print_table(*nodes_table(found))
+        if found.partitions:
+            print()
+            print_table(*(partitions_table if partitions else topics_table)(found))
+    if not found.well:
+        raise click.exceptions.Exit(FAILED)
+
+
+# The cluster and its nodes
+
+
+def _made(
+    data_dir: str, nodes: int | None, controllers: int, port: int, settings: dict[str, str]
+) -> ClusterPlan:
+    """The cluster that is there, or a new one."""
+    from ottla.testing.cluster_plan import ClusterPlan, PlanError
+
+    try:
+        if not ClusterPlan.exists(data_dir):
+            plan = ClusterPlan.make(
+                data_dir,
+                brokers=nodes or DEFAULT_NODES,
+                controllers=controllers,
+                settings=settings,
+                first_port=port,
+            )
+            plan.write()
+            return plan
+        plan = ClusterPlan.read(data_dir)
+    except PlanError as error:
+        raise CliError(str(error)) from None
+    wanted = {"--nodes": nodes not in (None, len(plan.brokers))}
+    wanted["--controllers"] = bool(controllers) and controllers != len(plan.nodes) - len(plan.brokers)
+    wanted["--set"] = bool(settings) and settings.items() != dict(plan.settings).items()
+    for option, differs in wanted.items():
+        if differs:
+            raise CliError(
+                f"there is a cluster in {plan.directory} already, made with another {option}; leave the "
+                "option out, or choose another --data-dir"
+            )
+    return plan
+
+
+def _read(data_dir: str) -> ClusterPlan:
+    from ottla.testing.cluster_plan import ClusterPlan, PlanError
+
+    try:
+        return ClusterPlan.read(data_dir)
+    except PlanError as error:
+        raise CliError(str(error)) from None
+
+
+def _processes(plan: ClusterPlan) -> list[NodeProcess]:
+    from ottla.testing.cluster_process import NodeProcess
+
+    return [NodeProcess(node) for node in plan.nodes]
+
+
+def _chosen(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[NodeProcess]:
+    from ottla.testing.cluster_plan import PlanError
+    from ottla.testing.cluster_process import NodeProcess
+
+    if not nodes:
+        return _processes(plan)
+    try:
+        return [NodeProcess(plan.node(node)) for node in dict.fromkeys(nodes)]
+    except PlanError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> None:
+    """Start those that are down, and wait until all serve."""
+    from ottla.testing.cluster_plan import PlanError, check_free
+    from ottla.testing.cluster_process import ProcessState
+
+    starting = [process for process in processes if process.state() is ProcessState.DOWN]
+    if not starting:
+        raise CliError(f"{_are(processes)} running already")
+    ports = [
+        port for each in starting for port in (each.plan.port, each.plan.controller_port) if port is not None
+    ]
+    try:
+        check_free(ports)
+    except PlanError as error:
+        raise CliError(str(error)) from None
+    for process in starting:
+        process.start(log_level=log_level)
+    deadline = time.monotonic() + _START_SECONDS
+    while not all(process.said_ready() for process in starting):
+        for process in starting:
+            if process.state() is ProcessState.DOWN:
+                lines = process.log_tail().strip().splitlines()
+                why = lines[-1].removeprefix("ottla: ") if lines else "it said nothing"
+                raise CliError(f"node {process.plan.id} did not start: {why}; see {process.plan.log_file}")
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"the nodes were not ready within {_START_SECONDS:.0f} s; see the node.log of each in "
+                f"{starting[0].plan.directory.parent}"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _stop(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
+    """Stop those that run, all at once, and return them when they have ended."""
+    from ottla.testing.cluster_process import ClusterError, stop_all
+
+    try:
+        return stop_all(processes)
+    except ClusterError as error:
+        raise CliError(str(error)) from None
+
+
+def _signal(data_dir: str, nodes: Sequence[int], how: signal.Signals, done: str, as_json: bool) -> None:
+    from ottla.testing.cluster_process import ClusterError
+
+    chosen = _chosen(_read(data_dir), nodes)
+    for process in chosen:
+        try:
+            process.signal(how)
+            if how is signal.SIGKILL:
+                process.wait_until_down()
+        except ClusterError as error:
+            raise CliError(str(error)) from None
+    _tell(chosen, done, as_json)
+
+
+def _tell(processes: Sequence[NodeProcess], done: str, as_json: bool) -> None:
+    """What was done to which nodes."""
+    if as_json:
+        print_json({done: [process.plan.id for process in processes]})
+    else:
+        print(_told(processes, done) if processes else "nothing was running")
+
+
+def _told(processes: Sequence[NodeProcess], what: str) -> str:
+    numbers = ", ".join(str(process.plan.id) for process in processes)
+    return f"node{'s' if len(processes) > 1 else ''} {numbers} {what}"
+
+
+def _are(processes: Sequence[NodeProcess]) -> str:
+    return _told(processes, "are" if len(processes) > 1 else "is")
+
+
+async def _watch(plan: ClusterPlan, processes: Sequence[NodeProcess], as_json: bool) -> None:
+    from ottla.cli.cluster_watch import watch
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await watch(plan, processes, stop, as_json=as_json)
+
+
+async def _look(plan: ClusterPlan, processes: Sequence[NodeProcess]) -> ClusterStatus:
+    from ottla.cli.cluster_status import look
+    from ottla.cli.cluster_watch import connected
+
+    admin = await connected(processes)
+    try:
+        return await look(plan, processes, admin)
+    finally:
+        if admin is not None:
+            await admin.close()

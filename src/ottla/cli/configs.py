@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.config_names import check_removed, names_explained
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -18,7 +19,6 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import note, print_json, print_table
 from ottla.cli.session import topic_or_fail, with_admin
-from ottla.cli.settings import check_removed, names_explained
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin

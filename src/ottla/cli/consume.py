@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from ottla.cli.declare import Argument, Option, command
+from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import (
     DESERIALIZERS,
@@ -28,13 +29,16 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import note, print_json_line
-from ottla.cli.places import Place, parse_place, resolve
+from ottla.cli.positions import PartitionPosition, parse_position, resolve
 from ottla.cli.session import open_admin, run, topic_or_fail
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.consumer import Consumer
+    from ottla.client.group_offsets import CommittedOffset
     from ottla.protocol.names import TopicPartition
+
+    Offsets: TypeAlias = dict[TopicPartition, CommittedOffset]
 
 POLL_RECORDS: Final = 2_000
 POLL_MS: Final = 200
@@ -47,12 +51,12 @@ HELP: Final = """Read records of topics.
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConsumeLimits:
     """When to stop, whichever is first; None never does."""
 
     count: int | None
     idle_s: float | None
-    until: Place | None
+    until: PartitionPosition | None
 
 
 @command(None, "consume", help=HELP)
@@ -118,16 +122,14 @@ def app(
     if as_json and format is not None:
         raise WrongUsage("--json and --format contradict each other")
     if group is not None:
-        from ottla.cli.consume_group import check_usage, consume_in_group
-
         start = "beginning" if from_beginning else start
-        check_usage(start, until=exit_at_end or until is not None, partitions=partitions is not None)
+        _check_group_usage(start, until=exit_at_end or until is not None, partitions=partitions is not None)
     from ottla.runtime.clock import SystemClock
 
     now_ms = SystemClock().wall_ms()
-    begin = parse_place("--from", "beginning" if from_beginning else start or "end", now_ms)
+    begin = parse_position("--from", "beginning" if from_beginning else start or "end", now_ms)
     end = "end" if exit_at_end else until
-    limits = Limits(count, idle, parse_place("--until", end, now_ms) if end is not None else None)
+    limits = ConsumeLimits(count, idle, parse_position("--until", end, now_ms) if end is not None else None)
     misfits = Misfits()
     if as_json:
         show = _json_printer(key_format, value_format, misfits)
@@ -146,7 +148,7 @@ def app(
         )
         show = _text_printer(text)
     if group is not None:
-        work = consume_in_group(
+        work = _consume_in_group(
             group,
             topics,
             start,
@@ -288,8 +290,8 @@ def _json_field(name: str, data: bytes | None, format: str, misfits: Misfits) ->
 async def _consume(
     topics: Sequence[str],
     wanted: list[int] | None,
-    begin: Place,
-    limits: Limits,
+    begin: PartitionPosition,
+    limits: ConsumeLimits,
     show: Callable[[ShownRecord], None],
     matches: Callable[[ShownRecord], bool],
     bootstrap: str,
@@ -375,3 +377,98 @@ async def _partitions(admin: Admin, topics: Sequence[str], wanted: list[int] | N
                 raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
             found.append(TopicPartition(topic, index))
     return found
+
+
+RESETS: Final = {None: "latest", "end": "latest", "beginning": "earliest"}
+"""Where a group begins that has committed nothing yet, by what `--from` says."""
+
+
+def _check_group_usage(start: str | None, *, until: bool, partitions: bool) -> None:
+    """A group decides itself who reads what, and from where."""
+    if start not in RESETS:
+        raise WrongUsage(
+            f"--from {start}: a group goes on where it was, so --from is beginning or end, for partitions "
+            "of which it has read nothing yet; `ottla groups reset-offsets` moves a group"
+        )
+    if until or partitions:
+        raise WrongUsage(
+            "--group shares the partitions among its members for as long as they read: it goes with neither "
+            "--partitions nor --until and --exit; --count and --idle end it"
+        )
+
+
+async def _consume_in_group(
+    group: str,
+    topics: Sequence[str],
+    start: str | None,
+    show: Callable[[ShownRecord], None],
+    matches: Callable[[ShownRecord], bool],
+    bootstrap: str,
+    timeout_s: float,
+    *,
+    count: int | None,
+    idle_s: float | None,
+    read_committed: bool,
+) -> None:
+    from ottla.client.consumer import Consumer
+
+    async with open_admin(bootstrap, timeout_s) as admin:
+        for topic in topics:
+            await topic_or_fail(admin, topic)
+    consumer: Consumer[bytes, bytes] = Consumer(
+        bootstrap,
+        client_id="ottla-cli",
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset=RESETS[start],
+        isolation_level="read_committed" if read_committed else "read_uncommitted",
+        allow_auto_create_topics=False,
+    )
+    clock = asyncio.get_running_loop().time
+    async with consumer:
+        consumer.subscribe(topics)
+        shown, heard_at, assigned = 0, clock(), consumer.assignment()
+        committed: Offsets = {}
+        while count is None or shown < count:
+            records = await consumer.poll(timeout_ms=POLL_MS)
+            offsets = consumer.positions()
+            for number, record in enumerate(records, 1):
+                if matches(record):
+                    show(record)
+                    shown += 1
+                    if count is not None and shown >= count:
+                        offsets |= _first_of_each(records[number:])
+                        break
+            sys.stdout.flush()
+            if offsets != committed:
+                await _commit(consumer, offsets)
+                committed = offsets
+            if records or consumer.assignment() != assigned:
+                heard_at, assigned = clock(), consumer.assignment()
+            # Until it has a partition, a member waits for the group, which has its own time.
+            patience_s = idle_s if assigned or idle_s is None else max(idle_s, timeout_s)
+            if patience_s is not None and clock() - heard_at >= patience_s:
+                return
+
+
+def _first_of_each(records: Sequence[ShownRecord]) -> Offsets:
+    """Where those who go on have to begin, to see these records."""
+    from ottla.client.group_offsets import CommittedOffset
+    from ottla.protocol.names import TopicPartition
+
+    return {
+        TopicPartition(record.topic, record.partition): CommittedOffset(record.offset)
+        for record in reversed(records)
+    }
+
+
+async def _commit(consumer: Consumer[bytes, bytes], offsets: Offsets) -> None:
+    """Who has lost a partition meanwhile cannot commit for it; its next reader shows the records again."""
+    from ottla.protocol.errors import KafkaError
+
+    if not offsets:
+        return
+    try:
+        await consumer.commit({partition: place for partition, place in offsets.items()})  # noqa: C416
+    except KafkaError as error:
+        note(f"not committed, and read again by the group: {error}")

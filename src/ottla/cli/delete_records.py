@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-from ottla.cli.declare import Argument, Option, command
+from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -17,7 +17,7 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import print_json, print_table
-from ottla.cli.places import parse_place, resolve
+from ottla.cli.positions import parse_position, resolve
 from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def app(
     """Delete the records of partitions up to an offset."""
     from ottla.runtime.clock import SystemClock
 
-    place = parse_place("--before", before, SystemClock().wall_ms())
+    place = parse_position("--before", before, SystemClock().wall_ms())
     wanted = parse_ids("--partitions", partitions)
 
     async def plan(admin: Admin) -> dict[TopicPartition, int]:

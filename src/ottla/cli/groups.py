@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
-from ottla.cli.group_offsets import Target, plan_reset, read_offsets_file
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_TIMEOUT_S,
@@ -17,8 +18,8 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import note, print_json, print_pairs, print_table
-from ottla.cli.places import parse_place
-from ottla.cli.session import confirm, with_admin
+from ottla.cli.positions import PartitionPosition, PositionKind, parse_position, resolve
+from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -219,8 +220,8 @@ def reset_offsets(
         raise WrongUsage("say what to reset: --topic, or --all-topics")
     from ottla.runtime.clock import SystemClock
 
-    target = Target(
-        place=None if to is None or to == "current" else parse_place("--to", to, SystemClock().wall_ms()),
+    target = ResetTarget(
+        place=None if to is None or to == "current" else parse_position("--to", to, SystemClock().wall_ms()),
         shift=shift if shift is not None else (0 if to == "current" else None),
         offsets=read_offsets_file(file) if file is not None else None,
     )
@@ -364,3 +365,85 @@ def delete(
     failed = [error for error in outcome.values() if error is not None]
     if failed:
         raise CliError("\nottla: ".join(failed))
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTarget:
+    """One of three: a place, a distance from the committed offset, or offsets that are given."""
+
+    place: PartitionPosition | None = None
+    shift: int | None = None
+    offsets: Mapping[tuple[str, int], int] | None = None
+
+
+def read_offsets_file(path: str) -> dict[tuple[str, int], int]:
+    """Lines of topic,partition,offset."""
+    import csv
+
+    found: dict[tuple[str, int], int] = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            if not row:
+                continue
+            if len(row) != 3 or not row[1].strip().isdecimal() or not row[2].strip().isdecimal():
+                raise WrongUsage(f"{path}, line {number}: expected topic,partition,offset")
+            found[row[0].strip(), int(row[1])] = int(row[2])
+    if not found:
+        raise WrongUsage(f"{path}: there is nothing in it")
+    return found
+
+
+async def plan_reset(
+    admin: Admin, group: str, target: ResetTarget, scope: Sequence[tuple[str, list[int] | None]]
+) -> list[dict[str, Any]]:
+    """For each partition (`at`) the committed offset (`current`) and the new one, kept within what the
+    partition holds. Without a scope: all that the group has committed.
+    """
+    from ottla.protocol.names import TopicPartition
+
+    committed = {p: c.offset for p, c in (await admin.groups.offsets(group)).items()}
+    if target.offsets is not None:
+        wanted = {
+            TopicPartition(*p): PartitionPosition(PositionKind.OFFSET, o) for p, o in target.offsets.items()
+        }
+    else:
+        chosen = await _chosen(admin, group, committed, scope)
+        if target.place is not None:
+            wanted = dict.fromkeys(chosen, target.place)
+        else:
+            missing = [p for p in chosen if p not in committed]
+            if missing:
+                raise CliError(
+                    f"group {group} has committed nothing for {missing[0]}: nothing to shift or keep"
+                )
+            wanted = {
+                p: PartitionPosition(PositionKind.OFFSET, max(committed[p] + (target.shift or 0), 0))
+                for p in chosen
+            }
+    for topic in {p.topic for p in wanted}:
+        await topic_or_fail(admin, topic)
+    offsets = await resolve(admin, wanted)
+    return [{"at": p, "current": committed.get(p), "new": offsets[p]} for p in sorted(offsets)]
+
+
+async def _chosen(
+    admin: Admin,
+    group: str,
+    committed: Mapping[TopicPartition, int],
+    scope: Sequence[tuple[str, list[int] | None]],
+) -> list[TopicPartition]:
+    from ottla.protocol.names import TopicPartition
+
+    if not scope:
+        if not committed:
+            raise CliError(f"group {group} has committed nothing; name topics with --topic")
+        return sorted(committed)
+    chosen: list[TopicPartition] = []
+    for topic, wanted in scope:
+        info = await topic_or_fail(admin, topic)
+        indexes = wanted if wanted is not None else [p.partition for p in info.partitions]
+        for index in indexes:
+            if index >= len(info.partitions):
+                raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
+        chosen += [TopicPartition(topic, index) for index in indexes]
+    return list(dict.fromkeys(chosen))

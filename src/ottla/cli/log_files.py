@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import Json
 from ottla.cli.output import note, print_json_line

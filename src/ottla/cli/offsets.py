@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
-from ottla.cli.declare import Argument, Option, command
+from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -17,7 +17,7 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import note, print_json, print_table, time_text
-from ottla.cli.places import parse_time
+from ottla.cli.positions import parse_time
 from ottla.cli.session import topic_or_fail, with_admin
 
 if TYPE_CHECKING:

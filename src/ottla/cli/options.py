@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Final, TypeAlias
 
-from ottla.cli.declare import Option
+from ottla.cli.commands import Option
 from ottla.cli.errors import WrongUsage
 
 BOOTSTRAP_VARIABLE: Final = "OTTLA_BOOTSTRAP_SERVERS"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_TIMEOUT_S, Json, Timeout, named_values
 from ottla.cli.output import note, print_json, print_table, time_text
@@ -158,8 +158,7 @@ class _Start(NamedTuple):
 
 def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, interval_s: float) -> None:
     """Brings up what a run needs, runs, and takes it down again."""
-    from ottla.cli.pipeline_node import embedded_node
-    from ottla.cli.pipeline_run import Request, run_all
+    from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
     from ottla.spark.pipelines.runner import RunFailed
@@ -183,7 +182,9 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
         if not dry and (wanted := configuration.get(CREATE_TOPICS)):
             _create_topics(configuration[BOOTSTRAP], wanted)
         log = None if given.verbose else stack.enter_context(_log_file(state / "spark.log"))
-        request = Request(project, configuration, conf, given.master, state, selection, dry, runs, interval_s)
+        request = PipelineRequest(
+            project, configuration, conf, given.master, state, selection, dry, runs, interval_s
+        )
         try:
             run_all(request, log)
         except (ProjectError, NoJava, NoSpark) as error:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
-from ottla.cli.declare import Argument, Option, command
+from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout

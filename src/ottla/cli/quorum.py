@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from ottla.cli.declare import Option, command
+from ottla.cli.commands import Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
 from ottla.cli.output import print_json, print_pairs, print_table, time_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
 
-from ottla.cli.declare import Option, command
+from ottla.cli.commands import Option, command
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import Json
 from ottla.cli.output import print_json, print_table

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.config_names import check_removed
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -19,7 +20,6 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import ids_text, print_json, print_pairs, print_table
 from ottla.cli.session import confirm, no_such_topic, topic_or_fail, with_admin
-from ottla.cli.settings import check_removed
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin

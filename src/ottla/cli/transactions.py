@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-from ottla.cli.declare import Argument, Option, command, group
+from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, did_you_mean
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,

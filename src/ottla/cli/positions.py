@@ -24,7 +24,7 @@ _AGE_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_0
 MAX_OFFSET: Final = 2**63 - 1
 
 
-class Kind(Enum):
+class PositionKind(Enum):
     BEGINNING = "beginning"
     END = "end"
     OFFSET = "offset"
@@ -33,36 +33,36 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionPosition:
     """`number` is the offset, the count before the end, or the time in milliseconds."""
 
-    kind: Kind
+    kind: PositionKind
     number: int = 0
 
 
-def parse_place(option: str, text: str, now_ms: int) -> Place:
+def parse_position(option: str, text: str, now_ms: int) -> PartitionPosition:
     """
-    >>> parse_place("--from", "-10", 0)
-    Place(kind=<Kind.BEFORE_END: 'before the end'>, number=10)
-    >>> parse_place("--from", "15m", 1_000_000).number
+    >>> parse_position("--from", "-10", 0)
+    PartitionPosition(kind=<PositionKind.BEFORE_END: 'before the end'>, number=10)
+    >>> parse_position("--from", "15m", 1_000_000).number
     100000
     """
     plain = text.strip().lower()
     if plain in ("beginning", "earliest", "start", "first"):
-        return Place(Kind.BEGINNING)
+        return PartitionPosition(PositionKind.BEGINNING)
     if plain in ("end", "latest"):
-        return Place(Kind.END)
+        return PartitionPosition(PositionKind.END)
     if plain.isdecimal() and int(plain) <= MAX_OFFSET:
-        return Place(Kind.OFFSET, int(plain))
+        return PartitionPosition(PositionKind.OFFSET, int(plain))
     if plain[:1] == "-" and plain[1:].isdecimal() and int(plain[1:]) <= MAX_OFFSET:
-        return Place(Kind.BEFORE_END, int(plain[1:]))
+        return PartitionPosition(PositionKind.BEFORE_END, int(plain[1:]))
     time_ms = _time_ms(plain, now_ms)
     if time_ms is None:
         raise WrongUsage(
             f"{option} {text}: expected beginning, end, an offset (42), a count before the end (-10), a time "
             "(2026-01-31T12:00:00Z or @ and milliseconds) or an age (15m, 6h, 2d)"
         )
-    return Place(Kind.TIME, time_ms)
+    return PartitionPosition(PositionKind.TIME, time_ms)
 
 
 def parse_time(option: str, text: str, now_ms: int) -> int:
@@ -92,7 +92,7 @@ def _time_ms(plain: str, now_ms: int) -> int | None:
 
 async def resolve(
     admin: Admin,
-    partitions: Mapping[TopicPartition, Place],
+    partitions: Mapping[TopicPartition, PartitionPosition],
     *,
     read_committed: bool = False,
     beyond: Callable[[str], None] = lambda _: None,
@@ -111,21 +111,21 @@ async def resolve(
     end = all_or_raise(
         await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.LATEST), read_committed=read_committed)
     )
-    times = {p: place.number for p, place in partitions.items() if place.kind is Kind.TIME}
+    times = {p: place.number for p, place in partitions.items() if place.kind is PositionKind.TIME}
     by_time = all_or_raise(await admin.offsets.list(times, read_committed=read_committed)) if times else {}
     found: dict[TopicPartition, int] = {}
     for partition, place in partitions.items():
         low, high = first[partition].offset, end[partition].offset
         offset = {
-            Kind.BEGINNING: low,
-            Kind.END: high,
-            Kind.OFFSET: place.number,
-            Kind.BEFORE_END: high - place.number,
-            Kind.TIME: by_time[partition].offset if partition in by_time else high,
+            PositionKind.BEGINNING: low,
+            PositionKind.END: high,
+            PositionKind.OFFSET: place.number,
+            PositionKind.BEFORE_END: high - place.number,
+            PositionKind.TIME: by_time[partition].offset if partition in by_time else high,
         }[place.kind]
-        if place.kind is Kind.TIME and offset < 0:
+        if place.kind is PositionKind.TIME and offset < 0:
             offset = high
-        if place.kind is Kind.OFFSET and offset > high:
+        if place.kind is PositionKind.OFFSET and offset > high:
             beyond(f"{partition} ends at {high}, before {offset}")
         found[partition] = min(max(offset, low), high)
     return found

@@ -48,11 +48,13 @@ class EpochWrite(NamedTuple):
 
 
 class LeaderEpochCache:
-    __slots__ = ("_entries", "_planned_writes", "dirty")
+    __slots__ = ("_entries", "_planned_writes", "dirty", "latest_epoch")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         # Epochs and start offsets ascend strictly.
         self._entries: list[EpochEntry] = []
+        # The epoch of the last entry; a plain value, since every append reads it.
+        self.latest_epoch: int | None = None
         self._planned_writes = 0
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
@@ -62,10 +64,6 @@ class LeaderEpochCache:
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
         return tuple(self._entries)
-
-    @property
-    def latest_epoch(self) -> int | None:
-        return self._entries[-1].epoch if self._entries else None
 
     @property
     def earliest(self) -> EpochEntry | None:
@@ -159,6 +157,7 @@ class LeaderEpochCache:
 
     def _changed(self) -> None:
         self.dirty = True
+        self.latest_epoch = self._entries[-1].epoch if self._entries else None
         if invariants.thorough:
             for before, after in pairwise(self._entries):
                 ascending = before.epoch < after.epoch and before.start_offset < after.start_offset

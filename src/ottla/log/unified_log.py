@@ -691,7 +691,7 @@ class UnifiedLog:
             epochs = self._load_leader_epochs()
         for batch in batches:
             epoch = batch.leader_epoch
-            if epoch >= 0:
+            if epoch != epochs.latest_epoch and epoch >= 0:
                 epochs.assign(epoch, batch.base_offset)
         producers = self._producer_state
         if producers is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -57,6 +57,33 @@ class LogConfig:
     remote_log_copy_disable: bool = False
     remote_log_delete_on_disable: bool = False
 
+    # What follows from the settings; plain values, since every append reads them.
+    compact: bool = field(init=False, repr=False, compare=False)
+    delete: bool = field(init=False, repr=False, compare=False)
+    max_segment_ms: int = field(init=False, repr=False, compare=False)
+    """How long a segment may take appends: a compacted topic must also honour its greatest lag."""
+    target_codec: Codec | None = field(init=False, repr=False, compare=False)
+    """The codec that the broker compresses with; None where the producer's choice stands."""
+    target_level: int | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        compact = "compact" in self.cleanup_policy
+        lag_ms = self.max_compaction_lag_ms
+        levels = {
+            "gzip": self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }
+        derived: dict[str, Any] = {
+            "compact": compact,
+            "delete": "delete" in self.cleanup_policy,
+            "max_segment_ms": min(lag_ms, self.segment_ms) if compact and lag_ms > 0 else self.segment_ms,
+            "target_codec": _CODECS[self.compression_type],
+            "target_level": levels.get(self.compression_type),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
     def from_settings(cls, settings: Mapping[str, str], base: LogConfig | None = None) -> LogConfig:
         """The values of `base` (Kafka's defaults if None) with `settings` over them, by Kafka's names.
@@ -82,38 +109,6 @@ class LogConfig:
     def to_settings(self) -> dict[str, str]:
         """Every value as the text that `from_settings` reads, by Kafka's names."""
         return {name: _text(getattr(self, field_name(name))) for name in SETTING_NAMES}
-
-    @property
-    def compact(self) -> bool:
-        return "compact" in self.cleanup_policy
-
-    @property
-    def delete(self) -> bool:
-        return "delete" in self.cleanup_policy
-
-    @property
-    def max_segment_ms(self) -> int:
-        """How long a segment may take appends: a compacted topic must also honour its greatest lag."""
-        if self.compact and self.max_compaction_lag_ms > 0:
-            return min(self.max_compaction_lag_ms, self.segment_ms)
-        return self.segment_ms
-
-    @property
-    def target_codec(self) -> Codec | None:
-        """The codec that the broker compresses with; None where the producer's choice stands."""
-        return _CODECS[self.compression_type]
-
-    @property
-    def target_level(self) -> int | None:
-        match self.compression_type:
-            case "gzip":
-                return self.compression_gzip_level
-            case "lz4":
-                return self.compression_lz4_level
-            case "zstd":
-                return self.compression_zstd_level
-            case _:
-                return None
 
 
 _CODECS: dict[str, Codec | None] = {
@@ -252,7 +247,7 @@ _PARSERS: dict[str, Parser] = {
 SETTING_NAMES = tuple(sorted(_PARSERS))
 """The topic configs by Kafka's names."""
 
-assert {field_name(name) for name in _PARSERS} == {field.name for field in fields(LogConfig)}
+assert {field_name(name) for name in _PARSERS} == {each.name for each in fields(LogConfig) if each.init}
 
 
 def _text(value: Any) -> str:

@@ -39,14 +39,15 @@ class LogDirectory:
     __slots__ = (
         "_deletions",
         "_deletions_made",
-        "_failure",
         "_lack_told_ms",
         "_lacked_room_ms",
         "_on_failure",
         "clock",
         "directory_id",
         "disk",
+        "failure",
         "handles",
+        "is_online",
         "log_starts",
         "path",
         "random",
@@ -67,7 +68,9 @@ class LogDirectory:
         self.clock = clock
         self.random = random
         self.directory_id: bytes | None = None
-        self._failure: str | None = None
+        # False from the first I/O error on; `failure` then says why.
+        self.is_online = True
+        self.failure: str | None = None
         self._on_failure = on_failure
         self._lack_told_ms = -_LACK_TOLD_EVERY_MS
         self._lacked_room_ms: int | None = None
@@ -78,31 +81,23 @@ class LogDirectory:
         self._deletions_made = 0
 
     def __repr__(self) -> str:
-        return f"<log directory {self.path!r}{' offline' if self._failure else ''}>"
+        return f"<log directory {self.path!r}{' offline' if self.failure else ''}>"
 
     # Failure
 
-    @property
-    def is_online(self) -> bool:
-        return self._failure is None
-
-    @property
-    def failure(self) -> str | None:
-        """Why the directory is offline."""
-        return self._failure
-
     def check_online(self) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"the log directory {self.path} is offline: {self._failure}; restart the node once the disk "
+                f"the log directory {self.path} is offline: {self.failure}; restart the node once the disk "
                 "is repaired",
             )
 
     def fail(self, reason: str) -> None:
         """Take the directory offline."""
-        if self._failure is None:
-            self._failure = reason
+        if self.failure is None:
+            self.is_online = False
+            self.failure = reason
             _log.error("the log directory %s goes offline: %s", self.path, reason)
             if self._on_failure is not None:
                 self._on_failure(self)
@@ -117,14 +112,14 @@ class LogDirectory:
         """What to raise for an I/O error. Unless it is a lack of room, or of file handles, the directory goes
         offline.
         """
-        if is_lack_of_room(error) and self._failure is None:
+        if is_lack_of_room(error) and self.failure is None:
             self._lacked_room_ms = self.clock.wall_ms()
             return self._lack(
                 f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "
                 "on"
             )
         reason = f"{action} failed with {error}"
-        if is_lack_of_handles(error) and self._failure is None:
+        if is_lack_of_handles(error) and self.failure is None:
             return self._lack(f"{reason}; raise the limit of open files (ulimit -n)")
         self.fail(reason)
         return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path}: {reason}")

@@ -10,14 +10,12 @@ PAIRS: dict[frozenset[str], str] = {}
 # Rooms in which modules, or packages, still import each other.
 ROOMS_WITH_MODULE_CYCLES = [
     "ottla.client",
-    "ottla.metadata",
     "ottla.node",
     "ottla.protocol",
 ]
 ROOMS_WITH_PACKAGE_CYCLES = [
     "ottla.client",
     "ottla.coordinator",
-    "ottla.metadata",
     "ottla.node",
     "ottla.spark",
 ]

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ottla.metadata.image.delta import MetadataDelta, apply_records
 from ottla.metadata.image.difference import records_between
 from ottla.metadata.image.entities import NO_LEADER, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
@@ -177,7 +178,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def the_difference_from_an_earlier_image_leads_here(self) -> None:
         for before in (MetadataImage.EMPTY, self.earlier):
-            delta = before.delta()
+            delta = MetadataDelta(before)
             for record in records_between(before, self.world.image):
                 delta.replay(record)
             assert delta.apply(self.world.image.provenance) == self.world.image
@@ -217,7 +218,10 @@ class Cluster(RuleBasedStateMachine):
     def a_snapshot_is_the_image(self) -> None:
         image = self.world.image
         encoded = [encode_record(record, image.metadata_version) for record in image.records()]
-        assert MetadataImage.EMPTY.apply(decode_metadata_record(value)[0] for value in encoded) == image
+        assert (
+            apply_records(MetadataImage.EMPTY, (decode_metadata_record(value)[0] for value in encoded))
+            == image
+        )
 
     def teardown(self) -> None:
         """The log, read from its beginning, gives the same image."""

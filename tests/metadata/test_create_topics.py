@@ -46,13 +46,13 @@ def test_validate_only_says_what_would_be_and_writes_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("", "the topic's name is not valid: it is empty"),
-        (".", "the topic's name is not valid: '.' is reserved"),
-        ("..", "the topic's name is not valid: '..' is reserved"),
-        ("a b", "has characters other than a-z, A-Z, 0-9, '.', '_' and '-'"),
-        ("zażółć", "has characters other than a-z, A-Z, 0-9"),
-        ("x" * 250, "is longer than 249 characters"),
-        ("line\n", "has characters other than"),
+        ("", "Topic name is invalid: the empty string is not allowed"),
+        (".", "Topic name is invalid: '.' is not allowed"),
+        ("..", "Topic name is invalid: '..' is not allowed"),
+        ("a b", "contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"),
+        ("zażółć", "contains one or more characters other than ASCII alphanumerics"),
+        ("x" * 250, "is longer than the max allowed length 249"),
+        ("line\n", "contains one or more characters other than"),
     ],
 )
 def test_bad_names_are_refused(name: str, words: str) -> None:

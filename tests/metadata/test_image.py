@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.image.delta import ReplayError
+from ottla.metadata.image.delta import MetadataDelta, ReplayError, apply_records
 from ottla.metadata.image.entities import ScramUser
 from ottla.metadata.image.image import MetadataImage, Provenance, quota_record
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
@@ -55,8 +55,8 @@ def test_untouched_parts_are_shared() -> None:
     world = World()
     world.create("orders")
     before = world.image
-    after = before.apply(
-        [ConfigRecord(resource_type=2, resource_name="orders", name="retention.ms", value="1")]
+    after = apply_records(
+        before, [ConfigRecord(resource_type=2, resource_name="orders", name="retention.ms", value="1")]
     )
     assert after.topics is before.topics
     assert after.cluster is before.cluster
@@ -67,7 +67,8 @@ def test_untouched_parts_are_shared() -> None:
 def test_everything_the_log_can_hold_survives_a_snapshot() -> None:
     world = World(brokers=2)
     world.create("orders", assignments=[[0, 1]], configs={"retention.ms": "1"})
-    image = world.image.apply(
+    image = apply_records(
+        world.image,
         [
             quota_record((("client-id", "app"), ("user", None)), "producer_byte_rate", 1024.5),
             ProducerIdsRecord(broker_id=0, broker_epoch=1, next_producer_id=5000),
@@ -85,20 +86,21 @@ def test_everything_the_log_can_hold_survives_a_snapshot() -> None:
                 name="a", mechanism=2, salt=b"s", stored_key=b"k", server_key=b"v", iterations=4096
             ),
             DelegationTokenRecord(owner="User:a", requester="User:b", renewers=["User:c"], token_id="t"),
-        ]
+        ],
     )
     values = [encode_record(record, image.metadata_version) for record in image.records()]
-    again = MetadataImage.EMPTY.apply(decode_metadata_record(value)[0] for value in values)
+    again = apply_records(MetadataImage.EMPTY, (decode_metadata_record(value)[0] for value in values))
     assert again == image
     assert again.scram[ScramUser(2, "a")].iterations == 4096
     assert again.client_quotas[(("client-id", "app"), ("user", None))] == {"producer_byte_rate": 1024.5}
-    emptied = again.apply(
+    emptied = apply_records(
+        again,
         [
             quota_record((("client-id", "app"), ("user", None)), "producer_byte_rate", None),
             RemoveAccessControlEntryRecord(id=b"i" * 16),
             RemoveUserScramCredentialRecord(name="a", mechanism=2),
             RemoveDelegationTokenRecord(token_id="t"),
-        ]
+        ],
     )
     assert not emptied.client_quotas
     assert not emptied.acls
@@ -125,26 +127,28 @@ def test_everything_the_log_can_hold_survives_a_snapshot() -> None:
 )
 def test_records_that_contradict_the_image_are_refused(records: list[MetadataRecord]) -> None:
     with pytest.raises(ReplayError):
-        MetadataImage.EMPTY.apply([*START, *records])
+        apply_records(MetadataImage.EMPTY, [*START, *records])
 
 
 def test_a_change_record_raises_the_epochs_it_should() -> None:
-    image = MetadataImage.EMPTY.apply(
-        [*START, TopicRecord(name="a", topic_id=ID), partition(replicas=(0, 1))]
+    image = apply_records(
+        MetadataImage.EMPTY, [*START, TopicRecord(name="a", topic_id=ID), partition(replicas=(0, 1))]
     )
-    shrunk = image.apply([PartitionChangeRecord(topic_id=ID, partition_id=0, isr=[0])])
+    shrunk = apply_records(image, [PartitionChangeRecord(topic_id=ID, partition_id=0, isr=[0])])
     found = shrunk.topics.partition(ID, 0)
     assert found is not None
     assert (found.isr, found.leader_epoch, found.partition_epoch) == ((0,), 0, 1)
-    elected = shrunk.apply([PartitionChangeRecord(topic_id=ID, partition_id=0, leader=0)])
+    elected = apply_records(shrunk, [PartitionChangeRecord(topic_id=ID, partition_id=0, leader=0)])
     found = elected.topics.partition(ID, 0)
     assert found is not None
     assert (found.leader, found.leader_epoch, found.partition_epoch) == (0, 1, 2)
 
 
 def test_a_delta_tells_each_broker_its_part() -> None:
-    base = MetadataImage.EMPTY.apply([*START, TopicRecord(name="a", topic_id=ID), partition(replicas=(0, 1))])
-    delta = base.delta()
+    base = apply_records(
+        MetadataImage.EMPTY, [*START, TopicRecord(name="a", topic_id=ID), partition(replicas=(0, 1))]
+    )
+    delta = MetadataDelta(base)
     delta.replay(
         PartitionChangeRecord(
             topic_id=ID, partition_id=0, replicas=[1, 2], isr=[1], leader=1, directories=[b"d" * 16] * 2
@@ -164,7 +168,7 @@ def test_a_delta_tells_each_broker_its_part() -> None:
 
 
 def test_a_topic_removed_in_the_batch_that_made_it_leaves_no_trace() -> None:
-    delta = MetadataImage.EMPTY.delta()
+    delta = MetadataDelta(MetadataImage.EMPTY)
     for record in (*START, TopicRecord(name="a", topic_id=ID), partition(), RemoveTopicRecord(topic_id=ID)):
         delta.replay(record)
     image = delta.apply(Provenance())

@@ -9,10 +9,11 @@ import pytest
 from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.controller.state import ControllerSettings
+from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.bootstrap_metadata import format_directory, read_bootstrap
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.metadata.storage import format_directory, read_bootstrap
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
@@ -127,7 +128,7 @@ async def test_what_kafka_wrote_is_loaded_and_kafka_goes_on_after_ottla(tmp_path
         assert image.config(ConfigResource(ConfigResourceType.TOPIC, "orders")) == {"retention.ms": "1000"}
         assert image.config(ConfigResource(ConfigResourceType.BROKER, ""))["log.cleaner.threads"] == "2"
         assert image.metadata_version.release == "4.3-IV0"
-        assert MetadataImage.EMPTY.apply(image.records()) == image
+        assert apply_records(MetadataImage.EMPTY, image.records()) == image
         await join(qc, runtime, kafka.data_dir)
         await create(qc, "from-ottla", kafka.node_id, **{"segment.bytes": "1048576"})
         await beat(qc, kafka.node_id, leave=True)

@@ -15,8 +15,8 @@ from ottla.metadata.controller.quorum_controller import ActiveController, Quorum
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.bootstrap_metadata import format_directory, read_bootstrap
 from ottla.metadata.log.metadata_log import MetadataLog, MetadataLogConfig
-from ottla.metadata.storage import format_directory, read_bootstrap
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest

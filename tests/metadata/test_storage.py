@@ -11,8 +11,7 @@ from ottla.log.directory.meta_properties import (
     load_directories,
     read_meta_properties,
 )
-from ottla.metadata.controller.activation import bootstrap_records
-from ottla.metadata.storage import format_directory, read_bootstrap
+from ottla.metadata.log.bootstrap_metadata import bootstrap_records, format_directory, read_bootstrap
 from ottla.raft.snapshot import decode_snapshot
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from ottla.metadata.controller.activation import activation_records, bootstrap_records
 from ottla.metadata.controller.brokers import HeartbeatReply
 from ottla.metadata.controller.controller import Controller
+from ottla.metadata.controller.quorum_controller import activation_records
 from ottla.metadata.controller.state import (
     ControllerRequestContext,
     ControllerSettings,
@@ -19,6 +19,7 @@ from ottla.metadata.features import SUPPORTED_FEATURES
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
+from ottla.metadata.log.bootstrap_metadata import bootstrap_records
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from ottla.metadata.storage import format_directory
+from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch

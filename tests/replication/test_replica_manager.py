@@ -54,7 +54,7 @@ class Broker:
     def delta(self) -> MetadataDelta:
         records: list[MetadataRecord] = self.world.log[self.seen :]
         self.seen = self.world.next_offset
-        delta = self.image.delta()
+        delta = MetadataDelta(self.image)
         for record in records:
             delta.replay(record)
         return delta

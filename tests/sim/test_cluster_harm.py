@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.metadata_records import PartitionRecord, RegisterBrokerRecord, TopicRecord
 from ottla.sim.cluster.members import ClusterMember
@@ -30,7 +31,8 @@ class Scene:
 
     def in_sync(self, *ids: int, eligible: Sequence[int] = (), last: Sequence[int] = ()) -> None:
         """What the metadata say of the partition; ``last`` were the last ones known to be eligible."""
-        self._checker.newest = MetadataImage.EMPTY.apply(
+        self._checker.newest = apply_records(
+            MetadataImage.EMPTY,
             [
                 *(RegisterBrokerRecord(broker_id=id, broker_epoch=at) for id, at in self._epochs.items()),
                 TopicRecord(name="orders", topic_id=TOPIC_ID),
@@ -43,7 +45,7 @@ class Scene:
                     last_known_elr=list(last),
                     directories=[TOPIC_ID] * 3,
                 ),
-            ]
+            ],
         )
 
     def loses_power(self, id: int) -> bool:

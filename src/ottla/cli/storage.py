@@ -142,7 +142,7 @@ def format_directories(
     are given here.
     """
     from ottla.log.directory.meta_properties import StorageError, load_directories
-    from ottla.metadata.storage import format_directory
+    from ottla.metadata.log.bootstrap_metadata import format_directory
     from ottla.protocol.names import parse_uuid, uuid_text
     from ottla.runtime.clock import SystemClock
     from ottla.runtime.disk import RealDisk
@@ -203,8 +203,8 @@ def format_directories(
 
 def _bootstrap(release: str | None) -> Any:
     """The records that the cluster begins with, of the newest metadata version of this release."""
-    from ottla.metadata.controller.activation import bootstrap_records
     from ottla.metadata.features import METADATA_VERSIONS
+    from ottla.metadata.log.bootstrap_metadata import bootstrap_records
 
     if release is None:
         return bootstrap_records()

@@ -26,7 +26,7 @@ from ottla.log.directory.meta_properties import (
     load_directories,
     read_meta_properties,
 )
-from ottla.metadata.storage import format_directory
+from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import voter_ids

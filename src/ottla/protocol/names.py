@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Final, NamedTuple
 
 
@@ -53,3 +54,36 @@ def parse_uuid(text: str) -> bytes:
     if len(uuid) != 16:
         raise ValueError(f"{text!r} is not an id: 22 characters of base64url are needed")
     return uuid
+
+
+# The names of topics, as Kafka's `Topic` judges them
+
+MAX_TOPIC_NAME_LENGTH: Final = 249
+_LEGAL_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
+
+
+def invalid_topic_name(name: str) -> str | None:
+    """Why a topic's name is not valid, as the error message says it; None if it is valid."""
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = f"'{name}' is not allowed"
+    elif len(name) > MAX_TOPIC_NAME_LENGTH:
+        reason = f"the length of '{name}' is longer than the max allowed length {MAX_TOPIC_NAME_LENGTH}"
+    elif _LEGAL_TOPIC_NAME.match(name) is None:
+        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    else:
+        return None
+    return f"Topic name is invalid: {reason}"
+
+
+def has_collision_chars(name: str) -> bool:
+    """Whether the name has a character that metrics replace: they write `_` for `.`, so two names that differ
+    only there would share their metrics, and Kafka refuses the second.
+    """
+    return "." in name or "_" in name
+
+
+def unify_collision_chars(name: str) -> str:
+    """Equal for two names exactly when they collide."""
+    return name.replace(".", "_")

@@ -19,10 +19,9 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
-from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.delta import LocalReplica, MetadataDelta
 from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.image.local_changes import LocalReplica
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition, PendingPartitionChange

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ottla.metadata.storage import format_directory
+from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.protocol.names import uuid_text
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address

@@ -29,6 +29,7 @@ from ottla.coordinator.group.requests import (
     SyncGroup,
 )
 from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplayedRecord
+from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import RECORDS
 from ottla.protocol.coordinator_records import encode_key, encode_value
@@ -129,8 +130,8 @@ class Lab:
         self.answers: list[Answer] = []
         self.fail_writes = False
         self.ids = 0
-        self.image = MetadataImage.EMPTY.apply(
-            [FeatureLevelRecord(name="metadata.version", feature_level=30)]
+        self.image = apply_records(
+            MetadataImage.EMPTY, [FeatureLevelRecord(name="metadata.version", feature_level=30)]
         )
         for name, partitions in (topics or {}).items():
             self.image = _with_topic(self.image, name, partitions)
@@ -228,7 +229,7 @@ class Lab:
 
     def delete_topic(self, name: str) -> None:
         self._new_image(
-            self.image.apply([RemoveTopicRecord(topic_id=self.image.topics.by_name[name].id)]),
+            apply_records(self.image, [RemoveTopicRecord(topic_id=self.image.topics.by_name[name].id)]),
             frozenset({name}),
         )
 
@@ -550,7 +551,7 @@ def _with_topic(image: MetadataImage, name: str, partitions: int) -> MetadataIma
         )
         for partition in range(first, partitions)
     ]
-    return image.apply(records)
+    return apply_records(image, records)
 
 
 def durable(machine: GroupMachine) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from ottla.metadata.controller.state import (
     Result,
     check_record_count,
 )
-from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, config_record
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
@@ -46,6 +45,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 from ottla.protocol.metadata_records import ClearElrRecord, ConfigRecord
+from ottla.protocol.names import invalid_topic_name
 
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 CORDONED_LOG_DIRS: Final = "cordoned.log.dirs"

@@ -27,7 +27,6 @@ from ottla.metadata.controller.state import (
     ControllerState,
     Result,
 )
-from ottla.metadata.controller.topic_names import can_collide, collision_key
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
@@ -64,6 +63,7 @@ from ottla.protocol.messages.list_partition_reassignments import (
 )
 from ottla.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from ottla.protocol.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
+from ottla.protocol.names import has_collision_chars, unify_collision_chars
 
 ANYONE = ControllerRequestContext()
 
@@ -158,15 +158,15 @@ class Controller:
                 self._heartbeats.register(id, fenced=after.fenced)
 
     def _index_name(self, name: str) -> None:
-        if can_collide(name):
-            self._collisions.setdefault(collision_key(name), set()).add(name)
+        if has_collision_chars(name):
+            self._collisions.setdefault(unify_collision_chars(name), set()).add(name)
 
     def _unindex_name(self, name: str) -> None:
-        names = self._collisions.get(collision_key(name))
+        names = self._collisions.get(unify_collision_chars(name))
         if names is not None:
             names.discard(name)
             if not names:
-                del self._collisions[collision_key(name)]
+                del self._collisions[unify_collision_chars(name)]
 
     # Topics and partitions
 

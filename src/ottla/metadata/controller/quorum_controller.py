@@ -13,17 +13,24 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from ottla.metadata.controller.activation import activation_records, bootstrap_metadata_version
 from ottla.metadata.controller.brokers import HeartbeatReply
+from ottla.metadata.controller.configs import MIN_INSYNC_REPLICAS
 from ottla.metadata.controller.controller import Controller
 from ottla.metadata.controller.state import ConfigSchema, ControllerSettings, Result
-from ottla.metadata.features import MetadataVersion
+from ottla.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, MetadataVersion
+from ottla.metadata.image.entities import CLUSTER_DEFAULT, config_record
 from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.bootstrap_metadata import bootstrap_level, bootstrap_metadata_version
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
+from ottla.protocol.metadata_records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    EndTransactionRecord,
+)
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
@@ -189,6 +196,33 @@ class QuorumController:
 async def _answered(response: T, committed: Awaitable[None]) -> T:
     await committed
     return response
+
+
+def activation_records(
+    image: MetadataImage,
+    bootstrap: Sequence[MetadataRecord],
+    *,
+    transaction_open: bool,
+    min_insync_replicas: int,
+) -> list[MetadataRecord]:
+    """The records that a controller writes when it becomes active: on an empty log the bootstrap records, on
+    any other log the abort of a metadata transaction that its predecessor left open.
+    """
+    records: list[MetadataRecord] = []
+    if transaction_open:
+        records.append(AbortTransactionRecord(reason="Controller failover"))
+    if not image.is_empty:
+        return records
+    transactional = bootstrap_metadata_version(bootstrap).transactions
+    if transactional:
+        records.append(BeginTransactionRecord(name="Bootstrap records"))
+    records += bootstrap
+    if (bootstrap_level(bootstrap, ELIGIBLE_LEADER_REPLICAS_VERSION) or 0) > 0:
+        # Eligible leader replicas need one min.insync.replicas that all nodes agree on.
+        records.append(config_record(CLUSTER_DEFAULT, MIN_INSYNC_REPLICAS, str(min_insync_replicas)))
+    if transactional:
+        records.append(EndTransactionRecord())
+    return records
 
 
 class ActiveController:

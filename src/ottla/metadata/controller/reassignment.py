@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ottla.metadata.controller.assignment import check_assignment
 from ottla.metadata.controller.partition_change import (
     Election,
     PartitionReassignmentReplicas,
     PartitionReassignmentRevert,
 )
 from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result, check_record_count
+from ottla.metadata.controller.topics import check_assignment
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from ottla.metadata.controller.assignment import assigned_partition, placed_partition
 from ottla.metadata.controller.configs import creation_config_records
 from ottla.metadata.controller.placement import place_replicas
 from ottla.metadata.controller.state import (
@@ -18,7 +17,6 @@ from ottla.metadata.controller.state import (
     Result,
     check_record_count,
 )
-from ottla.metadata.controller.topic_names import can_collide, collision_key, invalid_topic_name
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
@@ -42,7 +40,12 @@ from ottla.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
 )
 from ottla.protocol.metadata_records import RemoveTopicRecord, TopicRecord
-from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+from ottla.protocol.names import (
+    CLUSTER_METADATA_TOPIC,
+    has_collision_chars,
+    invalid_topic_name,
+    unify_collision_chars,
+)
 
 _ZERO_UUID = bytes(16)
 
@@ -86,8 +89,8 @@ def create_topics(
         except KafkaError as error:
             results.append(_failed_topic(topic.name, error.code, error.message))
             continue
-        if can_collide(topic.name):
-            created_keys.setdefault(collision_key(topic.name), []).append(topic.name)
+        if has_collision_chars(topic.name):
+            created_keys.setdefault(unify_collision_chars(topic.name), []).append(topic.name)
         records += topic_records
         results.append(result)
     results += [
@@ -129,8 +132,8 @@ def _check_name(
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     if name in state.image.topics.by_name:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
-    if can_collide(name):
-        key = collision_key(name)
+    if has_collision_chars(name):
+        key = unify_collision_chars(name)
         for existing in (*collisions.get(key, ()), *created.get(key, ())):
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -206,7 +209,7 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"replicas are given twice for partition {assignment.partition_index}",
             )
-        partitions[assignment.partition_index] = assigned_partition(
+        partitions[assignment.partition_index] = _assigned_partition(
             state, assignment.partition_index, assignment.broker_ids, replication_factor
         )
         replication_factor = len(assignment.broker_ids)
@@ -239,7 +242,7 @@ def _placed(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegi
         raise KafkaError(
             error.code, f"no place for {factor} replica(s) of each partition: {error.message}"
         ) from None
-    return [placed_partition(state, replicas, factor) for replicas in placement]
+    return [_placed_partition(state, replicas, factor) for replicas in placement]
 
 
 def delete_topics(
@@ -404,13 +407,75 @@ def _grow_topic(
     factor = len(topic.partitions[0].replicas)
     if request.assignments is not None:
         partitions = [
-            assigned_partition(state, existing + i, assignment.broker_ids, factor)
+            _assigned_partition(state, existing + i, assignment.broker_ids, factor)
             for i, assignment in enumerate(request.assignments)
         ]
     else:
         placement = place_replicas(state.usable_brokers(), additional, factor, state.random)
-        partitions = [placed_partition(state, replicas, factor) for replicas in placement]
+        partitions = [_placed_partition(state, replicas, factor) for replicas in placement]
     return [
         registration.to_record(topic.id, existing + i, state.version, elr_enabled=state.elr_enabled)
         for i, registration in enumerate(partitions)
     ]
+
+
+# New partitions
+
+
+def _assigned_partition(
+    state: ControllerState, index: int, replicas: Sequence[int], replication_factor: int | None
+) -> PartitionRegistration:
+    check_assignment(state, replicas, replication_factor)
+    if not any(state.is_active(replica) for replica in replicas):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"none of the brokers given for partition {index} is active: all are fenced or shutting down",
+        )
+    return _new_partition(state, replicas)
+
+
+def check_assignment(state: ControllerState, replicas: Sequence[int], replication_factor: int | None) -> None:
+    """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as they
+    should be.
+    """
+    prefix = "the replicas that were given name"
+    if not replicas:
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} no broker for a partition")
+    previous: int | None = None
+    for replica in sorted(replicas):
+        if replica not in state.image.cluster.brokers:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{prefix} broker {replica}, which is not registered",
+            )
+        if replica == previous:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} broker {replica} twice for one partition"
+            )
+        previous = replica
+    if replication_factor is not None and len(replicas) != replication_factor:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{prefix} {len(replicas)} replica(s) for one partition and {replication_factor} "
+            "for those before it; all need the same number",
+        )
+
+
+def _placed_partition(state: ControllerState, replicas: Sequence[int], factor: int) -> PartitionRegistration:
+    if not any(state.is_active(replica) for replica in replicas):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"no broker is active to hold the {factor} replica(s) of a partition: all "
+            "are fenced or shutting down",
+        )
+    return _new_partition(state, replicas)
+
+
+def _new_partition(state: ControllerState, replicas: Sequence[int]) -> PartitionRegistration:
+    isr = tuple(replica for replica in replicas if state.is_active(replica))
+    return PartitionRegistration(
+        replicas=tuple(replicas),
+        directories=tuple(state.default_directory(replica) for replica in replicas),
+        isr=isr,
+        leader=isr[0],
+    )

@@ -8,8 +8,8 @@ follow, configs and brokers that changed. Invariant: ``base`` is never touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
@@ -28,7 +28,6 @@ from ottla.metadata.image.entities import (
     TopicImage,
 )
 from ottla.metadata.image.image import ClusterImage, FeaturesImage, MetadataImage, Provenance, TopicsImage
-from ottla.metadata.image.local_changes import LocalReplicaChanges, TopicDelta
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import (
     AccessControlEntryRecord,
@@ -62,6 +61,76 @@ class ReplayError(Exception):
     """A record that contradicts the image: the log was written by something broken, and must not be built
     upon.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReplica:
+    """A partition as one of its brokers sees it after a delta."""
+
+    topic_id: bytes
+    partition: PartitionRegistration
+
+
+@dataclass(slots=True)
+class LocalReplicaChanges:
+    """What a delta asks of one broker. ``elected_leaders`` is the part of ``leaders`` whose leader epoch is
+    new.
+    """
+
+    deletes: dict[TopicPartition, bytes] = field(default_factory=dict)  # -> topic id
+    elected_leaders: dict[TopicPartition, LocalReplica] = field(default_factory=dict)
+    leaders: dict[TopicPartition, LocalReplica] = field(default_factory=dict)
+    followers: dict[TopicPartition, LocalReplica] = field(default_factory=dict)
+    directories: dict[TopicPartition, bytes] = field(default_factory=dict)  # new or moved -> directory id
+
+    def __bool__(self) -> bool:
+        return bool(self.deletes or self.leaders or self.followers or self.directories)
+
+
+@dataclass(slots=True)
+class TopicDelta:
+    """A topic being changed; ``before`` is None for a new one. ``changes`` holds the partitions written so
+    far.
+    """
+
+    name: str
+    id: bytes
+    before: TopicImage | None
+    changes: dict[int, PartitionRegistration] = field(default_factory=dict)
+
+    def partition(self, partition: int) -> PartitionRegistration | None:
+        found = self.changes.get(partition)
+        if found is None and self.before is not None:
+            found = self.before.partitions.get(partition)
+        return found
+
+    def image(self) -> TopicImage:
+        if self.before is None:
+            return TopicImage(self.name, self.id, self.changes)
+        if not self.changes:
+            return self.before
+        return TopicImage(self.name, self.id, {**self.before.partitions, **self.changes})
+
+    def collect_local_changes(self, broker: int, out: LocalReplicaChanges) -> None:
+        previous = {} if self.before is None else self.before.partitions
+        for index, now in self.changes.items():
+            tp = TopicPartition(self.name, index)
+            old = previous.get(index)
+            if broker not in now.replicas:
+                if old is not None and broker in old.replicas:
+                    out.deletes[tp] = self.id
+                continue
+            if old is None or old.partition_epoch != now.partition_epoch:
+                replica = LocalReplica(self.id, now)
+                if now.leader == broker:
+                    out.leaders[tp] = replica
+                    if old is None or old.leader_epoch != now.leader_epoch:
+                        out.elected_leaders[tp] = replica
+                else:
+                    out.followers[tp] = replica
+            directory = now.directory(broker)
+            if old is None or broker not in old.replicas or old.directory(broker) != directory:
+                out.directories[tp] = directory
 
 
 class MetadataDelta:
@@ -428,3 +497,13 @@ _HANDLERS: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     UserScramCredentialRecord: MetadataDelta._scram_credential,
     ZkMigrationRecord: MetadataDelta._nothing,
 }
+
+
+def apply_records(
+    image: MetadataImage, records: Iterable[MetadataRecord], provenance: Provenance | None = None
+) -> MetadataImage:
+    """The image after these records."""
+    delta = MetadataDelta(image)
+    for record in records:
+        delta.replay(record)
+    return delta.apply(image.provenance if provenance is None else provenance)

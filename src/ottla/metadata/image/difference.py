@@ -1,7 +1,7 @@
 """The records that lead from one image to another.
 
-A node that was so far behind that it got a snapshot has to follow the difference, as if it had read the
-records in between. Invariant: ``a.apply(records_between(a, b))`` equals ``b``.
+A node that was so far behind that it fetched a snapshot has to apply the difference, as if it had read the
+records in between. Invariant: `apply_records(a, records_between(a, b))` equals `b`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ottla.protocol.metadata_records import (
 
 
 def records_between(before: MetadataImage, after: MetadataImage) -> Iterator[MetadataRecord]:
-    """What ``after`` has otherwise; it must have a metadata.version if it has anything."""
+    """The records that turn `before` into `after`, which must have a metadata.version if it is not empty."""
     if after.is_empty:
         return
     version = after.metadata_version

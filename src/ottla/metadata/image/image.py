@@ -1,17 +1,17 @@
-"""The immutable picture of the cluster's metadata at one offset of the metadata log.
+"""`MetadataImage`: the immutable state of the cluster's metadata at one offset of the metadata log.
 
-An image is built by replaying records and never changes: ``image.apply(records)`` gives the next one and
-shares with the old everything that the records did not touch. Only the maps that a batch writes to are
-copied, once per batch, so the price of a change follows the change and not the cluster (a copy of a map of
-10,000 topics takes some 0.1 ms). Invariant: ``MetadataImage.EMPTY.apply(image.records())`` equals
-``image``.
+An image is built by replaying records into a `MetadataDelta` and never changes: the delta gives the next one,
+which shares with the old one everything that the records did not touch. Only the maps that a batch writes to
+are copied, once per batch, so the cost of a change follows the change and not the cluster (a copy of a map of
+10,000 topics takes some 0.1 ms). Invariant: `apply_records(MetadataImage.EMPTY, image.records())` equals
+`image`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from ottla.metadata.features import (
     ELIGIBLE_LEADER_REPLICAS_VERSION,
@@ -38,9 +38,6 @@ from ottla.protocol.metadata_records import (
     FeatureLevelRecord,
     ProducerIdsRecord,
 )
-
-if TYPE_CHECKING:
-    from ottla.metadata.image.delta import MetadataDelta
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
@@ -133,18 +130,6 @@ class MetadataImage:
     def config(self, resource: ConfigResource) -> Mapping[str, str]:
         """The overrides of one resource, without any default."""
         return self.configs.get(resource, _NO_CONFIGS)
-
-    def delta(self) -> MetadataDelta:
-        from ottla.metadata.image.delta import MetadataDelta
-
-        return MetadataDelta(self)
-
-    def apply(self, records: Iterable[MetadataRecord], provenance: Provenance | None = None) -> MetadataImage:
-        """The image after these records."""
-        delta = self.delta()
-        for record in records:
-            delta.replay(record)
-        return delta.apply(self.provenance if provenance is None else provenance)
 
     def records(self) -> list[MetadataRecord]:
         """The records of a snapshot, in the order in which Kafka writes them: features come first, as the

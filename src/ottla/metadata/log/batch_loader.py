@@ -28,7 +28,7 @@ class MetadataBatchLoader:
 
     def __init__(self, image: MetadataImage = MetadataImage.EMPTY) -> None:
         self._image = image  # the image at the last publish
-        self._delta = image.delta()  # what was committed since
+        self._delta = MetadataDelta(image)  # what was committed since
         self._provenance = image.provenance
         self._transaction: list[MetadataRecord] | None = None  # the records of the open transaction
 
@@ -81,5 +81,5 @@ class MetadataBatchLoader:
         delta = self._delta
         image = delta.apply(self._provenance)
         self._image = image
-        self._delta = image.delta()
+        self._delta = MetadataDelta(image)
         return delta, image

@@ -38,14 +38,10 @@ class MetadataLoader:
         self.next_offset = 0
         self._replayed_end = 0  # greater than next_offset exactly if there is something to publish
         self._next: Step | None = None
-        self._image = MetadataImage.EMPTY
+        self.image = MetadataImage.EMPTY
         if snapshot is not None:
             self._replay_snapshot(snapshot)
-        _, self._image = self._batch_loader.publish()
-
-    @property
-    def image(self) -> MetadataImage:
-        return self._image
+        _, self.image = self._batch_loader.publish()
 
     @property
     def transaction_open(self) -> bool:
@@ -57,7 +53,7 @@ class MetadataLoader:
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
         """Call `subscriber` with every delta and image from here on; returns the image to start from."""
         self._subscribers.append(subscriber)
-        return self._image
+        return self.image
 
     def fork(self) -> MetadataBatchLoader:
         """A copy of the batch loader that has replayed the same records."""
@@ -117,11 +113,11 @@ class MetadataLoader:
     def load_snapshot(self, snapshot: LoadedSnapshot) -> None:
         """Replace the image by that of a snapshot after which the log starts over."""
         self.publish()
-        before = self._image
+        before = self.image
         self._batch_loader = MetadataBatchLoader()
         self._replay_snapshot(snapshot)
         _, image = self._batch_loader.publish()
-        delta = before.delta()
+        delta = MetadataDelta(before)
         for record in records_between(before, image):
             delta.replay(record)
         self._publish(delta, image)
@@ -142,6 +138,6 @@ class MetadataLoader:
             ) from error
 
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        self._image = image
+        self.image = image
         for subscriber in self._subscribers:
             subscriber(delta, image)

@@ -154,6 +154,7 @@ class MetadataLog:
         self._log: Final = files.log
         self._voter_history: Final = files.voter_history
         self._loader: Final = files.loader
+        self.image = files.loader.subscribe(self._on_image)  # the newest committed image
         self.config: Final = config
         self.client: KafkaRaftClient
         self._delayed_commits: Final = _DelayedCommits()
@@ -293,6 +294,9 @@ class MetadataLog:
             self._preparing = None
             self._publish()
 
+    def _on_image(self, _: MetadataDelta, image: MetadataImage) -> None:
+        self.image = image
+
     def _continue_replay(self) -> None:
         if self.client.is_closed or self.client.failure is not None:
             return
@@ -367,11 +371,6 @@ class MetadataLog:
             await asyncio.shield(self._changed)
 
     # Questions
-
-    @property
-    def image(self) -> MetadataImage:
-        """The newest committed image."""
-        return self._loader.image
 
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
         """Call `subscriber` with every delta and image from here on; returns the image to start from."""

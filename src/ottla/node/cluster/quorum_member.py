@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.features import supported
+from ottla.metadata.log.bootstrap_metadata import read_bootstrap
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.metadata.storage import read_bootstrap
 from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
 from ottla.node.cluster.controller_channel import ControllerChannel, LocalController
 from ottla.node.config.component_settings import (

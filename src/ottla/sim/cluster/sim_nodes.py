@@ -9,7 +9,7 @@ from typing import Any
 
 from ottla.client.admin import Admin
 from ottla.metadata.image.entities import PartitionRegistration
-from ottla.metadata.storage import format_directory
+from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet

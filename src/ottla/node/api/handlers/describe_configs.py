@@ -9,7 +9,6 @@ as the question. Version 3 added types and documentation.
 
 from __future__ import annotations
 
-from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
@@ -24,6 +23,7 @@ from ottla.protocol.messages.describe_configs import (
     DescribeConfigsResponse,
     DescribeConfigsResult,
 )
+from ottla.protocol.names import invalid_topic_name
 
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import MAX_ITEMS_WITH_DUPLICATES
 from ottla.protocol.acl import AclOperation, ResourceType
@@ -15,7 +14,7 @@ from ottla.protocol.messages.describe_producers import (
     TopicRequest,
     TopicResponse,
 )
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import TopicPartition, invalid_topic_name
 
 
 def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:

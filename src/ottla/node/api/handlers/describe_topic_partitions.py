@@ -6,7 +6,6 @@ Topics come in the order of their names. A response holds at most the partitions
 
 from __future__ import annotations
 
-from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import TopicImage
 from ottla.node.api.context import RequestContext
 from ottla.node.api.topic_view import TopicView
@@ -19,7 +18,7 @@ from ottla.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from ottla.protocol.names import INTERNAL_TOPICS
+from ottla.protocol.names import INTERNAL_TOPICS, invalid_topic_name
 
 
 def handle(

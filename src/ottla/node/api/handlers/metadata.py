@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Final
 
-from ottla.metadata.controller.topic_names import invalid_topic_name
 from ottla.metadata.image.entities import TopicImage
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.auto_topic_creation import create_missing_topics
@@ -31,7 +30,7 @@ from ottla.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from ottla.protocol.names import INTERNAL_TOPICS
+from ottla.protocol.names import INTERNAL_TOPICS, invalid_topic_name
 
 _ZERO_UUID: Final = bytes(16)
 _NOT_ASKED: Final = -(2**31)

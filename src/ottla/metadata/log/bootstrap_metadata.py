@@ -1,8 +1,8 @@
-"""Format a log directory: write `bootstrap.checkpoint` and `meta.properties`, as Kafka's StorageTool does.
+"""BootstrapMetadata: the records that a new cluster starts with, and the directories formatted with them.
 
-`bootstrap.checkpoint` holds the records that a new cluster begins with. `meta.properties`
-(`ottla.log.directory.meta_properties`) is written last: a directory without it is not formatted, whatever
-else lies in it.
+Formatting a log directory writes `bootstrap.checkpoint` and `meta.properties`, as Kafka's StorageTool does.
+`meta.properties` (`ottla.log.directory.meta_properties`) is written last: a directory without it is not
+formatted, even if it has other files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from ottla.log.directory.meta_properties import (
     StorageError,
     read_meta_properties,
 )
-from ottla.metadata.controller.activation import bootstrap_metadata_version, bootstrap_records
+from ottla.metadata.features import (
+    LATEST_METADATA_VERSION,
+    METADATA_VERSION,
+    MetadataVersion,
+    bootstrap_levels,
+    metadata_version,
+)
 from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.errors import KafkaError
-from ottla.protocol.metadata_records import decode_metadata_record
+from ottla.protocol.metadata_records import FeatureLevelRecord, decode_metadata_record
 from ottla.protocol.names import METADATA_PARTITION_DIR
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, decode_snapshot, encode_snapshot
 from ottla.raft.voters import VoterSet
@@ -29,6 +35,28 @@ from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.random import Random
 
 BOOTSTRAP_CHECKPOINT: Final = "bootstrap.checkpoint"
+
+
+def bootstrap_records(version: MetadataVersion = LATEST_METADATA_VERSION) -> list[MetadataRecord]:
+    """The records of a new cluster at a metadata.version."""
+    return [
+        FeatureLevelRecord(name=name, feature_level=level)
+        for name, level in bootstrap_levels(version).items()
+    ]
+
+
+def bootstrap_metadata_version(bootstrap: Sequence[MetadataRecord]) -> MetadataVersion:
+    """The metadata.version that the bootstrap records set; ValueError if they set none that is known."""
+    level = bootstrap_level(bootstrap, METADATA_VERSION)
+    if level is None:
+        raise ValueError(f"the bootstrap records do not set {METADATA_VERSION}; format the directory again")
+    return metadata_version(level)
+
+
+def bootstrap_level(bootstrap: Sequence[MetadataRecord], name: str) -> int | None:
+    """The level to which the bootstrap records set a feature; None if they do not set it."""
+    levels = [r.feature_level for r in bootstrap if isinstance(r, FeatureLevelRecord) and r.name == name]
+    return levels[-1] if levels else None
 
 
 def format_directory(
@@ -73,7 +101,7 @@ def format_directory(
 
 
 def _make_durable_dir(disk: Disk, dir: str) -> None:
-    """Make a directory whose name, and those of the parents that had to be made, survive a crash."""
+    """Create a directory; it and the parents that had to be created survive a crash."""
     missing = [dir]
     while (parent := posixpath.dirname(missing[-1])) not in ("", missing[-1]) and not disk.is_dir(parent):
         missing.append(parent)
@@ -89,7 +117,7 @@ def encode_bootstrap(records: Sequence[MetadataRecord], now_ms: int) -> bytes:
 
 
 def read_bootstrap(disk: Disk, dir: str) -> list[MetadataRecord]:
-    """The records that a new cluster begins with: those in the directory, else those of this version."""
+    """Read the bootstrap records of a directory; those of this version if it has none."""
     path = posixpath.join(dir, BOOTSTRAP_CHECKPOINT)
     if not disk.exists(path):
         return bootstrap_records()

@@ -17,27 +17,16 @@ ROOMS_WITH_PACKAGE_CYCLES = [
     "ottla.client",
     "ottla.coordinator",
     "ottla.node",
-    "ottla.spark",
 ]
 
 # Public class names that still mean more than one thing.
 DUPLICATED_NAMES = frozenset(
     (
         "CommittedOffset",
-        "Delivery",
-        "Entry",
         "FetchSession",
         "GroupMember",
-        "Kind",
-        "NewSettings",
-        "Now",
-        "OpenTransaction",
-        "Place",
-        "Producer",
-        "Request",
         "ResourceType",
         "RoundRobin",
-        "Transaction",
         "TransactionState",
     )
 )

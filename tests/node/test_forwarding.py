@@ -10,7 +10,7 @@ from tests.support.wire import WireClient
 from ottla.node.api import forwarding
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.headers import RequestHeader, read_response
+from ottla.protocol.headers import RequestHeader, read_response, request_header_version
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.messages.produce import ProduceRequest
@@ -40,7 +40,7 @@ def frame(request: Request, version: int) -> bytes:
     header = RequestHeader(
         request_api_key=api.key, request_api_version=version, correlation_id=7, client_id="somebody"
     )
-    return header.encode(api.request_header_version(version)) + request.encode(version)
+    return header.encode(request_header_version(api, version)) + request.encode(version)
 
 
 def creation(name: str) -> bytes:

@@ -42,8 +42,8 @@ FETCH_SNAPSHOT: Final = 59
 class Api:
     """One line of the table.
 
-    >>> API[1].name, API[1].request_class.__name__, API[1].request_header_version(12)
-    ('Fetch', 'FetchRequest', 2)
+    >>> API[1].name, API[1].request_class.__name__, API[1].max_version
+    ('Fetch', 'FetchRequest', 18)
     """
 
     key: int
@@ -72,15 +72,6 @@ class Api:
         """The first and last version as ApiVersions reports them on this kind of listener."""
         first = 0 if self.key == PRODUCE and listener is ListenerType.BROKER else self.min_version
         return first, self.last_version if unstable else self.max_version
-
-    def is_flexible(self, version: int) -> bool:
-        return version >= self.flexible_from
-
-    def request_header_version(self, version: int) -> int:
-        return 2 if self.is_flexible(version) else 1
-
-    def response_header_version(self, version: int) -> int:
-        return 1 if self.is_flexible(version) and self.key != API_VERSIONS else 0
 
     @property
     def module_name(self) -> str:

@@ -32,6 +32,16 @@ class ResponseHeader(Message, versions="0-1", flexible="1+"):
     correlation_id: int = int32()
 
 
+def request_header_version(api: Api, version: int) -> int:
+    """The version of a request's header; versions from the future follow the same rule."""
+    return 2 if version >= api.flexible_from else 1
+
+
+def response_header_version(api: Api, version: int) -> int:
+    """The version of a response's header. That of ApiVersions is 0: its client knows no versions yet."""
+    return 1 if version >= api.flexible_from and api.key != API_VERSIONS else 0
+
+
 class RequestFrame(NamedTuple):
     """A request whose header was read; `body` begins at `position` of the frame."""
 
@@ -54,7 +64,7 @@ def read_request_header(frame: Buffer) -> RequestFrame:
     api = API.get(key)
     if api is None or not (api.supports(version, unstable=True) or (key == API_VERSIONS and version >= 0)):
         raise UnsupportedVersion(f"{api_name(key)} version {version} is not supported")
-    header, position = RequestHeader.decode_from(frame, 0, api.request_header_version(version))
+    header, position = RequestHeader.decode_from(frame, 0, request_header_version(api, version))
     return RequestFrame(api, version, header.correlation_id, header.client_id, position)
 
 
@@ -72,7 +82,7 @@ def encoded_response_parts(api: Api, version: int, correlation_id: int, body: by
 
 
 def _response_head(api: Api, version: int, correlation_id: int, body_size: int) -> bytes:
-    head = _RESPONSE_HEADS[api.response_header_version(version)]
+    head = _RESPONSE_HEADS[response_header_version(api, version)]
     return head.pack(head.size - SIZE.size + body_size, correlation_id)
 
 
@@ -84,12 +94,12 @@ def request_parts(version: int, correlation_id: int, client_id: str | None, requ
         correlation_id=correlation_id,
         client_id=client_id,
     )
-    return _framed(header.encode(API[request.API_KEY].request_header_version(version)), request, version)
+    return _framed(header.encode(request_header_version(API[request.API_KEY], version)), request, version)
 
 
 def read_response(api: Api, version: int, frame: Buffer) -> tuple[int, Response]:
     """The correlation id and the body of a response, given the frame without its size."""
-    header, position = ResponseHeader.decode_from(frame, 0, api.response_header_version(version))
+    header, position = ResponseHeader.decode_from(frame, 0, response_header_version(api, version))
     response, end = api.response_class.decode_from(frame, position, version)
     if end != len(frame):
         raise MalformedMessage(f"{api.name} response v{version}: {len(frame) - end} bytes left over")

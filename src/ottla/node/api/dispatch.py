@@ -14,13 +14,18 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
-from ottla.node.api.responses import encode, failure_response
+from ottla.node.api.responses import encode, failure_response, not_encodable
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
 from ottla.protocol.api import API_VERSIONS, ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from ottla.protocol.headers import RequestHeader, encoded_response_parts
+from ottla.protocol.headers import (
+    RequestHeader,
+    encoded_response_parts,
+    request_header_version,
+    response_parts,
+)
 from ottla.protocol.schema import Request, Response
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
@@ -88,7 +93,7 @@ class Dispatcher:
             )
         api = served.api
         try:
-            header, position = RequestHeader.decode_from(frame, 0, api.request_header_version(version))
+            header, position = RequestHeader.decode_from(frame, 0, request_header_version(api, version))
         except MalformedMessage as error:
             raise ProtocolViolation(f"its {api.name} request has no proper header: {error.message}") from None
         supported = served.min_version <= version <= served.max_version
@@ -162,7 +167,10 @@ class Dispatcher:
             return None
         if isinstance(reply, Response):
             if cache_key is None or image is None or served.cache is None:
-                return encode(context, reply)
+                try:
+                    return response_parts(context.api, context.version, context.correlation_id, reply)
+                except Exception as error:
+                    raise not_encodable(context, reply, error) from None
             encoded = reply.encode(context.version)
             served.cache.put(image, cache_key, encoded)
             return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)

@@ -20,7 +20,7 @@ from ottla.node.api.routes import ROUTES
 from ottla.node.network.connection import Parts
 from ottla.protocol.api import ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
-from ottla.protocol.headers import SIZE, RequestHeader, read_response
+from ottla.protocol.headers import SIZE, RequestHeader, read_response, request_header_version
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.prefixed import decode_prefixed, encode_prefixed
 from ottla.protocol.principal import DefaultPrincipalData
@@ -65,7 +65,7 @@ async def at_controller(
         correlation_id=context.correlation_id,
         client_id=context.client_id,
     )
-    frame = header.encode(api.request_header_version(version)) + request.encode(version)
+    frame = header.encode(request_header_version(api, version)) + request.encode(version)
     _, response = read_response(api, version, await _send_envelope(context, frame))
     return cast("R", response)
 
@@ -114,7 +114,7 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     if not api.min_version <= version <= route.max_version(unstable=listener.serves_unstable_versions):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{api_name(key)} version {version}")
     try:
-        header, position = RequestHeader.decode_from(frame, 0, api.request_header_version(version))
+        header, position = RequestHeader.decode_from(frame, 0, request_header_version(api, version))
         request, _ = api.request_class.decode_from(frame, position, version)
     except MalformedMessage as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None

@@ -16,18 +16,17 @@ log = logging.getLogger(__name__)
 
 
 def encode(context: ApiRequestContext, response: Response) -> Parts:
-    """Encode a response; one that cannot be encoded is a fault of the node's, and closes the connection."""
+    """Encode a response; ProtocolViolation if that cannot be done."""
     try:
         return response_parts(context.api, context.version, context.correlation_id, response)
     except Exception as error:
-        log.error(
-            "%s version %d: %r cannot be sent",
-            context.api.name,
-            context.version,
-            response,
-            exc_info=error,
-        )
-        raise ProtocolViolation(f"its {context.api.name} request has no proper answer") from None
+        raise not_encodable(context, response, error) from None
+
+
+def not_encodable(context: ApiRequestContext, response: Response, error: Exception) -> ProtocolViolation:
+    """Log a fault of the node's, and return what closes the connection instead of a response."""
+    log.error("%s version %d: %r cannot be sent", context.api.name, context.version, response, exc_info=error)
+    return ProtocolViolation(f"its {context.api.name} request has no proper answer")
 
 
 def failure_response(

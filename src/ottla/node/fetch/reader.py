@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import PendingRequest
     from ottla.replication.replica_manager import ReplicaManager
+    from ottla.runtime.runtime import Runtime
 
 _READ_COMMITTED: Final = 1
 _UNKNOWN: Final = frozenset(
@@ -53,7 +54,13 @@ class FetchServices(Protocol):
     @property
     def replication(self) -> BrokerReplication: ...
 
-    def now_ms(self) -> int: ...
+    @property
+    def authorizer(self) -> object | None:
+        """None where every client may read everything."""
+        ...
+
+    @property
+    def runtime(self) -> Runtime: ...
 
 
 class Permissions(Protocol):
@@ -71,7 +78,9 @@ class FetchReader:
     """Reads the partitions of a fetch, as often as it takes."""
 
     __slots__ = (
+        "_authorized",
         "_broker",
+        "_clock",
         "_committed",
         "_fetch",
         "_high_watermarks",
@@ -106,6 +115,9 @@ class FetchReader:
         listener: str,
     ) -> None:
         self._broker = broker
+        self._clock = broker.runtime.clock
+        # Whether no authorizer has to be asked.
+        self._authorized = broker.authorizer is None
         self._permissions = permissions
         self._pending = pending
         self._listener = listener
@@ -206,7 +218,7 @@ class FetchReader:
                 asked.fetch_offset,
                 max_bytes,
                 isolation=self._isolation,
-                now_ms=self._broker.now_ms(),
+                now_ms=self._clock.wall_ms(),
                 current_leader_epoch=asked.current_leader_epoch,
                 last_fetched_epoch=asked.last_fetched_epoch,
                 follower=FollowerFetch(self._replica_id, asked.log_start_offset, self._replica_epoch)
@@ -267,7 +279,7 @@ class FetchReader:
             if id in brokers and not brokers[id].fenced and self._listener in brokers[id].listeners
         }
         chosen = partition.find_preferred_read_replica(
-            self._rack, reachable, asked.fetch_offset, broker.now_ms()
+            self._rack, reachable, asked.fetch_offset, self._clock.wall_ms()
         )
         if chosen is None:
             return None
@@ -291,7 +303,9 @@ class FetchReader:
             name = found.name
         else:
             name = topic
-        if not self.follower and not self._permissions.allowed(AclOperation.READ, ResourceType.TOPIC, name):
+        if not (self._authorized or self.follower) and not self._permissions.allowed(
+            AclOperation.READ, ResourceType.TOPIC, name
+        ):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if self._is_stale:
             raise KafkaError(

@@ -14,7 +14,7 @@ import pytest
 
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.network import limits
+from ottla.node.network import connection as connections
 from ottla.node.network import server as server_module
 from ottla.node.network.connection import ClientConnection, Parts, PendingRequest, ProtocolViolation
 from ottla.node.network.server import SocketServer
@@ -40,7 +40,7 @@ class Script:
         self.gates: dict[bytes, asyncio.Future[None]] = {}
         self.turns: list[bytes] = []
 
-    def start(self, exchange: PendingRequest, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, pending: PendingRequest, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
         body = bytes(data)
         self.started.append(body)
         verb, _, rest = body.partition(b" ")
@@ -52,7 +52,7 @@ class Script:
             case b"big":
                 return reply(bytes(int(rest)))
             case b"turn":
-                return self._in_turn(exchange, rest)
+                return self._in_turn(pending, rest)
             case b"work":
                 _work(float(rest))
                 return reply(body)
@@ -67,8 +67,8 @@ class Script:
         await self.gates[name]
         return reply(b"waited " + name)
 
-    async def _in_turn(self, exchange: PendingRequest, name: bytes) -> Parts:
-        await exchange.turn()
+    async def _in_turn(self, pending: PendingRequest, name: bytes) -> Parts:
+        await pending.wait_for_turn()
         self.turns.append(name)
         return reply(name)
 
@@ -338,7 +338,7 @@ async def test_no_more_requests_are_started_than_may_be_in_work() -> None:
 def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "_MANY_IN_WORK", 10)
+    monkeypatch.setattr(connections, "_MANY_IN_PROGRESS", 10)
 
     async def main() -> None:
         async with serving() as bench:
@@ -351,18 +351,18 @@ def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
                 await until(lambda count=10 + number: len(script.gates) == count)  # type: ignore[misc]
             await bench.settle()
             assert len(script.gates) == 13
-            assert server._limits.in_work == 13
+            assert server._limits.in_progress == 13
             # Each goes on by its own answers, and who has gone makes room for the others.
             script.gates[b"1 0"].set_result(None)
             await until(lambda: b"1 1" in script.gates)
             for connection in server._connections:
                 if len(connection._exchanges) == 10:
                     connection.abort()
-            await until(lambda: server._limits.in_work == 3)
+            await until(lambda: server._limits.in_progress == 3)
             script.gates[b"2 0"].set_result(None)
             await until(lambda: b"2 5" in script.gates)
             server.abort_connections()
-            await until(lambda: server._limits.in_work == 0)
+            await until(lambda: server._limits.in_progress == 0)
 
     run(main())
 
@@ -385,7 +385,7 @@ def test_a_client_that_vanishes_while_it_is_not_read_from_is_noticed(
             else:
                 leaving.writer.close()
             await until(lambda: bench.server.connections == 1)
-            assert bench.server._limits.in_work == 2
+            assert bench.server._limits.in_progress == 2
 
     run(main())
 
@@ -472,7 +472,7 @@ async def test_a_client_that_has_closed_its_half_still_gets_its_answers() -> Non
         client.writer.write_eof()
         await until(lambda: len(bench.script.gates) == 2)
         (connection,) = bench.server._connections
-        await until(lambda: connection.leaving)
+        await until(lambda: connection.half_closed)
         bench.script.gates[b"a"].set_result(None)
         assert await client.receive() == b"waited a"
         assert await client.receive() == b"echo b"
@@ -480,7 +480,7 @@ async def test_a_client_that_has_closed_its_half_still_gets_its_answers() -> Non
         assert await client.receive() == b"waited c"
         assert await client.closed()
         await until(lambda: bench.server.connections == 0 and bench.server.memory.used == 0)
-        assert bench.server._limits.leaving == 0
+        assert bench.server._limits.half_closed == 0
 
 
 @scenario
@@ -501,13 +501,13 @@ def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: py
 
     async def main() -> None:
         async with serving(connections_max_idle_ms="500") as bench:
-            bench.server._limits.max_leaving = 2
+            bench.server._limits.max_half_closed = 2
             for n in range(5):
                 client = await bench.client()
                 client.send(b"wait %d" % n)
                 client.writer.write_eof()
             await until(lambda: len(bench.script.started) == 5)
-            await until(lambda: bench.server.connections == 0 and bench.server._limits.leaving == 0)
+            await until(lambda: bench.server.connections == 0 and bench.server._limits.half_closed == 0)
             assert all(gate.cancelled() for gate in bench.script.gates.values())
 
     run(main())
@@ -544,8 +544,8 @@ def test_connections_beyond_the_limits_are_refused(caplog: pytest.LogCaptureFixt
             assert await clients[1].closed()
 
     run(main())
-    assert "as max.connections.per.ip allows" in caplog.text
-    assert "max.connections is 1" in caplog.text
+    assert "address already has the configured maximum of 2 connections (max.connections.per" in caplog.text
+    assert "the node already has the configured maximum of 1 connections (max.connections;" in caplog.text
 
 
 def test_a_flood_of_faulty_clients_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -559,8 +559,8 @@ def test_a_flood_of_faulty_clients_does_not_flood_the_log(caplog: pytest.LogCapt
     began = time.monotonic()
     run(main())
     # A burst, and then a few a second, each with a word about those in between.
-    later = 1 + (time.monotonic() - began) * limits._COMPLAINTS_PER_SECOND
-    assert 50 <= len(caplog.records) <= limits._COMPLAINTS_BURST + 2 * later
+    later = 1 + (time.monotonic() - began) * connections._FAULTS_PER_SECOND
+    assert 50 <= len(caplog.records) <= connections._FAULTS_BURST + 2 * later
 
 
 @scenario

@@ -6,8 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ottla.node.network.connection import ClientConnection, Parts, PendingRequest
-from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
+from ottla.node.network.connection import (
+    ClientConnection,
+    ClientFaultLog,
+    ConnectionLimits,
+    Parts,
+    PendingRequest,
+    RequestMemoryPool,
+)
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver.kafka_raft_client import KafkaRaftClient
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
@@ -56,9 +62,9 @@ class Replica:
         self._listener = await self.runtime.network.listen(connect, "127.0.0.1", self.port)
         self.port = self._listener.port
 
-    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         assert self._service is not None
-        return self._service.start(exchange, frame)
+        return self._service.start(pending, frame)
 
     async def boot(self, voters: VoterSet) -> None:
         runtime = self.runtime

@@ -69,6 +69,7 @@ class Node:
 
     def __init__(self, runtime: Runtime, config: NodeConfig) -> None:
         self.runtime: Final = runtime
+        self.now_ms: Final = runtime.clock.wall_ms
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
         self.authorizer: Authorizer | None = None
@@ -136,9 +137,6 @@ class Node:
 
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch
-
-    def now_ms(self) -> int:
-        return self.runtime.clock.wall_ms()
 
     def client_endpoints(self) -> list[Endpoint]:
         """Where clients connect, with the ports that are really open."""

@@ -3,24 +3,27 @@
 Requests are started in the order in which they came and answered in that order, and later ones are worked on
 while earlier ones wait. What a client can make the node hold is bounded at every point: a frame is refused by
 its size before any of it is stored, storage for a large one grows only as its bytes arrive, and reading stops
-while too many requests are in work, while the node's memory for requests is used up, or while the client does
-not read its responses. Invariant: `_exchanges` holds what has been started and not yet written, oldest first.
+while too many requests are in progress, while the node's memory for requests is used up, or while the client
+does not read its responses. Invariant: `_pending` holds the requests that were started and whose responses
+were not written yet, oldest first.
 
-Bytes arrive in a buffer that all connections share: between `get_buffer` and `buffer_updated` nothing else
-runs, and whatever is to stay is copied out before `buffer_updated` returns.
+Bytes arrive in a buffer that all connections share: between `get_buffer` and `buffer_updated` no other code
+runs, and what is to stay is copied out before `buffer_updated` returns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
 from ottla.node.network.protocol_guess import looks_like
 from ottla.runtime.disk import Buffer
+
+_log = logging.getLogger(__name__)
 
 Parts: TypeAlias = list[Buffer]
 """A response as it goes out, its length first; buffers are sent one after the other without a copy."""
@@ -32,26 +35,136 @@ _ZEROS: Final = memoryview(bytes(_LARGEST_GROWTH_BYTES))
 _WRITE_HIGH_BYTES: Final = 1024 * 1024
 _JOIN_BYTES: Final = 64 * 1024
 _WRITE_LOW_BYTES: Final = 256 * 1024
-# How long requests of one connection are started before others have their turn.
+# How long requests of one connection are started before other connections have their turn.
 _TURN_SECONDS: Final = 0.01
 _LENGTH: Final = struct.Struct(">i")
 _NOTHING: Final = memoryview(b"")
+# What all slow readers together may have unread, and what each may have in any case.
+_UNREAD_BYTES: Final = 512 * 1024 * 1024
+_MIN_SHARE_BYTES: Final = 256 * 1024
+# Requests that all connections together may have in progress before each may have only one.
+_MANY_IN_PROGRESS: Final = 20_000
+# Mostly their clients are gone for good, so only so many are kept for those that still read.
+_MOST_HALF_CLOSED: Final = 500
+_FAULTS_BURST: Final = 50
+_FAULTS_PER_SECOND: Final = 5
 
 
 class ProtocolViolation(Exception):
-    """What arrived cannot be answered; the connection is closed, and the text says why in the log."""
+    """A request cannot be answered; the connection is closed, and the text says why in the log."""
 
 
 class RequestDispatcher(Protocol):
-    """What is done with a request."""
+    """Answers the requests of a listener."""
 
-    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
-        """Begin to work on a request; the response, or what will give it, or None if it has none."""
+    def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+        """Begin to work on a request; return its response, or an awaitable of it, or None if it has none."""
         ...
 
 
+class MemoryWaiter(Protocol):
+    def on_memory_available(self) -> None:
+        """There may be memory again: try once more."""
+
+
+class RequestMemoryPool:
+    """How many bytes of requests may be held at once, over all connections (`queued.max.request.bytes`).
+
+    A frame is admitted while less than the limit is in use, so that one is always let in, whatever its size.
+    Invariant: `used` is the sum of what was allocated and not released, and never negative.
+    """
+
+    __slots__ = ("_waiting", "limit", "used")
+
+    def __init__(self, limit: int = -1) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: deque[MemoryWaiter] = deque()
+
+    def try_allocate(self, size: int, waiter: MemoryWaiter) -> bool:
+        """Whether the bytes may be held now; otherwise the waiter is called when it may try again."""
+        if self.limit > 0 and self.used >= self.limit:
+            self._waiting.append(waiter)
+            return False
+        self.used += size
+        return True
+
+    def release(self, size: int) -> None:
+        self.used = used = self.used - size
+        assert used >= 0, used
+        while self._waiting and (self.limit <= 0 or self.used < self.limit):
+            self._waiting.popleft().on_memory_available()
+
+
+class ConnectionLimits:
+    """Bounds that all connections of a server share and that may change while it runs, and their counters,
+    which are never negative.
+    """
+
+    __slots__ = (
+        "half_closed",
+        "in_progress",
+        "max_frame_bytes",
+        "max_half_closed",
+        "max_in_flight",
+        "max_in_flight_bytes",
+        "slow_readers",
+    )
+
+    def __init__(
+        self,
+        max_frame_bytes: int = 100 * 1024 * 1024,
+        max_in_flight: int = 500,
+        max_in_flight_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.max_in_flight = max_in_flight
+        self.max_in_flight_bytes = max_in_flight_bytes
+        # Connections whose clients have not read what they were sent.
+        self.slow_readers = 0
+        # Requests that have been started and not yet answered.
+        self.in_progress = 0
+        # Connections whose clients send nothing more and have not got all their responses.
+        self.half_closed = 0
+        self.max_half_closed = _MOST_HALF_CLOSED
+
+    def requests_at_once(self) -> int:
+        """How many requests one connection may have in progress; at least one, as each goes on by its own
+        responses.
+        """
+        return self.max_in_flight if self.in_progress < _MANY_IN_PROGRESS else 1
+
+    def response_bytes(self) -> int:
+        """How large a response should be at most, so that slow readers together do not hold too much."""
+        return max(_MIN_SHARE_BYTES, _UNREAD_BYTES // (1 + self.slow_readers))
+
+
+class ClientFaultLog:
+    """Lines in the log about clients at fault: each gets one, but a flood of them does not flood the log."""
+
+    __slots__ = ("_left", "_refilled", "_suppressed")
+
+    def __init__(self) -> None:
+        self._left = float(_FAULTS_BURST)
+        self._refilled = 0.0
+        self._suppressed = 0
+
+    def closed(self, peer: tuple[str, int], reason: str, now: float) -> None:
+        """Log that the connection of a client was closed, and why."""
+        self._left = min(_FAULTS_BURST, self._left + (now - self._refilled) * _FAULTS_PER_SECOND)
+        self._refilled = now
+        if self._left < 1:
+            self._suppressed += 1
+            return
+        self._left -= 1
+        if self._suppressed:
+            _log.warning("closed %d more connections for faults of their clients", self._suppressed)
+            self._suppressed = 0
+        _log.warning("closed the connection from %s:%d: %s", *peer, reason)
+
+
 class PendingRequest:
-    """A request in work and its response. The request's handler sees it as its place in the line."""
+    """A request in progress and its response. The request's handler sees it as its place in the line."""
 
     __slots__ = ("_turn", "connection", "parts", "ready", "size", "task")
 
@@ -70,10 +183,10 @@ class PendingRequest:
 
     @property
     def is_turn(self) -> bool:
-        """Whether a response would go out now: nothing before it waits and the client keeps reading."""
+        """Whether a response would go out now: none before it waits and the client keeps reading."""
         return self.connection.is_turn(self)
 
-    async def turn(self) -> None:
+    async def wait_for_turn(self) -> None:
         """Wait until `is_turn`. A response that takes much memory should be made only then."""
         while not self.is_turn:
             self._turn = asyncio.get_running_loop().create_future()
@@ -87,25 +200,25 @@ class PendingRequest:
 class ClientConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
-        "_complaints",
-        "_exchanges",
+        "_dispatcher",
+        "_fault_log",
         "_filled",
         "_frame",
         "_frame_size",
+        "_half_closed",
         "_in_flight_bytes",
-        "_leaving",
         "_loop",
         "_memory",
         "_on_close",
         "_on_open",
         "_out",
         "_out_bytes",
+        "_pending",
         "_reading_paused",
         "_receive",
-        "_resting",
-        "_service",
         "_waiting_for_memory",
         "_write_paused",
+        "_yielding",
         "broker_incarnation",
         "client_software",
         "closed",
@@ -119,38 +232,38 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        service: RequestDispatcher,
+        dispatcher: RequestDispatcher,
         limits: ConnectionLimits,
         memory: RequestMemoryPool,
         receive: memoryview,
         on_open: Callable[[ClientConnection], bool],
         on_close: Callable[[ClientConnection], None],
-        complaints: ClientFaultLog,
+        fault_log: ClientFaultLog,
     ) -> None:
-        self._service = service
+        self._dispatcher = dispatcher
         self.limits = limits
-        self._complaints = complaints
+        self._fault_log = fault_log
         self._memory = memory
         self._receive = receive
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._exchanges: deque[PendingRequest] = deque()
+        self._pending: deque[PendingRequest] = deque()
         self._in_flight_bytes = 0
         # The frame that is being received: its storage, how much has come, and how much there will be.
         self._frame: bytearray | None = None
         self._filled = 0
         self._frame_size = 0
-        # Received bytes that are not looked at yet: less than a frame's length, or a pause came between.
+        # Received bytes that wait: less than a frame's length, or no further request may be started now.
         self._backlog = b""
         self._out: Parts = []
         self._out_bytes = 0
         self._reading_paused = False
         self._waiting_for_memory = False
-        self._resting = False
+        self._yielding = False
         self._write_paused = False
-        # The client sends nothing more; it is answered what it has asked for, and that is all.
-        self._leaving = False
+        # The client sends nothing more; it gets the responses to its requests, and that is all.
+        self._half_closed = False
         self.closed = False
         self.last_active = 0.0
         self.peer: tuple[str, int] = ("", 0)
@@ -164,7 +277,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         # them has appended.
         self.last_produce: asyncio.Future[None] | None = None
 
-    # What the loop calls.
+    # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -195,35 +308,39 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._start_frames(self._receive[:nbytes], None)
 
     def eof_received(self) -> bool:
-        """The client sends no more. One that has only closed its half still reads what it asked for; True
-        keeps the connection for that. Over TLS there are no half-closed connections.
+        """The client sends no more. One that has only closed its half still reads its responses; True keeps
+        the connection for that. Over TLS there are no half-closed connections.
         """
-        if self.closed or not self._exchanges or self.transport.get_extra_info("sslcontext") is not None:
+        if self.closed or not self._pending or self.transport.get_extra_info("sslcontext") is not None:
             return False
-        if not self._leaving:
-            if self.limits.leaving >= self.limits.max_leaving:
+        if not self._half_closed:
+            if self.limits.half_closed >= self.limits.max_half_closed:
                 return False
-            self._leaving = True
-            self.limits.leaving += 1
+            self._half_closed = True
+            self.limits.half_closed += 1
             self._drop_frame()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._drop_frame()
-        if self._leaving:
-            self.limits.leaving -= 1
-        exchanges, self._exchanges = self._exchanges, deque()
-        for exchange in exchanges:
-            if exchange.task is not None and not exchange.task.done():
-                exchange.task.cancel()
-            self._memory.give_back(exchange.size)
-        self.limits.in_work -= len(exchanges)
+        limits = self.limits
+        if self._half_closed:
+            limits.half_closed -= 1
+        requests, self._pending = self._pending, deque()
+        for request in requests:
+            if request.task is not None and not request.task.done():
+                request.task.cancel()
+            self._memory.release(request.size)
+        limits.in_progress -= len(requests)
         self._backlog = b""
         self._out.clear()
         if self._write_paused:
             self._write_paused = False
-            self.limits.slow_readers -= 1
+            limits.slow_readers -= 1
+        assert limits.half_closed >= 0, limits.half_closed
+        assert limits.in_progress >= 0, limits.in_progress
+        assert limits.slow_readers >= 0, limits.slow_readers
         self._on_close(self)
 
     def pause_writing(self) -> None:
@@ -236,10 +353,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.limits.slow_readers -= 1
         self._advance()
 
-    # Frames.
+    # Frames
 
     def _start_frames(self, data: memoryview, frame: bytearray | None) -> None:
-        """Start a complete frame, if there is one, and then those in the data; keep what is left over."""
+        """Start a complete frame, if there is one, and then those in the data; keep the rest."""
         try:
             if frame is not None:
                 self._start(frame)
@@ -255,7 +372,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 (size,) = _LENGTH.unpack_from(data, position)
                 if not 0 <= size <= self.limits.max_frame_bytes:
                     raise self._wrong_size(size, data[position:])
-                if not self._memory.take(size, self):
+                if not self._memory.try_allocate(size, self):
                     self._waiting_for_memory = True
                     continue
                 position += 4
@@ -269,7 +386,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     if turn_ends is None:
                         turn_ends = now + _TURN_SECONDS
                     elif now >= turn_ends:
-                        self._rest()
+                        self._yield()
         except ProtocolViolation as violation:
             self.close_because(str(violation))
         self._flush()
@@ -294,7 +411,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _drop_frame(self) -> None:
         if self._frame is not None:
             self._frame = None
-            self._memory.give_back(self._frame_size)
+            self._memory.release(self._frame_size)
 
     def _grow(self) -> None:
         assert self._frame is not None
@@ -303,28 +420,28 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _start(self, frame: bytearray) -> None:
         size = len(frame)
-        exchange = PendingRequest(self, size)
-        self._exchanges.append(exchange)
-        self.limits.in_work += 1
+        request = PendingRequest(self, size)
+        self._pending.append(request)
+        self.limits.in_progress += 1
         self._in_flight_bytes += size
-        reply = self._service.start(exchange, memoryview(frame))
+        reply = self._dispatcher.start(request, memoryview(frame))
         if self.closed:
             return
         if reply is None or isinstance(reply, list):
-            self._finish(exchange, reply)
+            self._finish(request, reply)
         else:
-            exchange.task = asyncio.ensure_future(reply)
-            exchange.task.add_done_callback(lambda task: self._done(exchange, task))
+            request.task = asyncio.ensure_future(reply)
+            request.task.add_done_callback(lambda task: self._done(request, task))
 
-    # Responses.
+    # Responses
 
-    def _done(self, exchange: PendingRequest, task: asyncio.Future[Parts | None]) -> None:
+    def _done(self, request: PendingRequest, task: asyncio.Future[Parts | None]) -> None:
         if self.closed:
             if not task.cancelled():
                 task.exception()
             return
         if task.cancelled():
-            # By something that it waited for. Left unanswered, it would hold back all that come after it.
+            # By something that it waited for. Unanswered, it would hold back all requests after it.
             self.close_because("its request was given up")
             return
         error = task.exception()
@@ -333,26 +450,26 @@ class ClientConnection(asyncio.BufferedProtocol):
                 str(error) if isinstance(error, ProtocolViolation) else f"its request failed: {error!r}"
             )
             return
-        exchange.task = None
-        self._finish(exchange, task.result())
+        request.task = None
+        self._finish(request, task.result())
         self._flush()
         self._advance()
 
-    def _finish(self, exchange: PendingRequest, parts: Parts | None) -> None:
+    def _finish(self, request: PendingRequest, parts: Parts | None) -> None:
         """Take a response; it goes out with those after it that are ready, once all before it have."""
-        exchange.ready = True
-        exchange.parts = parts
-        exchanges = self._exchanges
-        if exchanges[0] is not exchange:
+        request.ready = True
+        request.parts = parts
+        requests = self._pending
+        if requests[0] is not request:
             return
-        while exchanges and exchanges[0].ready:
-            done = exchanges.popleft()
-            self.limits.in_work -= 1
+        while requests and requests[0].ready:
+            done = requests.popleft()
+            self.limits.in_progress -= 1
             if done.parts is not None:
                 self._out += done.parts
                 self._out_bytes += sum(map(len, done.parts))
             self._in_flight_bytes -= done.size
-            self._memory.give_back(done.size)
+            self._memory.release(done.size)
 
     def _flush(self) -> None:
         if self._out and not self.closed:
@@ -366,56 +483,56 @@ class ClientConnection(asyncio.BufferedProtocol):
             else:
                 self.transport.writelines(parts)
 
-    def is_turn(self, exchange: PendingRequest) -> bool:
-        return bool(self._exchanges) and self._exchanges[0] is exchange and not self._write_paused
+    def is_turn(self, request: PendingRequest) -> bool:
+        return bool(self._pending) and self._pending[0] is request and not self._write_paused
 
-    # Flow.
+    # Flow control
 
     def _must_wait(self) -> bool:
         """Whether no further request may be started now."""
         if self._out_bytes >= _WRITE_HIGH_BYTES:
-            # The transport tells at once, by `pause_writing`, when it holds too much.
+            # The transport calls `pause_writing` at once when it holds too much.
             self._flush()
         return (
             self._write_paused
             or self._waiting_for_memory
-            or self._resting
-            or len(self._exchanges) >= self.limits.requests_at_once()
+            or self._yielding
+            or len(self._pending) >= self.limits.requests_at_once()
             or self._in_flight_bytes >= self.limits.max_in_flight_bytes
         )
 
-    def _rest(self) -> None:
-        """A client that sends much at once has had its share: go on when others have had theirs."""
-        self._resting = True
-        self._loop.call_soon(self._rested)
+    def _yield(self) -> None:
+        """Let other connections have their turn before more requests of this one are started."""
+        self._yielding = True
+        self._loop.call_soon(self._on_yielded)
 
-    def _rested(self) -> None:
-        self._resting = False
+    def _on_yielded(self) -> None:
+        self._yielding = False
         self.last_active = self._loop.time()
         self._advance()
 
     def _advance(self) -> None:
-        """Something has become free: let the oldest request make its response, and go on reading."""
+        """Let the oldest request make its response, and continue to read: something has become free."""
         if self.closed:
             return
-        if self._leaving and not self._exchanges:
+        if self._half_closed and not self._pending:
             self.close()
             return
-        if self._exchanges and not self._write_paused:
-            self._exchanges[0].wake()
+        if self._pending and not self._write_paused:
+            self._pending[0].wake()
         if self._reading_paused and not self._must_wait():
             if self._backlog:
                 self._start_frames(_NOTHING, None)
             else:
                 self._pause_or_resume()
 
-    def memory_available(self) -> None:
+    def on_memory_available(self) -> None:
         self._waiting_for_memory = False
         if not self.closed:
             self._loop.call_soon(self._advance)
 
     def _pause_or_resume(self) -> None:
-        if self.closed or self._leaving:
+        if self.closed or self._half_closed:
             return
         if self._must_wait():
             self._pause_reading()
@@ -424,31 +541,31 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def _pause_reading(self) -> None:
-        if not self._reading_paused and not self.closed and not self._leaving:
+        if not self._reading_paused and not self.closed and not self._half_closed:
             self._reading_paused = True
             self.transport.pause_reading()
 
-    # Ends.
+    # Closing
 
     @property
-    def busy(self) -> bool:
-        """Whether requests are in work."""
-        return bool(self._exchanges)
+    def is_busy(self) -> bool:
+        """Whether requests are in progress."""
+        return bool(self._pending)
 
     @property
-    def leaving(self) -> bool:
-        """Whether the client sends nothing more, and is gone or waits for its last answers."""
-        return self._leaving
+    def half_closed(self) -> bool:
+        """Whether the client sends nothing more, and is gone or waits for its last responses."""
+        return self._half_closed
 
     @property
-    def held_back(self) -> bool:
-        """Whether nothing more is read from the client for now."""
+    def is_reading_paused(self) -> bool:
+        """Whether the client is not read from for now."""
         return self._reading_paused
 
     def close_because(self, reason: str) -> None:
-        """Close for a fault of the client's, with one line in the log."""
+        """Close for a fault of the client, with one line in the log."""
         if not self.closed:
-            self._complaints.about(self.peer, reason, self._loop.time())
+            self._fault_log.closed(self.peer, reason, self._loop.time())
             self.close()
 
     def close(self) -> None:
@@ -460,7 +577,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close at once; what was not sent is dropped."""
+        """Close at once and drop what was not sent."""
         self.closed = True
         self.transport.abort()
 

@@ -11,8 +11,15 @@ import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ottla.node.network.connection import ClientConnection, Parts, PendingRequest, ProtocolViolation
-from ottla.node.network.limits import ClientFaultLog, ConnectionLimits, RequestMemoryPool
+from ottla.node.network.connection import (
+    ClientConnection,
+    ClientFaultLog,
+    ConnectionLimits,
+    Parts,
+    PendingRequest,
+    ProtocolViolation,
+    RequestMemoryPool,
+)
 from ottla.protocol.api import API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.headers import read_request_header, response_parts
@@ -277,7 +284,7 @@ class QuorumService:
         self._client = client
         self._on_vote = on_vote
 
-    def start(self, exchange: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
+    def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         return self._answer(bytes(frame))
 
     async def _answer(self, frame: bytes) -> Parts:

@@ -10,9 +10,9 @@ A follower's fetch says how far it has come, so it moves the high watermark; fol
 behind get nothing while the rate is exceeded. A consumer that names its rack may be sent to a replica there
 (`replica.selector.class`), which then serves it up to the high watermark that it knows.
 
-Records are read only when the response can go out (`PendingRequest.turn`), so a client that does not read, or
-that asks many times at once, does not make the node hold many responses. What is not in memory is loaded by
-the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
+Records are read only when the response can go out (`PendingRequest.wait_for_turn`), so a client that does not
+read, or that asks many times at once, does not make the node hold many responses. What is not in memory is
+loaded by the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
 
 Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
 flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
@@ -101,7 +101,7 @@ async def _later(
             results = None
             purgatory = context.broker.replicas.purgatory
             await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
-        await context.pending.turn()
+        await context.pending.wait_for_turn()
         missing: Missing = []
         results = reader.read(missing)
         if missing:

@@ -86,7 +86,7 @@ class Bench:
     def clean(self, log: UnifiedLog) -> None:
         runtime = self.runtime
         cleaner = LogCleaner(runtime.clock, runtime.random, runtime.pool, lambda: [log])
-        assert asyncio.run(cleaner.clean_dirtiest())
+        assert asyncio.run(cleaner.clean_filthiest_log())
         assert not cleaner.uncleanable
         assert cleaner.last_stats is not None
         assert cleaner.last_stats.bytes_read == self.log_bytes

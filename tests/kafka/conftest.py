@@ -48,7 +48,7 @@ def our_logs(tmp_path_factory: pytest.TempPathFactory, java_driver: JavaDriver) 
         async with log_manager(clean) as manager:
             topics = await write_our_logs(manager, int(time.time() * 1000))
             # A log start that is in no checkpoint is lost in a crash, as it is with Kafka.
-            await manager.checkpoint_log_starts()
+            await manager.checkpoint_log_start_offsets()
             shutil.copytree(clean, crashed)
         return topics
 

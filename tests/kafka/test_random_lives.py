@@ -73,7 +73,7 @@ class Life:
         if self.chance.randrange(12) == 0:
             await manager.flush(self.log)
             if self.chance.randrange(2):
-                await self.cleaner.clean_dirtiest()
+                await self.cleaner.clean_filthiest_log()
                 assert self.cleaner.uncleanable == {}
         self.chance.choices(list(weights), list(weights.values()))[0]()
 
@@ -184,7 +184,7 @@ async def _live(directory: Path, home: Path) -> tuple[Path, Path, dict[str, Outc
                     await life.step(manager)
             outcomes = {name: _outcome(log_of(manager, name)) for name in NAMES}
             # A log start that is in no checkpoint is lost in a crash, as it is with Kafka.
-            await manager.checkpoint_log_starts()
+            await manager.checkpoint_log_start_offsets()
             shutil.copytree(directory, image)
         if round_number % 2 == 1 and round_number < ROUNDS - 1:
             directory = image

@@ -51,7 +51,7 @@ async def node_with_synced_records() -> tuple[Node, InterruptedPool]:
 async def test_a_log_that_is_cut_meanwhile_is_not_taken_for_damaged() -> None:
     node, pool = await node_with_synced_records()
     pool.meanwhile = lambda: node.log().truncate_to(5)
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     await node.crash()
     assert node.manager.failed == {}
     assert node.log().log_end_offset == 5
@@ -65,7 +65,7 @@ async def test_a_log_that_is_deleted_meanwhile_leaves_nothing_to_its_successor()
         node.log().flush()
 
     pool.meanwhile = replace
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     await node.crash()
     assert node.manager.failed == {}
     assert node.log().log_end_offset == 0
@@ -75,10 +75,10 @@ async def test_a_log_start_that_is_taken_back_meanwhile_stays_there() -> None:
     node, pool = await node_with_synced_records()
     log = node.log()
     log.maybe_increment_log_start_offset(4, "a test")
-    await node.manager.checkpoint_log_starts()
+    await node.manager.checkpoint_log_start_offsets()
     log.maybe_increment_log_start_offset(8, "a test")
     pool.meanwhile = lambda: log.truncate_to(4)
-    await node.manager.checkpoint_log_starts()
+    await node.manager.checkpoint_log_start_offsets()
     node.fill(log, 2)
     log.flush()
     await node.crash()

@@ -113,8 +113,8 @@ def test_a_staged_checkpoint_is_installed_unless_something_newer_came(disk: SimD
     assert checkpoint.install(staged)
     # A crash may bring the older content back until the name is settled.
     assert checkpoint.may_hold_above(ORDERS, 10)
-    staged.settle()
-    checkpoint.settled(staged)
+    staged.sync_name()
+    checkpoint.on_synced(staged)
     assert not checkpoint.may_hold_above(ORDERS, 10)
     assert checkpoint.stage({ORDERS: 10}) is None
 

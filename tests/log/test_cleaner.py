@@ -14,7 +14,7 @@ import pytest
 
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.cleaner.compaction import SegmentTooLarge
-from ottla.log.cleaner.throttle import Throttle
+from ottla.log.cleaner.throttler import Throttler
 from ottla.log.directory.checkpoints import read_offsets
 from ottla.log.log_loader import create_log
 from ottla.log.segment.file_names import LOG
@@ -124,7 +124,7 @@ def test_the_dirtiest_of_several_logs_comes_first(lab: CompactionHarness) -> Non
     logs = [first, other]
     cleaner = cleaner_of(lab, logs=logs)
     cleaned = []
-    while asyncio.run(cleaner.clean_dirtiest()):
+    while asyncio.run(cleaner.clean_filthiest_log()):
         until = {
             log.topic_partition: cleaner._checkpoint(lab.directory).get(log.topic_partition) for log in logs
         }
@@ -148,9 +148,9 @@ def test_nothing_is_cleaned_that_is_not_durable(lab: CompactionHarness) -> None:
     fresh.roll()
     fresh.log.update_high_watermark(fresh.log.log_end_offset)
     assert fresh.log.recovery_point == 0
-    assert not asyncio.run(fresh.cleaner.clean_dirtiest())
+    assert not asyncio.run(fresh.cleaner.clean_filthiest_log())
     fresh.log.flush()
-    assert asyncio.run(fresh.cleaner.clean_dirtiest())
+    assert asyncio.run(fresh.cleaner.clean_filthiest_log())
 
 
 def test_nothing_is_cleaned_above_the_high_watermark() -> None:
@@ -160,7 +160,7 @@ def test_nothing_is_cleaned_above_the_high_watermark() -> None:
         lab.roll()
     lab.log.flush()
     lab.log.update_high_watermark(2)
-    assert asyncio.run(lab.cleaner.clean_dirtiest())
+    assert asyncio.run(lab.cleaner.clean_filthiest_log())
     assert lab.clean_until == 2
     assert sorted(lab.records()) == [1, 2]
 
@@ -179,7 +179,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_truncation_ends_the_cleaning(lab: CompactionHarness, after: int) -> None:
     pool = InterruptedPool(lambda: lab.truncate(10), after)
     cleaner = cleaner_of(lab, pool, io_buffer_size=200)
-    asyncio.run(cleaner.clean_dirtiest())
+    asyncio.run(cleaner.clean_filthiest_log())
     assert pool.has_interrupted
     assert not cleaner.uncleanable
     assert not leftovers(lab)
@@ -192,7 +192,7 @@ def test_a_truncation_ends_the_cleaning(lab: CompactionHarness, after: int) -> N
         lab.put(key, "again")
     lab.roll()
     lab.settle()
-    assert asyncio.run(cleaner.clean_dirtiest())
+    assert asyncio.run(cleaner.clean_filthiest_log())
     assert lab.values() == dict.fromkeys("abcd", "again")
 
 
@@ -217,19 +217,19 @@ def test_retention_ends_the_cleaning(lab: CompactionHarness, after: int) -> None
 
     pool = InterruptedPool(delete, after)
     cleaner = cleaner_of(lab, pool, io_buffer_size=200)
-    asyncio.run(cleaner.clean_dirtiest())
+    asyncio.run(cleaner.clean_filthiest_log())
     assert pool.has_interrupted
     assert not cleaner.uncleanable
     assert not leftovers(lab)
     assert [segment.base_offset for segment in lab.log.segments] == [4, 8, 12, 16]
-    assert asyncio.run(cleaner.clean_dirtiest())
+    assert asyncio.run(cleaner.clean_filthiest_log())
     assert lab.values() == LATEST
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_deletion_of_the_partition_ends_the_cleaning(lab: CompactionHarness, after: int) -> None:
     cleaner = cleaner_of(lab, InterruptedPool(lambda: lab.log.delete(), after), io_buffer_size=200)
-    asyncio.run(cleaner.clean_dirtiest())
+    asyncio.run(cleaner.clean_filthiest_log())
     assert not cleaner.uncleanable
     assert lab.directory.is_online
     assert not lab.disk.exists(lab.log.dir)
@@ -238,20 +238,20 @@ def test_a_deletion_of_the_partition_ends_the_cleaning(lab: CompactionHarness, a
 def test_a_pause_waits_for_the_end_of_the_slice_and_lasts_until_resumed(lab: CompactionHarness) -> None:
     async def scenario() -> None:
         cleaner = cleaner_of(lab, io_buffer_size=200)
-        work = asyncio.ensure_future(cleaner.clean_dirtiest())
+        work = asyncio.ensure_future(cleaner.clean_filthiest_log())
         await until(lambda: cleaner.is_cleaning(PARTITION))
-        await cleaner.pause(PARTITION)
+        await cleaner.abort_and_pause_cleaning(PARTITION)
         assert not cleaner.is_cleaning(PARTITION)
         assert await work
         assert not leftovers(lab)
-        assert not await cleaner.clean_dirtiest()
-        await cleaner.pause(PARTITION)
-        cleaner.resume(PARTITION)
-        assert not await cleaner.clean_dirtiest()
-        cleaner.resume(PARTITION)
+        assert not await cleaner.clean_filthiest_log()
+        await cleaner.abort_and_pause_cleaning(PARTITION)
+        cleaner.resume_cleaning(PARTITION)
+        assert not await cleaner.clean_filthiest_log()
+        cleaner.resume_cleaning(PARTITION)
         with pytest.raises(ValueError, match="not paused"):
-            cleaner.resume(PARTITION)
-        assert await cleaner.clean_dirtiest()
+            cleaner.resume_cleaning(PARTITION)
+        assert await cleaner.clean_filthiest_log()
 
     asyncio.run(scenario())
     assert lab.values() == LATEST
@@ -301,7 +301,7 @@ def test_workers_take_different_logs(lab: CompactionHarness) -> None:
 
 def test_a_new_log_of_the_same_name_is_not_taken_for_clean(lab: CompactionHarness) -> None:
     assert lab.clean()
-    asyncio.run(lab.cleaner.forget(lab.directory, PARTITION))
+    asyncio.run(lab.cleaner.on_log_deleted(lab.directory, PARTITION))
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
 
 
@@ -321,7 +321,7 @@ def test_a_log_that_moves_takes_its_checkpoint_along(lab: CompactionHarness) -> 
     lab.disk.make_dirs("/other")
     target = CompactionHarness().directory
     target.path, target.disk = "/other", lab.disk
-    asyncio.run(lab.cleaner.moved(PARTITION, lab.directory, target))
+    asyncio.run(lab.cleaner.on_log_moved(PARTITION, lab.directory, target))
     assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
     assert read_offsets(lab.disk, "/other/cleaner-offset-checkpoint") == {PARTITION: 16}
 
@@ -346,7 +346,7 @@ def test_a_damaged_batch_makes_the_log_uncleanable_and_says_so(
     assert not lab.clean()
     fresh = cleaner_of(lab)
     file.pwrite(before[70:71], 70)
-    assert asyncio.run(fresh.clean_dirtiest())
+    assert asyncio.run(fresh.clean_filthiest_log())
     assert lab.values() == LATEST
 
 
@@ -370,7 +370,7 @@ def test_damage_that_shows_before_the_cleaning_harms_no_other_log(lab: Compactio
         lab.roll()
     lab.settle()
     cleaner = cleaner_of(lab, logs=[damaged, lab.log])
-    assert asyncio.run(cleaner.clean_dirtiest())
+    assert asyncio.run(cleaner.clean_filthiest_log())
     assert list(cleaner.uncleanable) == [PARTITION]
     assert "magic 9" in cleaner.uncleanable[PARTITION]
     assert len(lab.records()) == 1
@@ -398,7 +398,7 @@ def test_an_io_error_takes_the_directory_offline(lab: CompactionHarness) -> None
     assert not lab.cleaner.uncleanable
     with pytest.raises(KafkaError, match="offline"):
         lab.put("a", "1")
-    assert not asyncio.run(lab.cleaner.clean_dirtiest())
+    assert not asyncio.run(lab.cleaner.clean_filthiest_log())
 
 
 def test_groups_that_became_too_large_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,19 +449,19 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_the_throttle_spreads_the_bytes_over_time() -> None:
     clock = SimClock()
-    throttle = Throttle(clock, 1000)
+    throttle = Throttler(clock, 1000)
     clock.advance_ms(10_000)
     waited = 0.0
     for _ in range(20):
-        delay = throttle.spent(500)
+        delay = throttle.delay_after(500)
         waited += delay
         clock.advance_ns(int(delay * 1e9))
     assert waited == pytest.approx(10 - 0.3, abs=0.01), "10000 bytes, less the credit of 300 ms"
     clock.advance_ms(200)
-    assert throttle.spent(200) == pytest.approx(0, abs=0.001), "time that was not used counts"
-    assert throttle.spent(1000) == pytest.approx(1, abs=0.001)
+    assert throttle.delay_after(200) == pytest.approx(0, abs=0.001), "time that was not used counts"
+    assert throttle.delay_after(1000) == pytest.approx(1, abs=0.001)
     throttle.set_rate(4000)
-    assert throttle.spent(1000) == pytest.approx(1.25, abs=0.001)
+    assert throttle.delay_after(1000) == pytest.approx(1.25, abs=0.001)
     with pytest.raises(ValueError, match="above 0"):
         throttle.set_rate(0)
 
@@ -479,7 +479,7 @@ def test_a_cleaning_waits_for_its_budget(lab: CompactionHarness, monkeypatch: py
     )
     cleaner = cleaner_of(lab, io_max_bytes_per_second=100.0)
     started = lab.clock.monotonic_ns()
-    assert asyncio.run(cleaner.clean_dirtiest())
+    assert asyncio.run(cleaner.clean_filthiest_log())
     assert cleaner.last_stats is not None
     stats = cleaner.last_stats
     moved = stats.map_bytes_read + stats.bytes_read + stats.bytes_written
@@ -491,5 +491,5 @@ def test_a_cleaning_waits_for_its_budget(lab: CompactionHarness, monkeypatch: py
     lab.put("a", "1")
     lab.roll()
     lab.settle()
-    assert asyncio.run(cleaner.clean_dirtiest())
+    assert asyncio.run(cleaner.clean_filthiest_log())
     assert sum(slept) < 1

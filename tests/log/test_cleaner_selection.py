@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ottla.log.cleaner.selection import (
     LogToClean,
     assess,
-    cleaning_range,
+    cleanable_offsets,
     dirtiest,
     group_segments,
     segments_between,
@@ -44,49 +44,49 @@ class FakeLog:
 
 
 def test_a_new_log_is_dirty_from_its_start_to_its_active_segment() -> None:
-    assert cleaning_range(FakeLog(log_start_offset=3), None, NOW) == (3, 30, False)
+    assert cleanable_offsets(FakeLog(log_start_offset=3), None, NOW) == (3, 30, False)
 
 
 def test_the_checkpoint_divides_clean_from_dirty() -> None:
-    assert cleaning_range(FakeLog(), 10, NOW) == (10, 30, False)
-    assert cleaning_range(FakeLog(), 35, NOW) == (35, 35, False)
+    assert cleanable_offsets(FakeLog(), 10, NOW) == (10, 30, False)
+    assert cleanable_offsets(FakeLog(), 35, NOW) == (35, 35, False)
 
 
 @pytest.mark.parametrize("checkpoint", [4, 41])
 def test_a_checkpoint_outside_of_the_log_is_not_believed(checkpoint: int) -> None:
-    assert cleaning_range(FakeLog(log_start_offset=5), checkpoint, NOW) == (5, 30, True)
+    assert cleanable_offsets(FakeLog(log_start_offset=5), checkpoint, NOW) == (5, 30, True)
 
 
 def test_what_is_not_stable_or_not_durable_is_not_cleaned() -> None:
-    assert cleaning_range(FakeLog(last_stable_offset=12), None, NOW) == (0, 12, False)
-    assert cleaning_range(FakeLog(recovery_point=25), None, NOW) == (0, 25, False)
+    assert cleanable_offsets(FakeLog(last_stable_offset=12), None, NOW) == (0, 12, False)
+    assert cleanable_offsets(FakeLog(recovery_point=25), None, NOW) == (0, 25, False)
 
 
 def test_records_younger_than_the_minimum_lag_wait() -> None:
     segments = [Segment(0, largest_timestamp=NOW - 200), Segment(10, largest_timestamp=NOW - 100)]
     segments += [Segment(20, largest_timestamp=NOW - 300), Segment(30)]
     config = LogConfig(min_compaction_lag_ms=100)
-    assert cleaning_range(FakeLog(segments, config=config), None, NOW) == (0, 30, False)
+    assert cleanable_offsets(FakeLog(segments, config=config), None, NOW) == (0, 30, False)
     config = LogConfig(min_compaction_lag_ms=101)
-    assert cleaning_range(FakeLog(segments, config=config), None, NOW) == (0, 10, False)
-    assert cleaning_range(FakeLog(segments, config=config), 20, NOW) == (20, 30, False)
+    assert cleanable_offsets(FakeLog(segments, config=config), None, NOW) == (0, 10, False)
+    assert cleanable_offsets(FakeLog(segments, config=config), 20, NOW) == (20, 30, False)
 
 
 def test_cleaning_goes_by_whole_segments() -> None:
     log = FakeLog()
-    to_clean = assess(log, cleaning_range(FakeLog(last_stable_offset=25), 10, NOW), NOW)
+    to_clean = assess(log, cleanable_offsets(FakeLog(last_stable_offset=25), 10, NOW), NOW)
     assert (to_clean.first_dirty_offset, to_clean.first_uncleanable_offset) == (10, 20)
     assert (to_clean.clean_bytes, to_clean.cleanable_bytes) == (100, 100)
     assert to_clean.cleanable_ratio == 0.5
 
 
 def test_a_segment_that_is_partly_clean_counts_on_both_sides() -> None:
-    to_clean = assess(FakeLog(), cleaning_range(FakeLog(), 15, NOW), NOW)
+    to_clean = assess(FakeLog(), cleanable_offsets(FakeLog(), 15, NOW), NOW)
     assert (to_clean.clean_bytes, to_clean.cleanable_bytes) == (200, 200)
 
 
 def test_nothing_is_dirty_where_the_clean_part_reaches_the_active_segment() -> None:
-    to_clean = assess(FakeLog(), cleaning_range(FakeLog(), 35, NOW), NOW)
+    to_clean = assess(FakeLog(), cleanable_offsets(FakeLog(), 35, NOW), NOW)
     assert to_clean.cleanable_bytes == 0
     assert not to_clean.is_due(LogConfig(min_cleanable_dirty_ratio=0.0))
 
@@ -95,12 +95,12 @@ def test_a_record_that_waited_too_long_makes_the_log_due() -> None:
     segments = [Segment(0, size=10_000), Segment(10, size=1, first_timestamp=NOW - 500), Segment(20)]
     config = LogConfig(max_compaction_lag_ms=500)
     log = FakeLog(segments, log_end_offset=30, config=config)
-    assert assess(log, cleaning_range(log, 10, NOW), NOW).compaction_delay_ms == 0
-    late = assess(log, cleaning_range(log, 10, NOW), NOW + 7)
+    assert assess(log, cleanable_offsets(log, 10, NOW), NOW).compaction_delay_ms == 0
+    late = assess(log, cleanable_offsets(log, 10, NOW), NOW + 7)
     assert late.compaction_delay_ms == 7
     assert late.cleanable_ratio < 0.01
     assert late.is_due(config)
-    assert not assess(log, cleaning_range(log, 20, NOW), NOW + 7).is_due(config)
+    assert not assess(log, cleanable_offsets(log, 20, NOW), NOW + 7).is_due(config)
 
 
 def to_clean(dirty: int, clean: int, delay_ms: int = 0) -> LogToClean:

@@ -65,7 +65,7 @@ def crash_in_a_cleaning(lab: CompactionHarness, operations: int, *, keep_all: bo
     """Clean, and lose the power after so many operations; False if the cleaning was over before."""
     lab.disk.crash_after(operations)
     try:
-        asyncio.run(lab.cleaner.clean_dirtiest())
+        asyncio.run(lab.cleaner.clean_filthiest_log())
     except SimCrash:
         if keep_all:
             lab.disk.sync_all()
@@ -101,7 +101,7 @@ def test_a_crash_at_every_operation_of_a_cleaning(seed: int) -> None:
             crashes.append((operation, lab.disk.after_crash(f"{seed}/{operation.number}")))
 
     lab.disk.hook = crash_before
-    assert asyncio.run(lab.cleaner.clean_dirtiest())
+    assert asyncio.run(lab.cleaner.clean_filthiest_log())
     lab.disk.hook = None
     assert len(crashes) > 20
     for operation, disk in crashes:
@@ -159,7 +159,7 @@ def three_values() -> CompactionHarness:
 def operations_of_a_cleaning() -> list[DiskOperation]:
     lab = three_values()
     first = lab.disk.operations
-    assert asyncio.run(lab.cleaner.clean_dirtiest())
+    assert asyncio.run(lab.cleaner.clean_filthiest_log())
     changes = {each.number: each for each in lab.disk.trace.entries() if each.number > first}
     return [changes[number] for number in sorted(changes)]
 

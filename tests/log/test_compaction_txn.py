@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.log.cleaner.cleaned_transactions import CleanedTransactions
+from ottla.log.cleaner.compaction import CleanedTransactionMetadata
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.records.batch import BatchHeader
 from ottla.records.builder import build_batch
@@ -44,56 +44,56 @@ def commit(producer_id: int, offset: int) -> tuple[bytes, int, BatchHeader]:
 
 
 def test_batches_between_the_first_offset_and_the_marker_are_aborted() -> None:
-    txns = CleanedTransactions([AbortedTxn(1, 5, 9, 10)])
-    assert not txns.is_aborted(data(1, 4))
-    assert txns.is_aborted(data(1, 5))
-    assert not txns.is_aborted(data(2, 6))
-    assert not txns.is_aborted(data(1, 7, transactional=False))
-    assert txns.is_aborted(data(1, 8))
-    assert not txns.may_discard(*abort(1, 9))
-    assert not txns.is_aborted(data(1, 10))
+    txns = CleanedTransactionMetadata([AbortedTxn(1, 5, 9, 10)])
+    assert not txns.on_batch_read(data(1, 4))
+    assert txns.on_batch_read(data(1, 5))
+    assert not txns.on_batch_read(data(2, 6))
+    assert not txns.on_batch_read(data(1, 7, transactional=False))
+    assert txns.on_batch_read(data(1, 8))
+    assert not txns.on_control_batch_read(*abort(1, 9))
+    assert not txns.on_batch_read(data(1, 10))
 
 
 def test_a_transaction_whose_marker_is_missing_ends_where_its_marker_was() -> None:
-    txns = CleanedTransactions([AbortedTxn(1, 5, 9, 10)])
-    assert txns.is_aborted(data(1, 5))
-    assert not txns.is_aborted(data(1, 10))
+    txns = CleanedTransactionMetadata([AbortedTxn(1, 5, 9, 10)])
+    assert txns.on_batch_read(data(1, 5))
+    assert not txns.on_batch_read(data(1, 10))
 
 
 def test_a_walk_that_begins_late_is_not_misled_by_what_ended_before() -> None:
-    txns = CleanedTransactions([AbortedTxn(1, 0, 9, 10), AbortedTxn(1, 12, 20, 21)])
-    assert not txns.is_aborted(data(1, 10))
-    assert not txns.may_discard(*commit(1, 11))
-    assert txns.is_aborted(data(1, 12))
+    txns = CleanedTransactionMetadata([AbortedTxn(1, 0, 9, 10), AbortedTxn(1, 12, 20, 21)])
+    assert not txns.on_batch_read(data(1, 10))
+    assert not txns.on_control_batch_read(*commit(1, 11))
+    assert txns.on_batch_read(data(1, 12))
 
 
 def test_an_abort_marker_may_go_when_no_batch_of_its_transaction_was_met() -> None:
     kept: list[AbortedTxn] = []
     first, second = AbortedTxn(1, 0, 2, 3), AbortedTxn(1, 5, 9, 10)
-    txns = CleanedTransactions([second, first])
+    txns = CleanedTransactionMetadata([second, first])
     txns.on_retained_abort = kept.append
-    assert txns.is_aborted(data(1, 0))
-    assert not txns.may_discard(*abort(1, 2))
+    assert txns.on_batch_read(data(1, 0))
+    assert not txns.on_control_batch_read(*abort(1, 2))
     assert kept == [first]
-    assert txns.may_discard(*abort(1, 9)), "the batch of the first one says nothing of the second"
+    assert txns.on_control_batch_read(*abort(1, 9)), "the batch of the first one says nothing of the second"
     assert kept == [first]
-    assert txns.may_discard(*abort(1, 12)), "a marker of no transaction that is known"
+    assert txns.on_control_batch_read(*abort(1, 12)), "a marker of no transaction that is known"
 
 
 def test_a_commit_marker_may_go_when_no_batch_was_met_since_the_last_marker() -> None:
-    txns = CleanedTransactions([])
-    assert txns.may_discard(*commit(1, 0))
-    txns.is_aborted(data(1, 1))
-    txns.is_aborted(data(2, 2))
-    assert not txns.may_discard(*commit(1, 3))
-    assert txns.may_discard(*commit(1, 4))
-    assert not txns.may_discard(*commit(2, 5))
+    txns = CleanedTransactionMetadata([])
+    assert txns.on_control_batch_read(*commit(1, 0))
+    txns.on_batch_read(data(1, 1))
+    txns.on_batch_read(data(2, 2))
+    assert not txns.on_control_batch_read(*commit(1, 3))
+    assert txns.on_control_batch_read(*commit(1, 4))
+    assert not txns.on_control_batch_read(*commit(2, 5))
 
 
 def test_an_emptied_marker_may_go() -> None:
-    txns = CleanedTransactions([])
+    txns = CleanedTransactionMetadata([])
     batch = empty_batch(commit(1, 0)[2])
-    assert txns.may_discard(batch, 0, BatchHeader.parse(batch))
+    assert txns.on_control_batch_read(batch, 0, BatchHeader.parse(batch))
 
 
 @pytest.mark.parametrize("kind", [ControlType.LEADER_CHANGE, ControlType.SNAPSHOT_HEADER])
@@ -103,4 +103,4 @@ def test_other_control_records_stay(kind: ControlType) -> None:
 
     message = LeaderChangeMessage() if kind is ControlType.LEADER_CHANGE else SnapshotHeaderRecord()
     batch = build_quorum_batch([message], timestamp=0, leader_epoch=1)
-    assert not CleanedTransactions([]).may_discard(batch, 0, BatchHeader.parse(batch))
+    assert not CleanedTransactionMetadata([]).on_control_batch_read(batch, 0, BatchHeader.parse(batch))

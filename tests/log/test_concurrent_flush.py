@@ -123,10 +123,10 @@ async def test_a_log_without_room_does_not_keep_others_from_being_flushed() -> N
     for log in logs:
         node.fill(log, 3)
     node.sim_disk.fail(errno.ENOSPC, prefix=A, ops=["create"], times=None)
-    assert await manager.flush_dirty(node.clock.wall_ms() + 10) == 1
+    assert await manager.flush_dirty_logs(node.clock.wall_ms() + 10) == 1
     assert [log.recovery_point for log in logs] == [0, 3]
     node.sim_disk.heal()
-    assert await manager.flush_dirty(node.clock.wall_ms() + 10) == 1
+    assert await manager.flush_dirty_logs(node.clock.wall_ms() + 10) == 1
     assert [log.recovery_point for log in logs] == [3, 3]
 
 

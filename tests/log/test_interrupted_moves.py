@@ -43,7 +43,7 @@ async def test_a_move_that_is_cut_short_anywhere_loses_nothing() -> None:
         node.sim_disk.crash_after(operation)
         done = False
         try:
-            node.manager.promote_future_log(ORDERS)
+            node.manager.replace_current_with_future_log(ORDERS)
             done = True
         except SimCrash:
             pass
@@ -84,7 +84,7 @@ async def test_a_log_that_could_not_be_renamed_is_still_the_log(way: str) -> Non
     log = node.log()
     node.fill(log, 5)
     node.sim_disk.fail(errno.ENOSPC, ops=["rename"], prefix=A)
-    act = manager.delete_log if way == "delete" else manager.set_stray
+    act = manager.delete_log if way == "delete" else manager.mark_stray
     with pytest.raises(KafkaError, match="no room"):
         act(ORDERS)
     assert node.log() is log

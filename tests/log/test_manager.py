@@ -116,9 +116,9 @@ async def test_after_a_crash_logs_are_recovered_from_the_checkpoint_on() -> None
     await node.start()
     log = node.log()
     node.fill(log)
-    await node.manager.flush_dirty(node.clock.wall_ms())
+    await node.manager.flush_dirty_logs(node.clock.wall_ms())
     assert log.recovery_point == log.active_segment.base_offset > 0
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     await node.manager.checkpoint_high_watermarks()
     await node.crash()
     again = node.log()
@@ -146,7 +146,7 @@ async def test_a_new_log_goes_where_the_controller_put_it() -> None:
         directory.directory_id = bytes([number]) * 16
     for partition in range(4):
         assert node.log("orders", partition, directory_id=bytes([1]) * 16).directory.path == B
-    assert node.manager.directory_of_id(bytes([9]) * 16) is None
+    assert node.manager.directory_by_id(bytes([9]) * 16) is None
 
 
 async def test_a_directory_is_used_by_one_process_at_a_time() -> None:
@@ -170,7 +170,7 @@ async def test_a_directory_knows_its_id() -> None:
     write_file(node.disk, f"{A}/meta.properties", MetaProperties("c", 1, bytes(range(16))).encode())
     manager = await node.start()
     assert manager.directories[0].directory_id == bytes(range(16))
-    assert manager.directory_of_id(bytes(range(16))) is manager.directories[0]
+    assert manager.directory_by_id(bytes(range(16))) is manager.directories[0]
 
 
 async def test_a_failing_directory_goes_offline_and_the_others_go_on() -> None:
@@ -190,12 +190,12 @@ async def test_a_failing_directory_goes_offline_and_the_others_go_on() -> None:
         node.manager.get_log(broken.topic_partition)
     # Periodic work leaves the broken one alone.
     now_ms = node.clock.wall_ms() + 10_000
-    await node.manager.flush_dirty(now_ms)
-    await node.manager.checkpoint_recovery_points()
-    await node.manager.checkpoint_log_starts()
+    await node.manager.flush_dirty_logs(now_ms)
+    await node.manager.checkpoint_log_recovery_offsets()
+    await node.manager.checkpoint_log_start_offsets()
     await node.manager.checkpoint_high_watermarks()
-    await node.manager.delete_expired(now_ms)
-    await node.manager.remove_deleted(now_ms)
+    await node.manager.cleanup_logs(now_ms)
+    await node.manager.remove_deleted_files(now_ms)
     # A partition that may be on the broken disk is not made anew on the other.
     with pytest.raises(KafkaError, match="may be in a log directory that is offline"):
         node.log("bills", 0, is_new=False)
@@ -240,7 +240,7 @@ async def test_a_damaged_log_is_refused_and_the_others_are_served() -> None:
     for log in (bad, good):
         node.fill(log)
         log.flush()
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     path = bad.active_segment.path(".log")
     for _ in range(2):
         node.sim_disk.crash()
@@ -254,8 +254,8 @@ async def test_a_damaged_log_is_refused_and_the_others_are_served() -> None:
         assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert node.log("orders", 1).log_end_offset == 20
         # Nothing that happens later makes anybody take the log for sound.
-        await node.manager.checkpoint_recovery_points()
-        await node.manager.checkpoint_log_starts()
+        await node.manager.checkpoint_log_recovery_offsets()
+        await node.manager.checkpoint_log_start_offsets()
         await node.manager.shutdown()
         assert not node.disk.exists(f"{A}/.kafka_cleanshutdown")
 
@@ -283,9 +283,9 @@ async def test_a_deleted_log_is_renamed_at_once_and_removed_later() -> None:
     (name,) = [each for each in node.disk.list_dir(A) if each.startswith("orders")]
     assert name.startswith("orders-0.")
     assert name.endswith("-delete")
-    assert await manager.remove_deleted(node.clock.wall_ms()) == 0
+    assert await manager.remove_deleted_files(node.clock.wall_ms()) == 0
     node.clock.advance_ms(500)
-    assert await manager.remove_deleted(node.clock.wall_ms()) == 1
+    assert await manager.remove_deleted_files(node.clock.wall_ms()) == 1
     assert [each for each in node.disk.list_dir(A) if each.startswith("orders")] == []
     with pytest.raises(KafkaError, match="is closed"):
         log.read(0, 100)
@@ -298,7 +298,7 @@ async def test_a_log_that_was_deleted_stays_deleted_after_a_crash() -> None:
     node.manager.delete_log(TopicPartition("orders", 0))
     await node.crash()
     assert node.manager.logs() == []
-    assert await node.manager.remove_deleted(node.clock.wall_ms()) == 1
+    assert await node.manager.remove_deleted_files(node.clock.wall_ms()) == 1
 
 
 async def test_a_new_log_inherits_nothing_from_one_of_the_same_name() -> None:
@@ -308,8 +308,8 @@ async def test_a_new_log_inherits_nothing_from_one_of_the_same_name() -> None:
     node.fill(log)
     log.flush()
     log.maybe_increment_log_start_offset(15, "a test")
-    await node.manager.checkpoint_recovery_points()
-    await node.manager.checkpoint_log_starts()
+    await node.manager.checkpoint_log_recovery_offsets()
+    await node.manager.checkpoint_log_start_offsets()
     node.manager.delete_log(log.topic_partition)
     node.fill(node.log(), 3)
     node.log().flush()
@@ -321,7 +321,7 @@ async def test_a_stray_log_is_kept_but_not_served() -> None:
     node = Node()
     manager = await node.start()
     node.fill(node.log())
-    manager.set_stray(TopicPartition("orders", 0))
+    manager.mark_stray(TopicPartition("orders", 0))
     assert manager.logs() == []
     (path,) = manager.strays
     assert path.endswith("-stray")
@@ -347,7 +347,7 @@ async def test_a_log_moves_to_another_directory() -> None:
     future.append_as_follower(current.read(0, 1000).records, 0, now_ms=0)
     while future.log_end_offset < current.log_end_offset:
         future.append_as_follower(current.read(future.log_end_offset, 1000).records, 0, now_ms=0)
-    assert manager.promote_future_log(current.topic_partition) is future
+    assert manager.replace_current_with_future_log(current.topic_partition) is future
     assert node.log() is future
     assert future.dir == f"{B}/orders-0"
     assert future.high_watermark == 20
@@ -418,10 +418,10 @@ async def test_flush_ms_makes_logs_durable() -> None:
     log = node.log()
     node.fill(log, 3)
     start = node.clock.wall_ms()
-    assert await node.manager.flush_dirty(start + 999) == 0
-    assert await node.manager.flush_dirty(start + 1000) == 1
+    assert await node.manager.flush_dirty_logs(start + 999) == 0
+    assert await node.manager.flush_dirty_logs(start + 1000) == 1
     assert log.recovery_point == 3
-    assert await node.manager.flush_dirty(start + 5000) == 0
+    assert await node.manager.flush_dirty_logs(start + 5000) == 0
 
 
 async def test_closed_segments_are_flushed_soon() -> None:
@@ -429,7 +429,7 @@ async def test_closed_segments_are_flushed_soon() -> None:
     await node.start()
     log = node.log()
     node.fill(log)
-    assert await node.manager.flush_dirty(node.clock.wall_ms()) == 1
+    assert await node.manager.flush_dirty_logs(node.clock.wall_ms()) == 1
     assert log.recovery_point == log.active_segment.base_offset
 
 
@@ -439,12 +439,12 @@ async def test_retention_writes_one_checkpoint_for_all_logs() -> None:
     logs = [node.log("orders", partition) for partition in range(5)]
     for log in logs:
         node.fill(log)
-    await node.manager.flush_dirty(0)
+    await node.manager.flush_dirty_logs(0)
     node.config = replace(CONFIG, retention_bytes=1500)
     for log in logs:
         log.update_config(node.config)
     before = len(node.sim_disk.trace.entries())
-    deleted = await node.manager.delete_expired(node.clock.wall_ms())
+    deleted = await node.manager.cleanup_logs(node.clock.wall_ms())
     assert deleted >= 5
     renames = [
         each.target
@@ -466,7 +466,7 @@ async def test_the_log_starts_that_follow_from_the_names_are_not_written() -> No
         node.fill(log)
         log.flush()
     first.maybe_increment_log_start_offset(5, "a test")
-    await node.manager.checkpoint_log_starts()
+    await node.manager.checkpoint_log_start_offsets()
     assert checkpoints.read_offsets(node.disk, f"{A}/log-start-offset-checkpoint") == {
         first.topic_partition: 5
     }
@@ -479,7 +479,7 @@ async def test_several_logs_are_cut_with_one_checkpoint() -> None:
     for log in logs:
         node.fill(log)
         log.flush()
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     before = len(node.sim_disk.trace.entries())
     node.manager.truncate_to({log.topic_partition: 7 for log in logs})
     assert [log.log_end_offset for log in logs] == [7] * 4
@@ -498,11 +498,11 @@ async def test_a_full_disk_does_not_stop_the_periodic_work() -> None:
     node.fill(log)
     log.flush()
     node.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix=f"{A}/re", times=None)
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     await node.manager.checkpoint_high_watermarks()
     assert log.directory.is_online
     node.sim_disk.heal()
-    await node.manager.checkpoint_recovery_points()
+    await node.manager.checkpoint_log_recovery_offsets()
     assert checkpoints.read_offsets(node.disk, f"{A}/recovery-point-offset-checkpoint") == {
         log.topic_partition: 20
     }
@@ -514,9 +514,9 @@ async def test_expired_producers_are_forgotten() -> None:
     log = node.log()
     data = build_batch([(node.clock.wall_ms(), None, b"x")], producer_id=4, producer_epoch=0, base_sequence=0)
     log.append_as_leader(bytearray(data), 0, now_ms=node.clock.wall_ms())
-    await node.manager.expire_producers(node.clock.wall_ms() + 86_399_999)
+    await node.manager.remove_expired_producers(node.clock.wall_ms() + 86_399_999)
     assert 4 in log.producer_state_manager.active_producers
-    await node.manager.expire_producers(node.clock.wall_ms() + 86_400_000)
+    await node.manager.remove_expired_producers(node.clock.wall_ms() + 86_400_000)
     assert 4 not in log.producer_state_manager.active_producers
 
 
@@ -574,7 +574,7 @@ async def test_many_logs_are_deleted_with_one_sync_and_one_write_of_each_checkpo
         log = node.log("orders", each.partition)
         node.fill(log, 1)
         log.flush()
-    await manager.checkpoint_recovery_points()
+    await manager.checkpoint_log_recovery_offsets()
     before = len(node.sim_disk.trace.entries())
     assert manager.delete_logs([*partitions, TopicPartition("bills", 0)]) == {}
     synced = [each for each in node.sim_disk.trace.entries()[before:] if each.op in ("sync", "sync_dir")]
@@ -610,9 +610,9 @@ async def test_files_that_could_not_be_removed_are_removed_the_next_time() -> No
     assert waiting > 4
     node.clock.advance_ms(CONFIG.file_delete_delay_ms)
     node.sim_disk.fail(errno.ENOSPC, ops=["unlink"], skip=2)
-    assert await manager.remove_deleted(node.clock.wall_ms()) == 0
+    assert await manager.remove_deleted_files(node.clock.wall_ms()) == 0
     assert directory.is_online
     assert directory.deletions == waiting
-    await manager.remove_deleted(node.clock.wall_ms())
+    await manager.remove_deleted_files(node.clock.wall_ms())
     assert directory.deletions == 0
     assert not [name for name in node.disk.list_dir(log.dir) if name.endswith(".deleted")]

@@ -332,7 +332,7 @@ async def _write_compacted(manager: LogManager, topic: OurTopic, now_ms: int) ->
     try:
         cleaner = LogCleaner(runtime.clock, runtime.random, runtime.pool, lambda: [log])
         await manager.flush(log)
-        assert await cleaner.clean_dirtiest()
+        assert await cleaner.clean_filthiest_log()
         assert cleaner.uncleanable == {}
     finally:
         runtime.close()

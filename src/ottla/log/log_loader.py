@@ -34,8 +34,8 @@ from ottla.log.producers.state_manager import (
     batches_between,
     end_txn_marker,
 )
-from ottla.log.recovery.damage_report import whole_batches
-from ottla.log.recovery.interrupted_operations import tidy
+from ottla.log.recovery.damage_report import find_whole_batches
+from ottla.log.recovery.interrupted_operations import complete_interrupted_operations
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
@@ -165,7 +165,7 @@ class _Loader:
         self.recovery_point = checkpointed or 0
 
     def load(self) -> UnifiedLog:
-        bases = tidy(self.directory.handles, self.dir, self.config)
+        bases = complete_interrupted_operations(self.directory.handles, self.dir, self.config)
         segments = [self._segment(base) for base in bases]
         if not self.options.clean:
             return self._recover(segments)
@@ -385,7 +385,7 @@ class _Loader:
     def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
         """Say what is lost with the bytes behind the last good batch, or refuse to lose it."""
         self._check_loss(damage.path, damage.position, end_offset, damage.reason)
-        found = whole_batches(segment, damage.position)
+        found = find_whole_batches(segment, damage.position)
         if found is None:
             _log.warning("%s; the log ends at offset %d", damage, end_offset)
             return
@@ -448,7 +448,7 @@ class _Loader:
         """Remove the segments from `start` on, the last one first."""
         while len(segments) > start:
             segment = segments.pop()
-            found = whole_batches(segment, 0)
+            found = find_whole_batches(segment, 0)
             if found is not None:
                 _log.error(
                     "%s: the log ends at offset %d; %d whole batches from %d to %d were not synced before "

@@ -107,7 +107,7 @@ class LogManager:
         self._creating: asyncio.Task[None] | None = None
         self._strays: list[str] = []
         # Loaded beside another log of the same partition, in the map where that one is.
-        self._doubles: list[tuple[dict[TopicPartition, UnifiedLog], UnifiedLog]] = []
+        self._duplicates: list[tuple[dict[TopicPartition, UnifiedLog], UnifiedLog]] = []
         self._clean_epochs: dict[str, int] = {}
 
     # What there is
@@ -154,7 +154,7 @@ class LogManager:
             raise self._failed[partition][1]
         return log
 
-    def directory_of_id(self, directory_id: bytes) -> LogDirectory | None:
+    def directory_by_id(self, directory_id: bytes) -> LogDirectory | None:
         for directory in self.live_directories:
             if directory.directory_id == directory_id:
                 return directory
@@ -178,7 +178,7 @@ class LogManager:
                     self._locks[directory.path] = lock
             self._check_some_online()
             await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
-            await self._pool.run(self._settle_doubles, belongs)
+            await self._pool.run(self._resolve_duplicates, belongs)
             await self._pool.run(self._complete_moves)
             self._check_some_online()
         except BaseException:
@@ -226,11 +226,11 @@ class LogManager:
             if partition in high_watermarks:
                 result.update_high_watermark(high_watermarks[partition])
             if logs.setdefault(partition, result) is not result:
-                self._doubles.append((logs, result))
+                self._duplicates.append((logs, result))
 
-    def _settle_doubles(self, belongs: Callable[[UnifiedLog], bool]) -> None:
-        while self._doubles:
-            logs, one = self._doubles.pop()
+    def _resolve_duplicates(self, belongs: Callable[[UnifiedLog], bool]) -> None:
+        while self._duplicates:
+            logs, one = self._duplicates.pop()
             partition = one.topic_partition
             logs[partition], stray = _of_two(one, logs[partition], belongs)
             gone, errors = self._take_out([partition], {partition: stray}, DirKind.STRAY)
@@ -240,8 +240,8 @@ class LogManager:
 
     def _complete_moves(self) -> None:
         """Let a future log take the place of a current one that has gone: the node stopped between the two
-        renames of `promote_future_log`, and the future log is the only copy. Where a directory is offline,
-        the current one may be there.
+        renames of `replace_current_with_future_log`, and the future log is the only copy. Where a directory
+        is offline, the current one may be there.
         """
         if len(self.live_directories) < len(self._directories):
             return
@@ -250,7 +250,7 @@ class LogManager:
                 _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
                 self._adopt(partition)
 
-    def adopt_future_logs(self, is_counted_on: Callable[[UnifiedLog], bool]) -> None:
+    def recover_abandoned_future_logs(self, is_counted_on: Callable[[UnifiedLog], bool]) -> None:
         """Let future logs take the place of current ones that are not here, where the controller was told
         that the replica is about to be there, and the node stopped before it was.
         """
@@ -317,7 +317,7 @@ class LogManager:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} is not here, so it cannot be moved"
             )
-        wanted = self.directory_of_id(directory_id) if directory_id is not None else None
+        wanted = self.directory_by_id(directory_id) if directory_id is not None else None
         if future and (wanted is None or (current is not None and current.directory is wanted)):
             raise KafkaError(
                 ErrorCode.LOG_DIR_NOT_FOUND, f"{partition} can be moved only to another log directory"
@@ -371,7 +371,7 @@ class LogManager:
         for error in self.delete_logs([partition], future=future).values():
             raise error
 
-    def set_stray(self, partition: TopicPartition) -> None:
+    def mark_stray(self, partition: TopicPartition) -> None:
         """Take the log out of service, but keep its directory: the metadata does not know it."""
         gone, errors = self._take_out([partition], self._logs, DirKind.STRAY)
         self._strays.extend(log.dir for log in gone)
@@ -405,7 +405,7 @@ class LogManager:
                 errors |= {log.topic_partition: failure for log in moved}
         return [log for moved in gone.values() for log in moved], errors
 
-    def promote_future_log(self, partition: TopicPartition) -> UnifiedLog:
+    def replace_current_with_future_log(self, partition: TopicPartition) -> UnifiedLog:
         """Let the future log, which has caught up, take the place of the current one."""
         future, current = self._future_logs.get(partition), self._logs.get(partition)
         if future is None or current is None:
@@ -477,7 +477,7 @@ class LogManager:
             for log, creation in installed:
                 log.on_creation_synced(creation)
 
-    async def flush_dirty(self, now_ms: int) -> int:
+    async def flush_dirty_logs(self, now_ms: int) -> int:
         """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
         flushed = 0
         async for log in self._each_log():
@@ -508,15 +508,15 @@ class LogManager:
             del self._flushing[log]
             over.set()
 
-    async def checkpoint_recovery_points(self) -> None:
+    async def checkpoint_log_recovery_offsets(self) -> None:
         """Write the recovery points of all logs, so that the next recovery is short."""
         for directory in self.live_directories:
-            await self._offsets(directory).checkpoint_recovery_points(self._pool)
+            await self._offsets(directory).checkpoint_log_recovery_offsets(self._pool)
 
-    async def checkpoint_log_starts(self) -> None:
+    async def checkpoint_log_start_offsets(self) -> None:
         """Write the log starts that do not follow from the file names."""
         for directory in self.live_directories:
-            await self._offsets(directory).checkpoint_log_starts(self._pool)
+            await self._offsets(directory).checkpoint_log_start_offsets(self._pool)
 
     async def checkpoint_high_watermarks(self) -> None:
         for directory in self.live_directories:
@@ -526,7 +526,7 @@ class LogManager:
         refused = {partition for partition, (where, _) in self._failed.items() if where is directory}
         return _DirectoryOffsets(directory, self.logs_in(directory), refused)
 
-    async def delete_expired(self, now_ms: int) -> int:
+    async def cleanup_logs(self, now_ms: int) -> int:
         """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
         passed: list[tuple[UnifiedLog, list[LogSegment]]] = []
         async for log in self._each_log():
@@ -538,7 +538,7 @@ class LogManager:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
         if not passed:
             return 0
-        await self.checkpoint_log_starts()
+        await self.checkpoint_log_start_offsets()
         self._keep_log_starts([log for log, _ in passed])
         deleted = 0
         for log, segments in passed:
@@ -562,11 +562,11 @@ class LogManager:
             except OSError as error:
                 _log.error("%s", directory.io_error("noting new starts of logs", error).message)
 
-    async def expire_producers(self, now_ms: int) -> None:
+    async def remove_expired_producers(self, now_ms: int) -> None:
         async for log in self._each_log():
             log.remove_expired_producers(now_ms)
 
-    async def remove_deleted(self, now_ms: int) -> int:
+    async def remove_deleted_files(self, now_ms: int) -> int:
         """Remove the files and partitions whose delay is over; how many went."""
         removed = 0
         for directory in self.live_directories:
@@ -680,10 +680,10 @@ class _DirectoryOffsets:
 
     # From time to time
 
-    async def checkpoint_recovery_points(self, pool: Pool) -> None:
+    async def checkpoint_log_recovery_offsets(self, pool: Pool) -> None:
         await self._checkpoint(self.directory.recovery_points, self.recovery_points(), pool)
 
-    async def checkpoint_log_starts(self, pool: Pool) -> None:
+    async def checkpoint_log_start_offsets(self, pool: Pool) -> None:
         await self._checkpoint(self.directory.log_starts, self.log_starts(), pool)
 
     async def checkpoint_high_watermarks(self, pool: Pool) -> None:
@@ -700,8 +700,8 @@ class _DirectoryOffsets:
         except OSError as error:
             _log.error("%s", self.directory.io_error("installing a checkpoint", error).message)
             return
-        if installed and await self._guarded(pool.run(staged.settle)):
-            checkpoint.settled(staged)
+        if installed and await self._guarded(pool.run(staged.sync_name)):
+            checkpoint.on_synced(staged)
 
     async def _guarded(self, work: Awaitable[object]) -> bool:
         try:

@@ -183,13 +183,13 @@ class BrokerTasks:
         every(setting("log.flush.scheduler.interval.ms"), self._flush, "flush", first_ms=first_ms)
         every(
             setting("log.flush.offset.checkpoint.interval.ms"),
-            logs.checkpoint_recovery_points,
+            logs.checkpoint_log_recovery_offsets,
             "checkpoint of recovery points",
             first_ms=first_ms,
         )
         every(
             setting("log.flush.start.offset.checkpoint.interval.ms"),
-            logs.checkpoint_log_starts,
+            logs.checkpoint_log_start_offsets,
             "checkpoint of log starts",
             first_ms=first_ms,
         )
@@ -221,16 +221,16 @@ class BrokerTasks:
         return self._runtime.clock.wall_ms()
 
     async def _retention(self) -> None:
-        await self._logs.delete_expired(self._now_ms())
+        await self._logs.cleanup_logs(self._now_ms())
 
     async def _flush(self) -> None:
-        await self._logs.flush_dirty(self._now_ms())
+        await self._logs.flush_dirty_logs(self._now_ms())
 
     async def _expire_producers(self) -> None:
-        await self._logs.expire_producers(self._now_ms())
+        await self._logs.remove_expired_producers(self._now_ms())
 
     async def _remove_deleted(self) -> None:
-        await self._logs.remove_deleted(self._now_ms())
+        await self._logs.remove_deleted_files(self._now_ms())
 
     async def _shrink_isrs(self) -> None:
         self._replicas.maybe_shrink_isrs(self._now_ms())

@@ -119,14 +119,14 @@ class ReplicaManager:
         """
         changes = ReplicaChanges()
         self._image = image
-        self.logs.adopt_future_logs(self._is_counted_on)
+        self.logs.recover_abandoned_future_logs(self._is_counted_on)
         for log in self.logs.logs():
             if registration_of(log, image, self.broker_id) is None:
                 tp = log.topic_partition
                 _log.warning(
                     "%s is not in the metadata of this cluster; its directory is kept as a stray", tp
                 )
-                self.logs.set_stray(tp)
+                self.logs.mark_stray(tp)
         for topic, index, registration in image.topics.partitions():
             if self.broker_id in registration.replicas:
                 tp = TopicPartition(topic.name, index)

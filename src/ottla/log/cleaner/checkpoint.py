@@ -58,7 +58,7 @@ class CleanerCheckpoint:
         self._offsets = offsets
         self._version += 1
 
-    def retain(self, partitions: Iterable[TopicPartition]) -> None:
+    def retain_only(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget all others."""
         present = set(partitions)
         for partition in [known for known in self._offsets if known not in present]:

@@ -2,7 +2,7 @@
 
 Each worker takes the dirtiest log that nobody works on, compacts it slice by slice in the pool, and swaps
 the result in on the event loop, group by group. Between two slices it pays for the bytes it moved
-(`Throttle`) and looks whether the log is still the one it began with: a log that was truncated, deleted,
+(`Throttler`) and looks whether the log is still the one it began with: a log that was truncated, deleted,
 moved or paused meanwhile is left as it is and tried again later, since until a swap nothing refers to what
 was written.
 
@@ -34,8 +34,8 @@ from ottla.log.cleaner.compaction import (
     MeasuredSegment,
     SegmentTooLarge,
 )
-from ottla.log.cleaner.selection import LogToClean, assess, cleaning_range, dirtiest, segments_between
-from ottla.log.cleaner.throttle import Throttle
+from ottla.log.cleaner.selection import LogToClean, assess, cleanable_offsets, dirtiest, segments_between
+from ottla.log.cleaner.throttler import Throttler
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -108,7 +108,7 @@ class LogCleaner:
         self._pool = pool
         self._logs = logs
         self._config = config or CleanerConfig()
-        self._throttle = Throttle(clock, self._config.io_max_bytes_per_second)
+        self._throttle = Throttler(clock, self._config.io_max_bytes_per_second)
         self._checkpoints: dict[str, CleanerCheckpoint] = {}
         self._writing = asyncio.Lock()
         # Being cleaned, each with the event that says that it no longer is.
@@ -142,26 +142,28 @@ class LogCleaner:
     def is_cleaning(self, partition: TopicPartition) -> bool:
         return partition in self._in_progress
 
-    async def pause(self, partition: TopicPartition) -> None:
+    async def abort_and_pause_cleaning(self, partition: TopicPartition) -> None:
         """Stop cleaning the partition, and return when that is so; until `resume`, once for each `pause`."""
         self._paused[partition] += 1
         cleaning = self._in_progress.get(partition)
         if cleaning is not None:
             await cleaning.wait()
 
-    def resume(self, partition: TopicPartition) -> None:
+    def resume_cleaning(self, partition: TopicPartition) -> None:
         if self._paused[partition] < 1:
             raise ValueError(f"the cleaning of {partition} is not paused")
         self._paused[partition] -= 1
         if not self._paused[partition]:
             del self._paused[partition]
 
-    async def forget(self, directory: LogDirectory, partition: TopicPartition) -> None:
+    async def on_log_deleted(self, directory: LogDirectory, partition: TopicPartition) -> None:
         """The log is gone from the directory: a new one of this name must not count as clean."""
         self._checkpoint(directory).set(partition, None)
         await self._write_checkpoint(directory)
 
-    async def moved(self, partition: TopicPartition, source: LogDirectory, target: LogDirectory) -> None:
+    async def on_log_moved(
+        self, partition: TopicPartition, source: LogDirectory, target: LogDirectory
+    ) -> None:
         """The log is in another directory now."""
         offset = self._checkpoint(source).get(partition)
         self._checkpoint(source).set(partition, None)
@@ -179,14 +181,14 @@ class LogCleaner:
 
     async def _worker(self) -> None:
         while True:
-            if not await self.clean_dirtiest():
+            if not await self.clean_filthiest_log():
                 await asyncio.sleep(self._config.backoff_ms / 1000)
 
-    async def clean_dirtiest(self) -> bool:
+    async def clean_filthiest_log(self) -> bool:
         """Clean the dirtiest log that is due; False if there was none."""
         now_ms = self._clock.wall_ms()
         self.last_run_ms = now_ms
-        choice = self._choose(now_ms)
+        choice = self._grab_filthiest_log(now_ms)
         if choice is None:
             return False
         log, to_clean = choice
@@ -199,13 +201,13 @@ class LogCleaner:
             over.set()
         return True
 
-    def _choose(self, now_ms: int) -> tuple[UnifiedLog, LogToClean] | None:
+    def _grab_filthiest_log(self, now_ms: int) -> tuple[UnifiedLog, LogToClean] | None:
         logs = list(self._logs())
         present = set(logs)
         self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
         self._group_share = {log: share for log, share in self._group_share.items() if log in present}
         for directory, checkpoint in self._checkpoints.items():
-            checkpoint.retain(log.topic_partition for log in logs if log.directory.path == directory)
+            checkpoint.retain_only(log.topic_partition for log in logs if log.directory.path == directory)
         candidates = []
         self.max_dirty_ratio, self.max_compaction_delay_ms = 0.0, 0
         for log in logs:
@@ -236,7 +238,7 @@ class LogCleaner:
             clean_until = truncation_offset
             checkpoint.set(partition, truncation_offset)
         try:
-            cleaning = cleaning_range(log, clean_until, now_ms)
+            cleaning = cleanable_offsets(log, clean_until, now_ms)
             if cleaning.checkpoint_is_invalid:
                 if not log.config.delete:
                     _log.warning(
@@ -323,13 +325,13 @@ class LogCleaner:
                 # What was read of a log that has been cut is no sign of damage.
                 self._check_unchanged(log, work, truncation_count)
                 raise
-            delay = self._throttle.spent(progress.moved_bytes)
+            delay = self._throttle.delay_after(progress.moved_bytes)
             if delay > 0:
                 await asyncio.sleep(delay)
             self._check_unchanged(log, work, truncation_count)
             if progress.cleaned is not None:
                 log.replace_segments([progress.cleaned.new], progress.cleaned.old)
-                work.swapped()
+                work.on_swapped()
             if progress.is_done:
                 return
 

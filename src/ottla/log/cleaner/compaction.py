@@ -7,7 +7,7 @@ copied, group by group, into one new segment each, without
 - records that the map knows a newer one of, and records without a key;
 - tombstones whose delete horizon has passed (the first cleaning that meets one sets the horizon, KIP-534);
 - records of aborted transactions, and markers of transactions of which nothing else is left, by the same
-horizon.
+  horizon.
 
 A batch that loses all its records stays as an empty one where it is the last that tells of an active
 producer, be it its last data or, if that is gone, its last marker, and where it is the last of the cleaned
@@ -15,17 +15,16 @@ range, so that neither the sequence numbers nor the end of the range are forgott
 
 `Compaction` does no more than write `.cleaned` files and sync them; nothing refers to these before the event
 loop swaps them in (`UnifiedLog.replace_segments`, with the order of its steps), and recovery removes what a
-crash leaves of them. It works in slices, off the event loop: whoever runs it decides between two slices
+crash leaves of them. It works in slices, off the event loop: the cleaner decides between two slices
 whether it may go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ottla.log.cleaner.cleaned_transactions import CleanedTransactions
 from ottla.log.cleaner.selection import group_segments
 from ottla.log.config.log_config import LogConfig
 from ottla.log.producers.state_entry import LastRecord
@@ -37,10 +36,12 @@ from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import KafkaError
 from ottla.records.batch import HEADER_SIZE, BatchHeader, verify_crc
 from ottla.records.compaction import OffsetMap, empty_batch, filter_batch, map_batch
+from ottla.records.control import ControlType, read_control_records
 from ottla.runtime.disk import Buffer
 
 __all__ = [
     "CleanedGroup",
+    "CleanedTransactionMetadata",
     "CleanerStats",
     "Compaction",
     "CompactionPlan",
@@ -127,6 +128,70 @@ class _Chunk:
     headers: list[BatchHeader] = field(default_factory=list)
 
 
+class CleanedTransactionMetadata:
+    """The transactions around the batch that is being read, batch by batch from the start of the log.
+
+    A batch of an aborted transaction is dropped. A marker may be dropped only when no batch of its
+    transaction is left: until then a reader needs it to decide about them. Since the batches lie in front of
+    their marker, it is enough to remember, while walking through the log, which producers have had a batch
+    since their last marker. An abort marker that stays gets its entry in the transaction index of the segment
+    that it is copied to (`on_retained_abort`). `aborted` are all aborted transactions that touch the walk.
+    """
+
+    __slots__ = ("_aborted", "_committed_ongoing", "_next", "_observed", "_ongoing", "on_retained_abort")
+
+    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
+        self._aborted = sorted(aborted, key=lambda txn: txn.first_offset)
+        # How many of `_aborted` have begun.
+        self._next = 0
+        # Producer id -> its aborted transaction that has begun and whose marker was not met.
+        self._ongoing: dict[int, AbortedTxn] = {}
+        # Producers of `_ongoing` of which a batch was met.
+        self._observed: set[int] = set()
+        # Producers of which a batch of a committed (or undecided) transaction was met since their last
+        # marker.
+        self._committed_ongoing: set[int] = set()
+        self.on_retained_abort: Callable[[AbortedTxn], None] | None = None
+
+    def on_batch_read(self, header: BatchHeader) -> bool:
+        """Take in a data batch; True if its transaction was aborted, so that its records are dropped."""
+        if not header.is_transactional:
+            return False
+        self._begin_up_to(header.last_offset)
+        txn = self._ongoing.get(header.producer_id)
+        if txn is not None and header.base_offset < txn.last_offset:
+            self._observed.add(header.producer_id)
+            return True
+        self._committed_ongoing.add(header.producer_id)
+        return False
+
+    def on_control_batch_read(self, buf: Buffer, pos: int, header: BatchHeader) -> bool:
+        """Take in a control batch; True if no batch is left in the log that needs it."""
+        self._begin_up_to(header.last_offset)
+        if header.count == 0:
+            return True
+        kind = read_control_records(buf, pos)[0].type
+        if kind is ControlType.ABORT:
+            txn = self._ongoing.pop(header.producer_id, None)
+            if txn is None or header.producer_id not in self._observed:
+                return True
+            self._observed.remove(header.producer_id)
+            if self.on_retained_abort is not None:
+                self.on_retained_abort(txn)
+            return False
+        if kind is ControlType.COMMIT:
+            if header.producer_id not in self._committed_ongoing:
+                return True
+            self._committed_ongoing.remove(header.producer_id)
+        return False
+
+    def _begin_up_to(self, offset: int) -> None:
+        while self._next < len(self._aborted) and self._aborted[self._next].first_offset <= offset:
+            txn = self._aborted[self._next]
+            self._ongoing[txn.producer_id] = txn
+            self._next += 1
+
+
 class Compaction:
     """One cleaning of one log. `advance` until it says that it is done; `discard` in any case."""
 
@@ -155,8 +220,8 @@ class Compaction:
                 return CompactionProgress(self._moved_bytes, cleaned, is_done=False)
         return CompactionProgress(self._moved_bytes, None, is_done=True)
 
-    def swapped(self) -> None:
-        """The group that `advance` returned last is part of the log now."""
+    def on_swapped(self) -> None:
+        """Note that the group that `advance` returned last is part of the log now."""
         assert self._unfinished is not None
         replaced = set(self._unfinished.old)
         self.remaining = [segment for segment in self.remaining if segment not in replaced]
@@ -178,7 +243,7 @@ class Compaction:
         plan = self.plan
         yield from self._fill_map()
         self.end_offset = self._map.latest_offset + 1
-        transactions = CleanedTransactions(plan.aborted)
+        transactions = CleanedTransactionMetadata(plan.aborted)
         groups = group_segments(
             [segment for segment in plan.segments if segment.base_offset < self.end_offset],
             max_bytes=plan.max_group_bytes,
@@ -193,7 +258,7 @@ class Compaction:
         plan = self.plan
         start = plan.first_dirty_offset
         offset_map = self._map
-        transactions = CleanedTransactions(plan.aborted)
+        transactions = CleanedTransactionMetadata(plan.aborted)
         bases = [measured.base_offset for measured in plan.segments[1:]]
         for measured, end in zip(plan.segments, [*bases, plan.first_uncleanable_offset], strict=True):
             if end <= start:
@@ -203,8 +268,8 @@ class Compaction:
                 at = 0
                 for header in chunk.headers:
                     if header.is_control:
-                        transactions.may_discard(chunk.buffer, at, header)
-                    elif not transactions.is_aborted(header) and not self._map_batch(chunk, at, header):
+                        transactions.on_control_batch_read(chunk.buffer, at, header)
+                    elif not transactions.on_batch_read(header) and not self._map_batch(chunk, at, header):
                         offset_map.latest_offset = max(offset_map.latest_offset, start - 1)
                         self.stats.map_utilization = offset_map.used / offset_map.capacity
                         return
@@ -223,7 +288,7 @@ class Compaction:
             raise _corrupt(chunk, at, error) from error
 
     def _clean(
-        self, old: tuple[LogSegment, ...], transactions: CleanedTransactions
+        self, old: tuple[LogSegment, ...], transactions: CleanedTransactionMetadata
     ) -> Iterator[CleanedGroup | None]:
         """Copy what stays of a group into a new segment."""
         plan = self.plan
@@ -250,7 +315,7 @@ class Compaction:
         yield cleaned
 
     def _filter(
-        self, chunk: _Chunk, transactions: CleanedTransactions
+        self, chunk: _Chunk, transactions: CleanedTransactionMetadata
     ) -> tuple[bytes | memoryview, list[BatchHeader]]:
         """What stays of a chunk, and the headers of it. Neighbours that stay as they are, are copied as
         one.
@@ -282,7 +347,7 @@ class Compaction:
         return (memoryview(parts[0]) if len(parts) == 1 else b"".join(parts)), headers
 
     def _filter_batch(
-        self, chunk: _Chunk, at: int, header: BatchHeader, transactions: CleanedTransactions
+        self, chunk: _Chunk, at: int, header: BatchHeader, transactions: CleanedTransactionMetadata
     ) -> Buffer | None:
         """What stays of a batch: its own bytes, others, or nothing."""
         plan = self.plan
@@ -291,10 +356,10 @@ class Compaction:
             verify_crc(chunk.buffer, at, header)
             if header.is_control:
                 horizon = header.delete_horizon_ms
-                ends_empty_transaction = transactions.may_discard(chunk.buffer, at, header)
+                ends_empty_transaction = transactions.on_control_batch_read(chunk.buffer, at, header)
                 is_discarded = ends_empty_transaction and horizon is not None and horizon <= plan.now_ms
             else:
-                is_discarded = transactions.is_aborted(header)
+                is_discarded = transactions.on_batch_read(header)
             if not is_discarded and header.count:
                 kept = filter_batch(
                     chunk.buffer,

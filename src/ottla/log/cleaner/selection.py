@@ -18,10 +18,10 @@ from ottla.log.config.log_config import LONG_MAX, LogConfig
 __all__ = [
     "CleanableLog",
     "CleanableSegment",
-    "CleaningRange",
+    "OffsetsToClean",
     "LogToClean",
     "assess",
-    "cleaning_range",
+    "cleanable_offsets",
     "dirtiest",
     "group_segments",
     "segments_between",
@@ -61,7 +61,7 @@ class CleanableLog(Protocol):
     def recovery_point(self) -> int: ...
 
 
-class CleaningRange(NamedTuple):
+class OffsetsToClean(NamedTuple):
     """The dirty offsets that may be cleaned; `checkpoint_is_invalid` if the last cleaning ended outside of
     what the log now holds.
     """
@@ -110,7 +110,7 @@ def segments_between(segments: Sequence[S], start: int, end: int) -> Sequence[S]
     return segments[first:last]
 
 
-def cleaning_range(log: CleanableLog, checkpoint: int | None, now_ms: int) -> CleaningRange:
+def cleanable_offsets(log: CleanableLog, checkpoint: int | None, now_ms: int) -> OffsetsToClean:
     """The range to clean, where the last cleaning ended at `checkpoint`."""
     start, end = log.log_start_offset, log.log_end_offset
     is_invalid = checkpoint is not None and not start <= checkpoint <= end
@@ -123,10 +123,10 @@ def cleaning_range(log: CleanableLog, checkpoint: int | None, now_ms: int) -> Cl
             if segment.largest_timestamp > oldest_ms:
                 first_uncleanable = min(first_uncleanable, segment.base_offset)
                 break
-    return CleaningRange(first_dirty, max(first_dirty, first_uncleanable), is_invalid)
+    return OffsetsToClean(first_dirty, max(first_dirty, first_uncleanable), is_invalid)
 
 
-def assess(log: CleanableLog, cleaning: CleaningRange, now_ms: int) -> LogToClean:
+def assess(log: CleanableLog, cleaning: OffsetsToClean, now_ms: int) -> LogToClean:
     """How dirty the log is in the range."""
     segments = log.segments
     first_dirty = cleaning.first_dirty_offset

@@ -88,12 +88,12 @@ class OffsetCheckpoint:
     """A checkpoint of offsets, and what is known to be in it after a crash.
 
     Most writes are periodic and may take their time: `stage` notes the content, `StagedOffsets.write` puts it
-    beside the file and `StagedOffsets.settle` makes the change of names durable, both in any thread, with
+    beside the file and `StagedOffsets.sync_name` makes the change of names durable, both in any thread, with
     `install` between them on the event loop. `write` does it all at once, for those that cannot wait, and
     wins over what is staged.
     """
 
-    __slots__ = ("_disk", "_settled", "_version", "offsets", "path")
+    __slots__ = ("_disk", "_durable", "_version", "offsets", "path")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -101,7 +101,7 @@ class OffsetCheckpoint:
         # What the file holds.
         self.offsets: dict[TopicPartition, int] = {}
         # True if a crash would not bring an older content back.
-        self._settled = True
+        self._durable = True
         self._version = 0
 
     def load(self) -> None:
@@ -112,12 +112,12 @@ class OffsetCheckpoint:
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace the content, durably. Should that fail, the file may hold either."""
         self.drop_staged()
-        if self._settled and offsets == self.offsets:
+        if self._durable and offsets == self.offsets:
             return
-        self._settled = False
+        self._durable = False
         write_offsets(self._disk, self.path, offsets)
         self.offsets = dict(offsets)
-        self._settled = True
+        self._durable = True
 
     def drop_staged(self) -> None:
         """Something has happened that a content staged before does not know of: it must not be installed."""
@@ -125,7 +125,7 @@ class OffsetCheckpoint:
 
     def stage(self, offsets: Mapping[TopicPartition, int]) -> StagedOffsets | None:
         """Begin to replace the content; None if that is what the file holds."""
-        if self._settled and offsets == self.offsets:
+        if self._durable and offsets == self.offsets:
             return None
         self._version += 1
         return StagedOffsets(self._disk, self.path, dict(offsets), self._version)
@@ -134,21 +134,21 @@ class OffsetCheckpoint:
         """Give what is staged the file's name, unless something newer was written since."""
         if staged.version != self._version:
             return False
-        self._settled = False
+        self._durable = False
         self._disk.rename(staged.temporary, self.path)
         self.offsets = staged.offsets
         return True
 
-    def settled(self, staged: StagedOffsets) -> None:
+    def on_synced(self, staged: StagedOffsets) -> None:
         if staged.version == self._version:
-            self._settled = True
+            self._durable = True
 
     def may_hold_above(self, partition: TopicPartition, offset: int) -> bool:
         """True if the file, or an older content that a crash may bring back, can be above `offset`."""
-        return not self._settled or self.offsets.get(partition, 0) > offset
+        return not self._durable or self.offsets.get(partition, 0) > offset
 
     def may_hold_below(self, partition: TopicPartition, offset: int) -> bool:
-        return not self._settled or self.offsets.get(partition, 0) < offset
+        return not self._durable or self.offsets.get(partition, 0) < offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class StagedOffsets:
         finally:
             file.close()
 
-    def settle(self) -> None:
+    def sync_name(self) -> None:
         self.disk.sync_dir(posixpath.dirname(self.path))
 
 

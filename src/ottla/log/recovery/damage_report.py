@@ -19,7 +19,7 @@ _MAGIC = b"\x02"
 _MAGIC_POSITION = 16
 
 
-class Found(NamedTuple):
+class WholeBatches(NamedTuple):
     """Whole batches, and the offsets that they span."""
 
     batches: int
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     last_offset: int
 
 
-def whole_batches(segment: LogSegment, position: int) -> Found | None:
+def find_whole_batches(segment: LogSegment, position: int) -> WholeBatches | None:
     """The whole batches at or behind `position`, wherever they begin; None if there is none."""
     count = 0
     first: BatchHeader | None = None
@@ -53,7 +53,7 @@ def whole_batches(segment: LogSegment, position: int) -> Found | None:
         position += step
     if first is None or last is None:
         return None
-    return Found(count, first.base_offset, last.last_offset)
+    return WholeBatches(count, first.base_offset, last.last_offset)
 
 
 def _next_beginning(chunk: bytes, at: int) -> int | None:

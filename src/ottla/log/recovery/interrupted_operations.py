@@ -32,7 +32,7 @@ _NEVER = 1 << 64
 Files = list[tuple[str, SegmentFile]]
 
 
-def tidy(handles: FileHandles, dir: str, config: LogConfig) -> list[int]:
+def complete_interrupted_operations(handles: FileHandles, dir: str, config: LogConfig) -> list[int]:
     """Complete or undo it; the base offsets of the segments that are there then. Reads no file unless it
     must.
     """

@@ -202,7 +202,7 @@ class CompactionHarness:
     def clean(self) -> bool:
         """Clean once, after everything was settled; False if nothing was due."""
         self.settle()
-        return asyncio.run(self.cleaner.clean_dirtiest())
+        return asyncio.run(self.cleaner.clean_filthiest_log())
 
     def roll_and_clean(self) -> bool:
         self.roll()

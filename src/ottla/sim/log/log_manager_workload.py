@@ -122,7 +122,7 @@ class LogManagerWorkload:
 
     async def flush(self) -> None:
         if self.random.random() < 0.5:
-            await self.manager.flush_dirty(self.clock.wall_ms())
+            await self.manager.flush_dirty_logs(self.clock.wall_ms())
         else:
             partition = self._some()
             if partition is not None:
@@ -134,15 +134,15 @@ class LogManagerWorkload:
             known.synced = max(known.synced, self._log(partition).recovery_point)
 
     async def checkpoint(self) -> None:
-        await self.manager.checkpoint_recovery_points()
-        await self.manager.checkpoint_log_starts()
+        await self.manager.checkpoint_log_recovery_offsets()
+        await self.manager.checkpoint_log_start_offsets()
         await self.manager.checkpoint_high_watermarks()
         for partition, known in self.partitions.items():
             known.lowest_start = self._log(partition).log_start_offset
 
     async def retain(self) -> None:
-        await self.manager.delete_expired(self.clock.wall_ms())
-        await self.manager.remove_deleted(self.clock.wall_ms())
+        await self.manager.cleanup_logs(self.clock.wall_ms())
+        await self.manager.remove_deleted_files(self.clock.wall_ms())
 
     async def pass_time(self) -> None:
         self.clock.advance_ms(self.random.choice([1, 15, 100]))

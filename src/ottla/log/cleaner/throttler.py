@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ottla.runtime.clock import Clock
 
-__all__ = ["Throttle"]
+__all__ = ["Throttler"]
 
 
 _CREDIT_NS = 300_000_000
 
 
-class Throttle:
+class Throttler:
     """Says how long to wait after so many bytes, so that on average no second has more of them than allowed.
 
     Bytes are paid for after they were moved: they push the moment from which on the next may be. Time that
@@ -29,7 +29,7 @@ class Throttle:
             raise ValueError(f"log.cleaner.io.max.bytes.per.second must be above 0, got {bytes_per_second}")
         self._bytes_per_second = bytes_per_second
 
-    def spent(self, size: int) -> float:
+    def delay_after(self, size: int) -> float:
         """Note that `size` bytes were moved; the seconds to wait before the next."""
         now_ns = self._clock.monotonic_ns()
         start_ns = max(self._free_at_ns, now_ns - _CREDIT_NS)

@@ -356,7 +356,7 @@ def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
             script.gates[b"1 0"].set_result(None)
             await until(lambda: b"1 1" in script.gates)
             for connection in server._connections:
-                if len(connection._exchanges) == 10:
+                if len(connection._pending) == 10:
                     connection.abort()
             await until(lambda: server._limits.in_progress == 3)
             script.gates[b"2 0"].set_result(None)
@@ -497,7 +497,7 @@ async def test_who_waits_for_the_end_of_connections_is_told_at_once() -> None:
 
 
 def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_LAST_ANSWERS_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "_LAST_RESPONSES_SECONDS", 0.05)
 
     async def main() -> None:
         async with serving(connections_max_idle_ms="500") as bench:

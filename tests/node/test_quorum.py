@@ -455,7 +455,7 @@ def test_a_static_quorum_becomes_a_dynamic_one() -> None:
 
         async def upgrade(runtime: Runtime) -> None:
             async with Admin("node2:9092", runtime=runtime) as admin:
-                with pytest.raises(KafkaError, match="has not told its directory"):
+                with pytest.raises(KafkaError, match="has not sent its directory id"):
                     await admin.cluster.update_features({"kraft.version": 1})
                 await asyncio.sleep(10)
                 await admin.cluster.update_features({"kraft.version": 1})

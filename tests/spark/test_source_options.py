@@ -122,7 +122,7 @@ WRONG = [
     ({"startingOffsetsByTimestampStrategy": "earliest"}, "allowed are error and latest"),
     (
         {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
-        "behind its endingOffsets",
+        "after its endingOffsets",
     ),
     (
         {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"1": 6}}'},

@@ -1,8 +1,8 @@
-"""Small directories that are made once and used by every later run: homes of links for Spark and Java.
+"""Small directories that are built once and used by every later run: homes of links for Spark and Java.
 
 They lie under XDG_CACHE_HOME, or ~/.cache; where that cannot be written, in a directory of this user under
-the system's temporary one. A directory appears whole or not at all, whoever else makes the same at the same
-time.
+the system's temporary one. A directory appears complete or not at all, also if several processes build it at
+the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """A directory that this user, and nobody else, can write."""
+    """A directory that only this user can write."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     wanted = Path(base) / "ottla"
     try:
@@ -32,19 +32,19 @@ def cache_dir() -> Path:
 
 
 def publish(name: str, build: Callable[[Path], None]) -> Path:
-    """Makes the directory `name` of the cache anew; `build` fills it. Its place is returned."""
+    """Build the directory `name` of the cache, replacing an old one; `build` fills it. Returns its path."""
     target = cache_dir() / name
     draft = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=target.parent))
     try:
         draft.chmod(0o755)
         build(draft)
-        if target.exists():  # outdated: move it aside, as a directory cannot be replaced in one step
+        if target.exists():  # outdated: move it away, as a directory cannot be replaced in one step
             target.rename(draft.with_suffix(".old"))
             shutil.rmtree(draft.with_suffix(".old"), ignore_errors=True)
         try:
             draft.rename(target)
         except OSError:
-            if not target.is_dir():  # not simply that another process was faster
+            if not target.is_dir():  # otherwise another process was faster
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

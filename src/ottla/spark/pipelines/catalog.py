@@ -1,10 +1,10 @@
-"""Remembers a project's tables from run to run.
+"""Remember a project's tables from run to run.
 
-Spark's own catalog lives in memory: in the next process the tables are unknown, while their files lie in
-the warehouse and their checkpoints say that everything was read. Whoever has a real catalog names it in the
-project. For all others this keeps a file with the definitions of the tables and puts them back before a
-run. What a run computes anew, as Spark does with every materialized view, is removed instead, as Spark
-itself would.
+Spark's own catalog lives in memory: in the next process the tables are unknown, while their files are in the
+warehouse and their checkpoints say that everything was read. Projects with a real catalog name it in their
+specification. For all others this keeps a file with the definitions of the tables and restores them before a
+run. Tables that a run computes from scratch, as Spark does with every materialized view, are removed instead,
+as Spark itself would do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWN_CATALOG: Final = ("spark.sql.catalogImplementation", "spark.sql.catalog.spa
 
 
 def is_needed(project: Project, settings: Mapping[str, str]) -> bool:
-    """Whether nothing else would remember the tables, and whether they are within our reach."""
+    """Whether no other catalog remembers the tables, and whether they are on this machine."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     spec = yaml.safe_load(project.spec.read_text())
@@ -36,17 +36,17 @@ def is_needed(project: Project, settings: Mapping[str, str]) -> bool:
 
 
 def restore(spark: Any, warehouse: Path, state: Path, selection: Selection) -> None:
-    """Makes the tables of earlier runs known, and removes those that this run begins anew.
+    """Make the tables of earlier runs known, and remove those that this run computes from scratch.
 
-    Nothing is removed outside of the warehouse, and no streaming table unless it was asked for by name.
+    Nothing is removed outside of the warehouse, and no streaming table unless it is selected by name.
     """
-    for entry in _remembered(state / FILE):
+    for entry in _read_entries(state / FILE):
         location = Path(entry["location"])
         if not location.is_dir():
             continue
         table = entry["table"]
-        afresh = not entry["streaming"] and selection.includes(table)
-        if (afresh or selection.recomputes(table)) and location.is_relative_to(warehouse):
+        is_recomputed = not entry["streaming"] and selection.includes(table)
+        if (is_recomputed or selection.recomputes(table)) and location.is_relative_to(warehouse):
             shutil.rmtree(location)
             continue
         if entry["database"] != "default":
@@ -56,10 +56,10 @@ def restore(spark: Any, warehouse: Path, state: Path, selection: Selection) -> N
 
 
 def remember(context: Any, project: Project, state: Path) -> None:
-    """Writes down the tables that there are now. It asks the JVM, where the answers are at hand, and not in
-    SQL, which would have to be parsed and planned for each.
+    """Save the tables that exist now. It asks the JVM directly, as SQL would have to be parsed and planned
+    for each table.
     """
-    before = {(entry["database"], entry["table"]): entry for entry in _remembered(state / FILE)}
+    before = {(entry["database"], entry["table"]): entry for entry in _read_entries(state / FILE)}
     entries = [
         {**entry, "streaming": is_streaming(project, entry, before.get((entry["database"], entry["table"])))}
         for entry in _tables(context)
@@ -73,8 +73,9 @@ def remember(context: Any, project: Project, state: Path) -> None:
 
 
 def is_streaming(project: Project, entry: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
-    """A streaming table goes on where it was; a materialized view is computed anew. The signs of the first: a
-    checkpoint, or the log that Spark keeps beside files that a stream has written. Once seen, it stays one.
+    """Whether a table is a streaming table, which continues, and not a materialized view, which is computed
+    from scratch. A streaming table has a checkpoint, or the log that Spark keeps beside files that a stream
+    has written. Once recognised, it stays one.
     """
     if before is not None and before["streaming"]:
         return True
@@ -108,12 +109,12 @@ def _tables(context: Any) -> Iterator[dict[str, str]]:
 
 
 def _directory(uri: str) -> Path | None:
-    """A directory of this machine; None for what lies elsewhere."""
+    """The directory on this machine; None for another location."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") and parts.path else None
 
 
-def _remembered(file: Path) -> list[dict[str, Any]]:
+def _read_entries(file: Path) -> list[dict[str, Any]]:
     try:
         return list(json.loads(file.read_text())["tables"])
     except FileNotFoundError:

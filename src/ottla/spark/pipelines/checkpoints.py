@@ -1,8 +1,8 @@
-"""The checkpoints of a pipeline's flows: what each has read, from the files that Spark keeps.
+"""Read the checkpoints of a pipeline's flows: how far each has read, from the files that Spark keeps.
 
-Under the project's storage every streaming flow has a directory, `_checkpoints/<where to>/<flow>/<number>`,
-the highest number being the one in use. In it, `offsets/N` says what batch N was to read and `commits/N`
-that it was done. A batch with the first and without the second is run again, with the same offsets.
+Under the project's storage every streaming flow has a directory, `_checkpoints/<target>/<flow>/<number>`; the
+highest number is the one in use. In it, `offsets/N` says what batch N reads and `commits/N` that it is done.
+A batch with the first and without the second is run again, with the same offsets.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MAX_FILE: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a flow is. `batch` is the last one that is done, None before the first; `offsets` are where
-    the next begins to read, by topic and partition, for those of its sources that read topics.
+    """The progress of a flow. `batch` is the last one that is done, None before the first; `offsets` are
+    where the next one begins to read, by topic and partition, for those of its sources that read topics.
     """
 
     flow: str
@@ -39,7 +39,7 @@ def read_checkpoints(project: Project) -> list[Checkpoint]:
     """The checkpoint in use of every streaming flow, by name."""
     storage = project.storage_path
     if storage is None:
-        raise ProjectError(f"{project.spec}: checkpoints in {project.storage} can be read by Spark only")
+        raise ProjectError(f"{project.spec}: checkpoints in {project.storage} can only be read by Spark")
     root = storage / CHECKPOINTS
     found = [_checkpoint(root, directory) for directory in _in_use(root)]
     return sorted(found, key=lambda checkpoint: (checkpoint.flow, checkpoint.target))
@@ -61,7 +61,7 @@ def _checkpoint(root: Path, directory: Path) -> Checkpoint:
     *target, flow, number = directory.relative_to(root).parts
     planned = _last(directory / "offsets")
     done = _last(directory / "commits")
-    # While a batch is under way, the offsets of the last one that is done count.
+    # While a batch runs, use the offsets of the last one that is done.
     counted = done if done is not None and (directory / "offsets" / str(done)).exists() else planned
     timestamp_ms: int | None = None
     offsets: dict[tuple[str, int], int] = {}
@@ -88,7 +88,7 @@ def _last(directory: Path) -> int | None:
 
 
 def _read(file: Path) -> tuple[int | None, dict[tuple[str, int], int]]:
-    """A file of the offset log: its version, a line about the batch, then a line for each source."""
+    """Parse a file of the offset log: its version, a line about the batch, then a line for each source."""
     if file.stat().st_size > _MAX_FILE:
         raise ProjectError(f"{file} is too large for offsets")
     documents = [_json(line) for line in file.read_text().splitlines()[1:]]
@@ -106,4 +106,4 @@ def _json(line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError:
-        return None  # "-": a source that had nothing yet
+        return None  # "-": a source without offsets yet

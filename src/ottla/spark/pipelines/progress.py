@@ -1,8 +1,8 @@
-"""What is known of a run: its flows, how far each is, and what went wrong.
+"""The progress of a run: its flows, how far each is, and what went wrong.
 
-Two streams feed it. Spark's pipelines send messages for people, from which the state of each flow is read;
-the streaming queries under them report rows and offsets. Both name a flow alike. Everything here is plain
-data: what arrives goes in, `flows` is what to show.
+Two streams feed it. Spark's pipelines send messages for people, from which the state of each flow is parsed;
+the streaming queries of the flows report rows and offsets. Both use the same name for a flow. Everything here
+is plain data: events go in, `flows` is what to show.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FlowState(StrEnum):
 
 @dataclass(slots=True)
 class Flow:
-    """One flow of a run. `rows` and `lag` are None where nothing was reported, as for batch flows."""
+    """One flow of a run. `rows` and `lag` are None if nothing was reported, as for batch flows."""
 
     name: str
     state: FlowState = FlowState.QUEUED
@@ -53,11 +53,11 @@ class Flow:
     error: str | None = None
     attempts: int = 0
     alive: bool = False
-    """Whether a query of this flow runs."""
+    """Whether a query of this flow is running."""
     broken: bool = False
-    """Whether the query of the present attempt has ended with an error."""
-    said_completed: bool = False
-    """Whether Spark has called the flow completed while its query was alive, which may yet turn out wrong."""
+    """Whether the query of the current attempt has ended with an error."""
+    reported_completed: bool = False
+    """Whether Spark has reported the flow as completed while its query was alive: it may still fail."""
 
 
 def short_name(name: str) -> str:
@@ -73,15 +73,15 @@ def short_name(name: str) -> str:
 
 @dataclass(slots=True)
 class PipelineProgress:
-    """The flows of a run by name, in the order in which they were first heard of."""
+    """The flows of a run by name, in the order of their first events."""
 
     flows: dict[str, Flow] = field(default_factory=dict)
     observer: Callable[[], None] = lambda: None
-    """Called after each change, from whichever thread has brought it."""
+    """Called after each change, from the thread of the event."""
     _lock: Lock = field(default_factory=Lock)
 
-    def message(self, text: str) -> None:
-        """A message of the run."""
+    def on_message(self, text: str) -> None:
+        """Take a message of the run."""
         with self._lock:
             if match := _UNRESOLVED.search(text):
                 flow = self._flow(match["name"])
@@ -94,17 +94,17 @@ class PipelineProgress:
 
     def _set_state(self, flow: Flow, state: FlowState, text: str) -> None:
         if state is FlowState.COMPLETED and (flow.broken or flow.alive):
-            flow.said_completed = True  # what Spark says of a query that ends, before it looks how
+            flow.reported_completed = True  # Spark says so of a query that ends, before it knows how
             return
         flow.state = state
         if state is FlowState.STARTING:
             flow.attempts += 1
-            flow.broken = flow.said_completed = False
+            flow.broken = flow.reported_completed = False
         elif state is FlowState.FAILED:
             flow.error = _error_in(text) or flow.error
 
-    def query_progress(self, text: str) -> None:
-        """The JSON of a streaming query's progress."""
+    def on_query_progress(self, text: str) -> None:
+        """Take the JSON of a streaming query's progress."""
         report = json.loads(text)
         if not report.get("name"):
             return
@@ -119,19 +119,17 @@ class PipelineProgress:
             flow.lag = sum(known) if known else flow.lag
         self.observer()
 
-    def query_started(self, name: str) -> None:
-        """A streaming query begins."""
+    def on_query_started(self, name: str) -> None:
         with self._lock:
             self._flow(name).alive = True
 
-    def query_ended(self, name: str, error: str | None = None) -> None:
-        """A streaming query has ended, perhaps with an error."""
+    def on_query_ended(self, name: str, error: str | None = None) -> None:
         with self._lock:
             flow = self._flow(name)
             flow.alive = False
             if error is not None:
                 flow.error, flow.broken = readable_error(error), True
-            elif flow.said_completed:
+            elif flow.reported_completed:
                 flow.state = FlowState.COMPLETED
         self.observer()
 
@@ -149,12 +147,12 @@ class PipelineProgress:
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:
-    """How many offsets a source is behind its latest; None where it reports none, as files do."""
+    """How many offsets a source is behind its latest; None if it reports no offsets, as files."""
     return distance(_document(source.get("endOffset")), _document(source.get("latestOffset")))
 
 
 def distance(low: Any, high: Any) -> int | None:
-    """The sum of the differences of two documents of offsets by topic and partition.
+    """The total distance between two JSON documents of offsets by topic and partition.
 
     >>> distance({"t": {"0": 3, "1": 4}}, {"t": {"0": 10, "1": 4, "2": 5}})
     12
@@ -166,7 +164,7 @@ def distance(low: Any, high: Any) -> int | None:
 
 
 def positions(document: Any) -> dict[tuple[str, int], int] | None:
-    """Offsets by topic and partition, of our source or of Spark's own; None where these are no such offsets.
+    """Offsets by topic and partition, of our source or of Spark's own; None if the document has none.
 
     >>> positions({"t": {"0": 3}, "$ids": {"t": "abc"}})
     {('t', 0): 3}
@@ -176,7 +174,7 @@ def positions(document: Any) -> dict[tuple[str, int], int] | None:
     found: dict[tuple[str, int], int] = {}
     for topic, partitions in document.items():
         if not _TOPIC.fullmatch(topic):
-            continue  # what our source keeps beside the offsets has names that no topic can have
+            continue  # our source keeps more under names that no topic can have
         if not isinstance(partitions, dict):
             return None
         for partition, offset in partitions.items():
@@ -200,7 +198,7 @@ def _number(value: Any) -> float | None:
 
 
 def _error_in(message: str) -> str | None:
-    """What stands after the first line of a message, where Spark puts the reason."""
+    """The text after the first line of a message, where Spark puts the reason."""
     _, _, rest = message.partition("\n")
     return readable_error(rest) if rest.strip() else None
 
@@ -213,9 +211,9 @@ _NOISE: Final = ("at ", "...", "File ", "Traceback", "During handling", "The abo
 
 
 def readable_error(text: str) -> str:
-    """The part of an error of Spark's that a person needs: what Python raised last, else the first sentence.
+    """The part of Spark's error that users need: the last exception of Python, else the first sentence.
 
-    A stack of Java wraps a traceback of Python wraps the one line that matters.
+    A stack trace of Java wraps a traceback of Python, which wraps the one line that matters.
     """
     before, marker, traceback = text.partition(_TRACEBACK)
     raised = [match for line in traceback.splitlines() if (match := _PYTHON_ERROR.match(line))]

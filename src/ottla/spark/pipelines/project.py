@@ -1,7 +1,7 @@
-"""A pipeline's project on disk: its specification, as far as we need to know it.
+"""A pipeline's project on disk: its specification, as far as it is needed here.
 
 Spark reads the specification itself when the pipeline runs. Here it is read without Spark, for what has to be
-known sooner or without a JVM: where checkpoints lie, and which brokers the pipeline talks to.
+known earlier or without a JVM: where the checkpoints are, and which brokers the pipeline uses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CHECKPOINTS: Final = "_checkpoints"
 
 
 class ProjectError(Exception):
-    """A project that is missing or makes no sense; the text says which file and why."""
+    """A project that is missing or invalid; the text says which file and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One pipeline. `configuration` are the settings that its specification gives to Spark."""
+    """One pipeline. `configuration` has the settings that its specification passes to Spark."""
 
     spec: Path
     name: str
@@ -41,28 +41,28 @@ class Project:
 
     @property
     def storage_path(self) -> Path | None:
-        """The storage as a directory of this machine; None where it lies elsewhere."""
+        """The storage as a directory on this machine; None for another location."""
         parts = urlsplit(self.storage)
         if parts.scheme == "":
             return self.directory / self.storage
         return Path(parts.path) if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
 
 
-def find_project(place: Path) -> Project:
-    """The project that is, or is around, `place`: its specification, its directory or one inside."""
-    if place.is_file():
-        return load_project(place)
-    if not place.is_dir():
-        raise ProjectError(f"{place}: no such file or directory")
-    for directory in (place.resolve(), *place.resolve().parents):
+def find_project(path: Path) -> Project:
+    """Find the project of `path`: its specification, its directory or a directory inside."""
+    if path.is_file():
+        return load_project(path)
+    if not path.is_dir():
+        raise ProjectError(f"{path}: no such file or directory")
+    for directory in (path.resolve(), *path.resolve().parents):
         found = [directory / name for name in SPEC_NAMES if (directory / name).is_file()]
         if len(found) > 1:
             raise ProjectError(f"{directory} has both {' and '.join(SPEC_NAMES)}; keep one of them")
         if found:
             return load_project(found[0])
     raise ProjectError(
-        f"there is no {SPEC_NAMES[0]} in {place.resolve()} or above it; "
-        "`ottla pipeline init NAME` makes a project"
+        f"there is no {SPEC_NAMES[0]} in {path.resolve()} or above it; "
+        "`ottla pipeline init NAME` creates a project"
     )
 
 

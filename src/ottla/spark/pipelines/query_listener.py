@@ -1,8 +1,8 @@
-"""Hears what the streaming queries of a run report, in whichever session they run.
+"""Listen to the streaming queries of a run, in any session of the process.
 
-Queries of a pipeline run in a session of Spark Connect's server that no Python of ours holds. Their events
-still pass over the one bus of the Spark context, and a listener on that is all it takes. It is called for
-every event of every kind, so it looks at no other.
+Queries of a pipeline run in a session of Spark Connect's server that no Python object of ours holds. Their
+events still pass over the one listener bus of the Spark context, so a listener there sees them. It is called
+for every event of every kind, and ignores all others.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _EVENTS: Final = "org.apache.spark.sql.streaming.StreamingQueryListener$"
 _INTERFACE: Final = "org.apache.spark.scheduler.SparkListenerInterface"
 
 
-class _Bus:
-    """Implements Spark's interface of listeners: every method is there, and one does something."""
+class _QueryListener:
+    """Implements `SparkListenerInterface`: all methods exist, and only `onOtherEvent` does something."""
 
     def __init__(self, progress: PipelineProgress) -> None:
         self._progress = progress
@@ -32,21 +32,21 @@ class _Bus:
             kind = event.getClass().getName()
             if kind.startswith(_EVENTS):
                 self._query_event(kind.removeprefix(_EVENTS), event)
-        except Exception:  # a listener that raises would be taken off the bus
+        except Exception:  # Spark removes a listener that raises
             log.debug("an event of a streaming query could not be read", exc_info=True)
 
     def _query_event(self, kind: str, event: Any) -> None:
         if kind == "QueryStartedEvent":
             if name := event.name():
                 self._names[str(event.runId())] = name
-                self._progress.query_started(name)
+                self._progress.on_query_started(name)
         elif kind == "QueryProgressEvent":
-            self._progress.query_progress(event.progress().json())
+            self._progress.on_query_progress(event.progress().json())
         elif kind == "QueryTerminatedEvent":
             name = self._names.pop(str(event.runId()), None)
             if name is not None:
                 error = event.exception()
-                self._progress.query_ended(name, error.get() if error.isDefined() else None)
+                self._progress.on_query_ended(name, error.get() if error.isDefined() else None)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on"):
@@ -58,20 +58,20 @@ class _Bus:
 
 
 def _ignore(*_: Any) -> None:
-    """Of no interest."""
+    """Do nothing."""
 
 
 @contextmanager
 def listen_to_queries(context: Any, progress: PipelineProgress) -> Iterator[None]:
-    """Keeps `progress` up to date while the block runs. `context` is the Spark context of this process."""
+    """Keep `progress` up to date during the block. `context` is the Spark context of this process."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
-    bus = _Bus(progress)
-    context._jsc.sc().addSparkListener(bus)
+    listener = _QueryListener(progress)
+    context._jsc.sc().addSparkListener(listener)
     try:
         yield
-        # What was reported before the run ended may still be on its way.
+        # Events from before the end of the run may still be queued.
         context._jsc.sc().listenerBus().waitUntilEmpty()
     finally:
-        context._jsc.sc().removeSparkListener(bus)
+        context._jsc.sc().removeSparkListener(listener)

@@ -1,7 +1,7 @@
-"""Runs a project on a session of Spark Connect, with Spark's own registration and execution.
+"""Run a project on a session of Spark Connect, with Spark's own registration and execution.
 
-A run is: make a graph, register the project's definitions in it, start it, follow its messages to the end.
-The same session takes run after run; the second begins in a fraction of the time of the first.
+A run creates a graph, registers the project's definitions in it, starts it, and follows its messages to the
+end. One session serves many runs; the second starts in a fraction of the time of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RunFailed(Exception):
-    """A run that did not complete. `flow` is the one to look at, where one is to blame."""
+    """A run that did not complete. `flow` is the one that failed, if it was a flow."""
 
     def __init__(self, message: str, flow: Flow | None = None) -> None:
         super().__init__(message)
@@ -31,14 +31,14 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which tables a run brings up to date, as `spark-pipelines run` names them; empty is all of them."""
+    """Which tables a run updates, as `spark-pipelines run` names them; all if none is named."""
 
     refresh: Sequence[str] = ()
     full_refresh: Sequence[str] = ()
     full_refresh_all: bool = False
 
     def recomputes(self, table: str) -> bool:
-        """Whether this table is to begin from nothing."""
+        """Whether this table is computed from scratch."""
         return self.full_refresh_all or table in {name.rpartition(".")[2] for name in self.full_refresh}
 
     def includes(self, table: str) -> bool:
@@ -56,9 +56,9 @@ def run_once(
     dry: bool = False,
     output: IO[str] | None = None,
 ) -> None:
-    """Runs the project once over what is there. RunFailed tells which flow failed and why.
+    """Run the project once over the data that exists. Raises RunFailed with the flow that failed and why.
 
-    `configuration` is the project's with the caller's values over it; what its definitions print goes to
+    `configuration` is the project's, overridden by the caller's values; the output of its definitions goes to
     `output`.
     """
     from pyspark.errors import PySparkException
@@ -109,24 +109,26 @@ def _run(
         )
         for result in results:
             if "pipeline_event_result" in result:
-                progress.message(result["pipeline_event_result"].event.message)
+                progress.on_message(result["pipeline_event_result"].event.message)
     finally:
         _drop(spark, graph)
 
 
 def storage_for_spark(project: Project) -> str:
-    """Where checkpoints go. A relative path begins at the specification, not where we were started."""
+    """The directory of checkpoints. A relative path starts at the specification, not at the working
+    directory.
+    """
     path = project.storage_path
     return project.storage if path is None else path.resolve().as_uri()
 
 
 def definition_error(project: Project, error: Exception) -> RunFailed:
-    """What went wrong in the project's own Python, and where: the innermost line that belongs to it."""
-    places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    """The error in the project's own Python, with the innermost line that belongs to the project."""
+    locations = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename is not None:
-        places.append((error.filename, error.lineno))
+        locations.append((error.filename, error.lineno))
     said = error.msg if isinstance(error, SyntaxError) else str(error)
-    for name, line in reversed(places):
+    for name, line in reversed(locations):
         if (file := Path(name).resolve()).is_relative_to(project.directory):
             where = f"{file.relative_to(project.directory)}, line {line}"
             return RunFailed(f"{where}: {type(error).__name__}: {said}")
@@ -148,7 +150,7 @@ def _set(spark: Any, project: Project, name: str, value: str) -> None:
 
 
 def _drop(spark: Any, graph: str) -> None:
-    """Forgets a graph, so that a session may run for days."""
+    """Drop a graph, so that a session can run for days."""
     import pyspark.sql.connect.proto as pb
     from pyspark.errors import PySparkException
 
@@ -157,13 +159,13 @@ def _drop(spark: Any, graph: str) -> None:
     try:
         spark.client.execute_command(command)
     except PySparkException:
-        return  # of a session that has ended with its graphs
+        return  # the session has ended, with its graphs
 
 
 def _failure(error: Exception | None, progress: PipelineProgress) -> RunFailed:
-    blamed = next((flow for flow in progress.failed if flow.error), None) or next(iter(progress.failed), None)
-    reason = (blamed.error if blamed is not None else None) or (readable_error(str(error)) if error else "")
-    if blamed is None:
+    failed = next((flow for flow in progress.failed if flow.error), None) or next(iter(progress.failed), None)
+    reason = (failed.error if failed is not None else None) or (readable_error(str(error)) if error else "")
+    if failed is None:
         return RunFailed(reason)
-    blamed.error = reason
-    return RunFailed(f"flow {blamed.name} failed: {reason}", blamed)
+    failed.error = reason
+    return RunFailed(f"flow {failed.name} failed: {reason}", failed)

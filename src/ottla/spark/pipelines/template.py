@@ -1,7 +1,7 @@
-"""What `ottla pipeline init` writes: the smallest project that shows every part of a pipeline over topics.
+"""The project that `ottla pipeline init` writes: the smallest one with every part of a pipeline over topics.
 
-Orders come from a topic, are kept in a streaming table, summed up in a materialized view, and large ones go
-out to another topic, exactly once. It is a standard project of Spark's declarative pipelines.
+Orders are read from a topic into a streaming table and summed up in a materialized view; large ones are
+written to another topic, exactly once. It is a standard project of Spark's declarative pipelines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ configuration:
   spark.sql.shuffle.partitions: "2"
 """
 _ORDERS: Final = '''\
-"""Orders as they come: a topic becomes a streaming table, with what is no order left out."""
+"""Orders from a topic in a streaming table; records that are not orders are left out."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -56,14 +56,14 @@ def orders() -> DataFrame:
     )
 '''
 _TURNOVER: Final = """\
--- What each item has brought in so far; computed anew at every run.
+-- The turnover of each item so far; computed from scratch in every run.
 CREATE MATERIALIZED VIEW turnover AS
 SELECT item, count(*) AS orders, sum(cents) / 100 AS amount
 FROM orders
 GROUP BY item
 """
 _LARGE: Final = '''\
-"""Large orders go to a topic of their own, each exactly once."""
+"""Write large orders to their own topic, each exactly once."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -88,12 +88,12 @@ _README: Final = """\
 
 A pipeline of Spark over topics of Ottla, or of any Kafka.
 
-    ottla pipeline run --embedded            # with a node of its own, whose data stays in .ottla/
-    ottla pipeline run -b localhost:9092     # with brokers that run already
+    ottla pipeline run --embedded            # with its own node, whose data stays in .ottla/
+    ottla pipeline run -b localhost:9092     # with brokers that are running
     ottla pipeline status
 
-The first run finds an empty topic, and its node ends with it. Orders are lines of JSON in `{source}`.
-To send some, let the same node run in another terminal; the project looks for it at localhost:9092:
+The first run finds an empty topic, and its node stops with it. Orders are lines of JSON in `{source}`.
+To send some, start the same node in another terminal; the project expects it at localhost:9092:
 
     ottla start --data-dir .ottla/node
 
@@ -108,12 +108,14 @@ _IGNORED: Final = ".ottla/\npipeline-storage/\nspark-warehouse/\nmetastore_db/\n
 
 
 def write_project(directory: Path) -> list[Path]:
-    """Writes the project into a directory that must not exist yet; its files are returned."""
+    """Write the project into a new directory; returns its files."""
     name = directory.name
     if not _NAME.fullmatch(name):
-        raise ProjectError(f"{name!r} is no name for a project: letters, digits, dots, dashes, at most 100")
+        raise ProjectError(
+            f"{name!r} is not a name for a project: letters, digits, dots, dashes, at most 100"
+        )
     if directory.exists():
-        raise ProjectError(f"{directory} exists already; choose another name or remove it")
+        raise ProjectError(f"{directory} already exists; choose another name or remove it")
     topics = {"source": f"{name}.orders", "sink": f"{name}.large-orders"}
     storage = (directory / "pipeline-storage").resolve().as_uri()
     files = {

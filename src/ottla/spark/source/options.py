@@ -1,8 +1,8 @@
-"""The source's options: names, defaults and meanings of Spark's own Kafka source, and a few beyond it.
+"""The options of the source: names, defaults and meanings of Spark's own Kafka source, and a few more.
 
-All are checked here, before anything is asked of a broker, and turned into one `SourceOptions` that is
-pickled to wherever it is needed. An option that does not exist is refused: Spark's own source ignores it, and
-a misspelt `startingOffsets` then reads the wrong data in silence.
+All are checked here, before any request to a broker, and become one `SourceOptions` that is pickled to the
+processes that need it. An unknown option is refused: Spark's own source ignores it, and a misspelt
+`startingOffsets` then silently reads the wrong data.
 """
 
 from __future__ import annotations
@@ -52,26 +52,28 @@ _KNOWN = (
     "columns",
     "commitToGroup",
     "maxBytesPerPartition",
-    # Of Spark's own source, without a meaning here: there are no consumer groups, and calls have deadlines.
+    # Options of Spark's own source without effect here: there are no consumer groups, and calls have
+    # deadlines.
     "groupIdPrefix",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
-# What a data source may be given by Spark itself.
-_FOREIGN = frozenset({"path", "checkpointlocation", "queryname"})
+# Options that Spark itself may pass to a data source.
+_ADDED_BY_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 # Settings of Kafka's consumer that Spark's source refuses too, and why.
 _REFUSED = {
-    "auto.offset.reset": "set the option startingOffsets to where a new query begins; later ones go on from "
-    "their checkpoint",
+    "auto.offset.reset": "set the option startingOffsets to where a new query begins; later runs continue "
+    "from their checkpoint",
     "key.deserializer": "keys are bytes; convert the column `key` with Spark's functions",
     "value.deserializer": "values are bytes; convert the column `value` with Spark's functions",
-    "enable.auto.commit": "offsets live in Spark's checkpoint; set the option commitToGroup to publish them",
+    "enable.auto.commit": "offsets live in Spark's checkpoint; set the option commitToGroup to commit "
+    "them to a group",
     "interceptor.classes": "they would run per record and could change what is read",
 }
-# Settings of Kafka's consumer that do nothing here: there is no group and no poll, and the transport has its
+# Settings of Kafka's consumer without effect here: there is no group and no poll, and the transport has its
 # own buffers.
-_WITHOUT_MEANING = frozenset(
+_IGNORED = frozenset(
     {
         "group.id",
         "auto.commit.interval.ms",
@@ -101,7 +103,7 @@ _BYTES = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What is to be read and how. Exactly one of `topics`, `pattern` and `assigned` is given."""
+    """What to read and how. Exactly one of `topics`, `pattern` and `assigned` is set."""
 
     connection: ConnectionConfig
     topics: tuple[str, ...]
@@ -116,10 +118,10 @@ class SourceOptions:
     check_crcs: bool
     client_rack: str
     fetch_bytes: int
-    """The most that one request asks for."""
+    """The largest size that one request asks for."""
     fetch_max_wait_ms: int
     api_timeout_ms: int
-    """How long the driver tries to learn offsets before it gives up."""
+    """How long the driver tries to read offsets before it fails."""
     poll_timeout_ms: int
     """How long a task waits for records that should be there."""
     min_partitions: int | None
@@ -133,7 +135,7 @@ class SourceOptions:
 
     @property
     def subject(self) -> str:
-        """What is read, for messages."""
+        """The option that says what is read, for messages."""
         if self.topics:
             return f"subscribe={','.join(self.topics)}"
         if self.pattern is not None:
@@ -161,7 +163,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """ValueError names the option, its value, and what to write instead."""
+    """Parse the options. A ValueError names the option, its value, and what to write instead."""
     given = {name.lower(): str(value) for name, value in options.items()}
     _check_names(given, streaming=streaming)
     topics, pattern, assigned = _strategy(given)
@@ -178,7 +180,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     if group is not None and not (group := group.strip()):
         raise ValueError("commitToGroup is empty; name a consumer group, or leave it out")
     if group is not None and not streaming:
-        raise ValueError("commitToGroup publishes the progress of a stream; a batch read has none")
+        raise ValueError("commitToGroup commits the progress of a stream; a batch read has none")
     delay = given.get("maxtriggerdelay")
     return SourceOptions(
         connection=kafka.connection,
@@ -213,7 +215,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
 
 
 def parse_duration_ms(option: str, text: str) -> int:
-    """A time as Spark writes it: 15m, 10s, 500ms; milliseconds without a unit."""
+    """Parse a duration as Spark writes it: 15m, 10s, 500ms; milliseconds without a unit."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError(f"{option}={text!r} is not a time such as 500ms, 10s, 15m, 1h")
@@ -221,7 +223,7 @@ def parse_duration_ms(option: str, text: str) -> int:
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """A size as Spark writes it: 64m, 1g; bytes without a unit."""
+    """Parse a size as Spark writes it: 64m, 1g; bytes without a unit."""
     match = _BYTES.fullmatch(text)
     if match is None or not int(match[1]):
         raise ValueError(f"{option}={text!r} is not a size such as 1048576, 64m, 1g")
@@ -231,10 +233,10 @@ def parse_bytes(option: str, text: str) -> int:
 def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
     known = {name.lower(): name for name in _KNOWN}
     for name in given:
-        if name in known or name in _FOREIGN or name.startswith("kafka."):
+        if name in known or name in _ADDED_BY_SPARK or name.startswith("kafka."):
             continue
         near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {known[near[0]]}?" if near else "see docs/spark/source.md for those there are"
+        hint = f"did you mean {known[near[0]]}?" if near else "docs/spark/source.md lists them"
         raise ValueError(f'format("ottla") has no option {name!r}; {hint}')
     if streaming:
         for option in _BATCH_ONLY:
@@ -304,13 +306,13 @@ def _check_order(start: OffsetLimit, end: OffsetLimit) -> None:
     for partition, begin in start.by_partition.items():
         if 0 <= end.by_partition[partition] < begin:
             raise ValueError(
-                f"starting{what} of {partition} is {begin}, behind its ending{what}, "
+                f"starting{what} of {partition} is {begin}, after its ending{what}, "
                 f"{end.by_partition[partition]}"
             )
 
 
 def _limit(given: Mapping[str, str], side: str, default: OffsetLimitKind) -> OffsetLimit:
-    """The most general wins, as in Spark: one time for all, times by partition, offsets."""
+    """One limit. The most general option wins, as in Spark: one timestamp, timestamps, offsets."""
     if (text := given.get(f"{side}timestamp")) is not None:
         if not re.fullmatch(r"\s*-?\d{1,18}\s*", text):
             raise ValueError(f"{side}Timestamp={text!r} is not a number of milliseconds since 1970")
@@ -337,7 +339,7 @@ class _KafkaSettings:
 
 
 def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
-    # Here, as only whoever checks options needs them.
+    # Imported here: tasks use checked options and do not need these.
     from ottla.client.consumer.config import ConsumerConfig
     from ottla.client.settings import connection_config, is_about_security, settings_of
 
@@ -350,8 +352,8 @@ def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
     if kafka.get("security.protocol", "").strip().upper() == "PLAINTEXT":
         del kafka["security.protocol"]
     known = {field.name.replace("_", ".") for field in fields(ConsumerConfig)}
-    for name in [name for name in kafka if name in _WITHOUT_MEANING]:
-        log.info("kafka.%s does nothing in this source", name)
+    for name in [name for name in kafka if name in _IGNORED]:
+        log.info("kafka.%s has no effect in this source", name)
         del kafka[name]
     for name in kafka:
         if name not in known and not is_about_security(name):

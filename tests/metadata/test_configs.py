@@ -93,7 +93,7 @@ def test_append_starts_from_the_default_and_subtract_takes_away(world: World) ->
 def test_only_lists_are_appended_to(world: World) -> None:
     code, message = alter(world, ORDERS, ("retention.ms", OpType.APPEND, "1"))
     assert code == ErrorCode.INVALID_CONFIG
-    assert message == "retention.ms is not a list, so APPEND makes no sense for it; use SET"
+    assert message == "Can't APPEND to key retention.ms because its type is not LIST. Use SET."
 
 
 def test_one_bad_config_fails_the_resource(world: World) -> None:
@@ -141,9 +141,9 @@ def test_every_kind_of_resource_is_kept(world: World, resource: ConfigResource) 
 
 def test_malformed_changes(world: World) -> None:
     twice = alter(world, ORDERS, ("retention.ms", OpType.SET, "1"), ("retention.ms", OpType.SET, "2"))
-    assert twice == (ErrorCode.INVALID_REQUEST, "a setting is named twice for one resource")
+    assert twice == (ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     null = alter(world, ORDERS, ("retention.ms", OpType.SET, None))
-    assert null == (ErrorCode.INVALID_REQUEST, "no value is given for retention.ms")
+    assert null == (ErrorCode.INVALID_REQUEST, "Null value not supported for : retention.ms")
     assert alter(world, ORDERS, ("retention.ms", 9, "1"))[0] == ErrorCode.INVALID_REQUEST
     assert alter(world, BROKER, ("x", OpType.SET, "y" * 40_000))[0] == ErrorCode.INVALID_CONFIG
 
@@ -156,7 +156,7 @@ def test_a_resource_may_appear_once(world: World) -> None:
     )
     request = IncrementalAlterConfigsRequest(resources=[asked, asked])
     responses = world.do(world.controller.incremental_alter_configs(request)).responses
-    assert {response.error_message for response in responses} == {"a resource is named twice in the request"}
+    assert {response.error_message for response in responses} == {"Each resource must appear at most once."}
     assert world.image.config(ORDERS) == {}
 
 
@@ -187,14 +187,14 @@ class TestMinInsyncReplicasBesideEligibleLeaders:
         of_a_broker = alter(world, BROKER, ("min.insync.replicas", OpType.SET, "2"))
         assert of_a_broker == (
             ErrorCode.INVALID_CONFIG,
-            "min.insync.replicas is set for topics or for the whole cluster, not for one broker, while "
-            "eligible leader replicas are on",
+            "Broker-level min.insync.replicas cannot be altered while ELR is enabled. Set it for topics or "
+            "for the whole cluster.",
         )
         removal = alter(world, CLUSTER_DEFAULT, ("min.insync.replicas", OpType.DELETE, None))
         assert removal == (
             ErrorCode.INVALID_CONFIG,
-            "the cluster needs a min.insync.replicas while eligible leader replicas are on; set another "
-            "value instead of none",
+            "Cluster-level min.insync.replicas cannot be removed while ELR is enabled. Set another value "
+            "instead.",
         )
         assert alter(world, CLUSTER_DEFAULT, ("min.insync.replicas", OpType.SET, "2")) == OK
 

@@ -71,7 +71,8 @@ def test_a_name_that_collides_in_metrics_is_refused_until_the_other_is_gone() ->
     result = world.create("a_b.c")
     assert result.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
     assert result.error_message == (
-        "topic a_b.c and the existing topic a.b_c differ only in '.' and '_', which metrics cannot tell apart"
+        "Topic 'a_b.c' collides with existing topic: a.b_c. The names differ only in '.' and '_', which "
+        "metrics cannot tell apart."
     )
     assert world.create("abc").error_code == ErrorCode.NONE
 
@@ -81,7 +82,7 @@ def test_an_existing_topic_is_refused() -> None:
     world.create("orders")
     result = world.create("orders")
     assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
-    assert result.error_message == "topic orders exists already"
+    assert result.error_message == "Topic 'orders' already exists."
 
 
 def test_one_request_may_mix_success_and_failure() -> None:
@@ -107,8 +108,8 @@ def test_too_few_brokers() -> None:
     result = World(brokers=1).create("wide", partitions=1, replicas=3)
     assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
     assert result.error_message == (
-        "no place for 3 replica(s) of each partition: a replication factor of 3 needs as many brokers that "
-        "can take a replica; registered are 1"
+        "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached "
+        "because only 1 broker(s) are registered or some brokers have all their log directories cordoned."
     )
 
 
@@ -117,7 +118,8 @@ def test_all_brokers_fenced() -> None:
     world.register(0)
     result = world.create("nowhere", partitions=1, replicas=1)
     assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
-    assert "no broker can take a replica now: all are fenced" in (result.error_message or "")
+    message = result.error_message or ""
+    assert message.startswith("Unable to replicate the partition 1 time(s): All brokers are currently fenced")
 
 
 @pytest.mark.parametrize(
@@ -159,10 +161,10 @@ def test_manual_assignment() -> None:
 @pytest.mark.parametrize(
     ("assignments", "words"),
     [
-        ([[]], "name no broker for a partition"),
-        ([[0, 9]], "name broker 9, which is not registered"),
-        ([[1, 1]], "name broker 1 twice for one partition"),
-        ([[0, 1], [2]], "name 1 replica(s) for one partition and 2 for those before it"),
+        ([[]], "includes an empty replica list"),
+        ([[0, 9]], "includes broker 9, but no such broker is registered"),
+        ([[1, 1]], "includes the broker 1 more than once"),
+        ([[0, 1], [2]], "a partition with 1 replica(s), but this is not consistent with previous partitions"),
     ],
 )
 def test_bad_manual_assignments(assignments: list[list[int]], words: str) -> None:
@@ -176,9 +178,7 @@ def test_manual_assignments_must_be_numbered_from_zero_without_gaps() -> None:
     wanted = topic("gap", assignments=[[0], [1]])
     wanted.assignments[1].partition_index = 2
     response = world.do(world.controller.create_topics(CreateTopicsRequest(topics=[wanted])))
-    assert response.topics[0].error_message == (
-        "the partitions that were given do not run from 0 without a gap"
-    )
+    assert response.topics[0].error_message == ("partitions should be a consecutive 0-based integer sequence")
 
 
 def test_manual_assignments_exclude_counts() -> None:
@@ -218,13 +218,13 @@ def test_a_bad_config_fails_the_topic() -> None:
 
 def test_a_null_config_fails_the_topic() -> None:
     result = World().create("tuned", configs={"retention.ms": None})
-    assert result.error_message == "no value is given for retention.ms"
+    assert result.error_message == "Null value not supported for topic configs: retention.ms"
 
 
 def test_the_metadata_topic_cannot_be_created() -> None:
     result = World().create("__cluster_metadata")
     assert result.error_code == ErrorCode.INVALID_REQUEST
-    assert result.error_message == "__cluster_metadata belongs to the cluster itself and cannot be created"
+    assert result.error_message == "Creation of internal topic __cluster_metadata is prohibited."
 
 
 def test_who_may_not_create_is_refused_and_who_may_not_describe_configs_sees_none() -> None:

@@ -102,27 +102,27 @@ class TestUpdate:
         response = update(world, ("streams.version", 0, SAFE_DOWNGRADE), ("group.version", 7, UPGRADE))
         assert response.error_code == ErrorCode.INVALID_UPDATE_VERSION
         assert response.error_message == (
-            "nothing was changed: group.version cannot be set to 7: controller 0, which is "
-            "asked, supports 0-1"
+            "The update failed for all features since the following feature had an error: Invalid update "
+            "version 7 for feature group.version. Local controller 0 only supports versions 0-1"
         )
         assert world.image.features.levels["streams.version"] == 1
 
     @pytest.mark.parametrize(
         ("name", "level", "kind", "words"),
         [
-            ("no.such", 1, UPGRADE, "controller 0, which is asked, does not know it"),
-            ("group.version", -1, UPGRADE, "a level is not negative"),
-            ("group.version", 0, UPGRADE, "that is below the current level; ask for a downgrade"),
-            ("group.version", 0, 9, "none of upgrade, safe downgrade and unsafe downgrade"),
+            ("no.such", 1, UPGRADE, "Local controller 0 does not support this feature"),
+            ("group.version", -1, UPGRADE, "A feature version cannot be less than 0"),
+            ("group.version", 0, UPGRADE, "Can't downgrade the version of this feature without"),
+            ("group.version", 0, 9, "The controller does not support the given upgrade type"),
             (
                 "metadata.version",
                 29,
                 SAFE_DOWNGRADE,
-                "metadata that the older version does not know might be lost",
+                "because it might delete metadata information",
             ),
-            ("metadata.version", 29, UNSAFE_DOWNGRADE, "a downgrade that loses metadata is not supported"),
-            ("metadata.version", 31, UPGRADE, "supports 7-30"),
-            ("kraft.version", 1, UPGRADE, "there is no quorum"),
+            ("metadata.version", 29, UNSAFE_DOWNGRADE, "Unsafe metadata downgrade is not supported"),
+            ("metadata.version", 31, UPGRADE, "only supports versions 7-30"),
+            ("kraft.version", 1, UPGRADE, "There is no quorum"),
         ],
     )
     def test_refusals(self, name: str, level: int, kind: int, words: str) -> None:
@@ -138,7 +138,7 @@ class TestUpdate:
         record.features = [f for f in record.features if f.name != "streams.version"]
         world.append([record])
         response = update(world, ("streams.version", 1, UPGRADE))
-        assert "does not know it" in (response.error_message or "")
+        assert "does not support this feature" in (response.error_message or "")
 
     def test_eligible_leader_replicas_need_a_cluster_wide_min_insync_replicas(self) -> None:
         world = World()

@@ -258,8 +258,8 @@ class TestReassignment:
         code, message = reassign(world, None)
         assert code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
         assert message == (
-            "the reassignment of orders-0 cannot be undone: no former replica is in sync, and an unclean "
-            "election would lose records"
+            "Unable to revert partition assignment for orders:0 because it would require an unclean leader "
+            "election. No former replica is in sync, so records could be lost."
         )
 
     def test_shrinking_waits_for_all_that_stay(self, world: World) -> None:
@@ -276,11 +276,11 @@ class TestReassignment:
         assert reassign(world, [])[0] == ErrorCode.INVALID_REPLICA_ASSIGNMENT
         assert reassign(world, [0], topic="ghost") == (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            "there is no topic ghost",
+            "Unable to find a topic named ghost.",
         )
         assert reassign(world, [0, 1], allow_change=False) == (
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            "the replication factor would change from 3 to 2, which the request does not allow",
+            "The replication factor is changed from 3 to 2, which the request does not allow.",
         )
 
     def test_listing(self, world: World) -> None:

@@ -66,14 +66,14 @@ def test_fenced_brokers_come_last() -> None:
 @pytest.mark.parametrize(
     ("cluster", "factor", "words"),
     [
-        ([], 1, "all are fenced, or their log directories are cordoned"),
-        ([UsableBroker(0, None, True)], 1, "no broker can take a replica now"),
+        ([], 1, "All brokers are currently fenced or have all their log directories cordoned."),
+        ([UsableBroker(0, None, True)], 1, "All brokers are currently fenced"),
         (
             [UsableBroker(0, None, False)],
             2,
-            "a replication factor of 2 needs as many brokers that can take a replica; registered are 1",
+            "The target replication factor of 2 cannot be reached because only 1 broker(s) are registered",
         ),
-        ([UsableBroker(0, None, False)], 0, "the replication factor is 0; it must be at least 1"),
+        ([UsableBroker(0, None, False)], 0, "Invalid replication factor 0: the replication factor must be"),
     ],
 )
 def test_why_there_is_no_placement(cluster: list[UsableBroker], factor: int, words: str) -> None:

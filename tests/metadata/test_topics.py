@@ -84,14 +84,14 @@ class TestDelete:
             ),
         )
         assert sorted(result.error_message or "" for result in results) == [
-            "the topic has a name and an id; give one of them",
-            "the topic has neither a name nor an id",
-            "the topic is named twice in the request",
+            "Duplicate topic name.",
+            "Neither topic name nor id were specified.",
+            "You may not specify both topic name and topic id.",
         ]
         [result] = delete(world, "orders", ids=(topic_id,))
-        assert result.error_message == "the topic is given by its name and by its id"
+        assert result.error_message == "The provided topic name maps to an ID that was already supplied."
         [result] = delete(world, ids=(topic_id, topic_id))
-        assert result.error_message == "the topic id is given twice"
+        assert result.error_message == "Duplicate topic id."
         assert "orders" in world.image.topics.by_name
 
     def test_who_may_not_describe_a_topic_does_not_learn_that_it_exists(self) -> None:
@@ -147,31 +147,32 @@ class TestCreatePartitions:
     @pytest.mark.parametrize(
         ("count", "assignments", "code", "words"),
         [
-            (2, None, ErrorCode.INVALID_PARTITIONS, "the topic has 2 partition(s) already"),
+            (2, None, ErrorCode.INVALID_PARTITIONS, "Topic already has 2 partition(s)."),
             (
                 1,
                 None,
                 ErrorCode.INVALID_PARTITIONS,
-                "orders has 2 partition(s) already; a topic can only grow, not go to 1",
+                "The topic orders currently has 2 partition(s); 1 would not be an increase.",
             ),
             (
                 4,
                 [[0]],
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                "replicas are given for 1 partition(s), but 2 are to be added",
+                "Attempted to add 2 additional partition(s), but only 1 assignment(s) were specified.",
             ),
             (
                 3,
                 [[0, 1]],
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                "the replicas that were given name 2 replica(s) for one partition and 1 for those before it; "
-                "all need the same number",
+                "The manual partition assignment includes a partition with 2 replica(s), but this is not "
+                "consistent with previous partitions, which have 1 replica(s).",
             ),
             (
                 20_000,
                 None,
                 ErrorCode.POLICY_VIOLATION,
-                "too many partitions for one request; split it into smaller ones",
+                "Excessively large number of partitions per request. At most 10000 are allowed; split "
+                "the request into smaller ones.",
             ),
         ],
     )

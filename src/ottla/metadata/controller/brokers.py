@@ -26,6 +26,7 @@ from ottla.protocol.metadata_records import (
     RegisterControllerRecord,
     UnregisterBrokerRecord,
 )
+from ottla.protocol.names import uuid_text
 
 _FENCE = 1
 _UNFENCE = -1
@@ -57,7 +58,7 @@ def register_broker(
     if request.cluster_id != state.settings.cluster_id:
         raise KafkaError(
             ErrorCode.INCONSISTENT_CLUSTER_ID,
-            f"the broker is of cluster {request.cluster_id}; this is cluster {state.settings.cluster_id}",
+            f"Expected cluster ID {state.settings.cluster_id}, but got cluster ID {request.cluster_id}",
         )
     broker = request.broker_id
     existing = state.image.cluster.brokers.get(broker)
@@ -71,12 +72,12 @@ def register_broker(
     ):
         raise KafkaError(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-            "a broker with this id is registered and alive; if it is the former life "
-            "of this one, try again when its session has ended",
+            "Another broker is registered with that broker id. If the broker was recently restarted "
+            "this should self-resolve once the heartbeat manager expires the broker's session.",
         )
     if request.is_migrating_zk_broker:
         raise KafkaError(
-            ErrorCode.BROKER_ID_NOT_REGISTERED, "a broker that is under ZooKeeper cannot register"
+            ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers."
         )
     if state.version.directory_assignment:
         _check_directories(state, broker, request.log_dirs)
@@ -107,18 +108,18 @@ def register_broker(
 
 def _check_directories(state: ControllerState, broker: int, directories: Sequence[bytes]) -> None:
     if not directories:
-        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "the broker names no log directory")
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "No directories specified in request")
     if any(is_reserved_directory(bytes(directory)) for directory in directories):
-        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "a directory id is one of the reserved ones")
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "Reserved directory ID in request")
     wanted = {bytes(directory) for directory in directories}
     if len(wanted) != len(directories):
-        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "a directory id is given twice")
+        raise KafkaError(ErrorCode.INVALID_REGISTRATION, "Duplicate directory ID in request")
     for other in state.image.cluster.brokers.values():
         taken = wanted.intersection(other.directories)
         if other.id != broker and taken:
             raise KafkaError(
                 ErrorCode.INVALID_REGISTRATION,
-                f"the directory {min(taken).hex()} is registered by broker {other.id}",
+                f"Broker {other.id} is already registered with directory {uuid_text(min(taken))}",
             )
 
 
@@ -131,7 +132,7 @@ def _checked_features(state: ControllerState, request: BrokerRegistrationRequest
     if METADATA_VERSION not in offered:
         raise KafkaError(
             ErrorCode.INVALID_REGISTRATION,
-            f"the broker does not say which versions of {METADATA_VERSION} it supports",
+            f"Request features do not contain '{METADATA_VERSION}'",
         )
     finalized: Mapping[str, int] = {**state.image.features.finalized(), KRAFT_VERSION: state.kraft_version}
     for name in offered.keys() | finalized.keys():
@@ -140,7 +141,8 @@ def _checked_features(state: ControllerState, request: BrokerRegistrationRequest
         if level not in supported:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_VERSION,
-                f"the cluster is at {name} {level}; the broker supports {supported.min} to {supported.max}",
+                f"Unable to register because the broker does not support finalized version {level} of "
+                f"{name}. The broker wants a version between {supported.min} and {supported.max}, inclusive.",
             )
     return [
         BrokerFeature(name=name, min_supported_version=supported.min, max_supported_version=supported.max)
@@ -166,7 +168,7 @@ def register_controller(state: ControllerState, request: ControllerRegistrationR
     if not state.version.controller_registration:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
-            "controllers register only from a later metadata.version on",
+            "The current MetadataVersion is too old to support controller registrations. 3.7-IV0 is needed.",
         )
     record = RegisterControllerRecord(
         controller_id=request.controller_id,
@@ -191,7 +193,9 @@ def register_controller(state: ControllerState, request: ControllerRegistrationR
 def unregister_broker(state: ControllerState, broker: int) -> Result[None]:
     registration = state.image.cluster.brokers.get(broker)
     if registration is None:
-        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {broker} is not registered")
+        raise KafkaError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker} is not currently registered"
+        )
     in_isr = partitions_where(state, lambda partition: broker in partition.isr)
     in_elr = partitions_where(state, lambda partition: broker in partition.elr)
     records = leader_and_isr_updates(state, in_isr, broker_to_remove=broker)

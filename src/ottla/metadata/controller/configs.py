@@ -123,7 +123,9 @@ def creation_config_records(
     """The records that configure a topic which is being created, and the configs themselves."""
     nulls = [config.name for config in configs if config.value is None]
     if nulls:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"no value is given for {', '.join(nulls)}")
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {', '.join(nulls)}"
+        )
     resource = ConfigResource(ConfigResourceType.TOPIC, topic)
     overrides = {config.name: config.value for config in configs if config.value is not None}
     if not overrides:
@@ -176,10 +178,10 @@ def _alter(
     """Decide on one resource; its records are added only if all of it is valid."""
     try:
         if resource in repeated:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a resource is named twice in the request")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
         if resource.type not in _ALTERABLE:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"resources of type {int(resource.type)} have no settings"
+                ErrorCode.INVALID_REQUEST, f"Unknown resource type {int(resource.type)}: it has no configs."
             )
         _authorize(resource, context)
         changes = decide()
@@ -204,9 +206,9 @@ def _authorize(resource: ConfigResource, context: ControllerRequestContext) -> N
 
 def _check_keys(names: Sequence[str], nulls: Sequence[str]) -> None:
     if len(set(names)) != len(names):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting is named twice for one resource")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     if nulls:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no value is given for {', '.join(nulls)}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
 
 
 def _incremental_records(
@@ -227,9 +229,7 @@ def _incremental_records(
         elif config.config_operation in (OpType.APPEND, OpType.SUBTRACT):
             new = _edited_list(state, resource, config, old)
         else:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"there is no operation {config.config_operation} on settings"
-            )
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {config.config_operation}")
         # A broker's config is written even if it stays the same: brokers then reload files it may name.
         if new != old or resource.type == ConfigResourceType.BROKER:
             records.append(config_record(resource, config.name, new))
@@ -257,7 +257,7 @@ def _edited_list(
     if not state.schema.is_list(resource.type, config.name):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            f"{config.name} is not a list, so {operation.name} makes no sense for it; use SET",
+            f"Can't {operation.name} to key {config.name} because its type is not LIST. Use SET.",
         )
     text = state.schema.default(resource.type, config.name) if old is None else old
     items = [item for item in (text or "").split(",") if item]
@@ -286,7 +286,8 @@ def _validate(
         elif len(change.value) > MAX_VALUE_LENGTH:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"the value of {change.name} is longer than {MAX_VALUE_LENGTH} characters",
+                "The configuration value cannot be added because it exceeds the maximum value size of "
+                f"{MAX_VALUE_LENGTH} bytes: {change.name}",
             )
         else:
             configs[change.name] = change.value
@@ -310,27 +311,27 @@ def _check_protected(
         if resource.name:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{MIN_INSYNC_REPLICAS} is set for topics or for the whole cluster, not for "
-                "one broker, while eligible leader replicas are on",
+                f"Broker-level {MIN_INSYNC_REPLICAS} cannot be altered while ELR is enabled. Set it for "
+                "topics or for the whole cluster.",
             )
         if change.value is None:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"the cluster needs a {MIN_INSYNC_REPLICAS} while eligible leader replicas "
-                "are on; set another value instead of none",
+                f"Cluster-level {MIN_INSYNC_REPLICAS} cannot be removed while ELR is enabled. Set "
+                "another value instead.",
             )
     if change.name == CORDONED_LOG_DIRS:
         if not state.version.cordoned_log_dirs:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{CORDONED_LOG_DIRS} needs metadata.version 4.3-IV0 or later",
+                f"The {CORDONED_LOG_DIRS} configuration requires metadata.version 4.3-IV0 or later.",
             )
         added = set(_paths(change.value)) - set(_paths(existing.get(CORDONED_LOG_DIRS)))
         if not forwarded and added:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"through a controller {CORDONED_LOG_DIRS} can only lose directories; ask "
-                "the broker itself to add one",
+                f"The {CORDONED_LOG_DIRS} configuration can only lose directories through a controller. "
+                "Ask the broker itself to add one.",
             )
 
 
@@ -342,29 +343,29 @@ def _check_resource_name(resource: ConfigResource) -> None:
     if resource.type == ConfigResourceType.TOPIC:
         if not resource.name:
             raise KafkaError(
-                ErrorCode.INVALID_REQUEST, "the name of the topic is empty; there is no default for topics"
+                ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed. Name the topic."
             )
         reason = invalid_topic_name(resource.name)
         if reason is not None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     elif resource.type == ConfigResourceType.BROKER and resource.name:
         if not resource.name.lstrip("-").isdecimal():
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of a broker is its id, a decimal number")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Unable to parse broker name as a base 10 number.")
         if resource.name.startswith("-"):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a broker id is not negative")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Invalid negative broker ID.")
     elif resource.type == ConfigResourceType.GROUP and not resource.name:
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, "the name of the group is empty; there is no default for groups"
+            ErrorCode.INVALID_REQUEST, "Default group resources are not allowed. Name the group."
         )
     elif resource.type == ConfigResourceType.CLIENT_METRICS and not resource.name:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of the client metrics subscription is empty")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
 
 
 def _check_existence(state: ControllerState, resource: ConfigResource) -> None:
     if resource.type == ConfigResourceType.TOPIC and resource.name not in state.image.topics.by_name:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {resource.name}")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.name}' does not exist.")
     if resource.type == ConfigResourceType.BROKER and resource.name:
         node = int(resource.name)
         cluster = state.image.cluster
         if node not in cluster.brokers and node not in cluster.controllers and node not in state.voters:
-            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"there is no node {node}")
+            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No node with id {node} found.")

@@ -269,7 +269,7 @@ class Controller:
         offset = self._registration_offsets.get(broker)
         if offset is None:
             raise KafkaError(
-                ErrorCode.STALE_BROKER_EPOCH, f"broker {broker} sent a heartbeat before it registered"
+                ErrorCode.STALE_BROKER_EPOCH, f"Receive a heartbeat from broker {broker} before registration"
             )
         self._state.check_broker_epoch(broker, request.broker_epoch)
         self._heartbeats.track(broker, request.broker_epoch, now_ns)

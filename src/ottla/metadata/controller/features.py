@@ -46,7 +46,8 @@ def update_features(
         if not error.failed and update.feature == KRAFT_VERSION:
             error = _upgrade_quorum(state, update.max_version_level, validate_only=True)
         if error.failed:
-            text = f"nothing was changed: {error.message}"
+            failed = "The update failed for all features since the following feature had an error"
+            text = f"{failed}: {error.message}"
             return Result([], UpdateFeaturesResponse(error_code=int(error.code), error_message=text))
     if wanted.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) > 0:
         records = elr_safety_records(state) + records
@@ -59,7 +60,9 @@ def update_features(
 
 
 def _refused(feature: str, level: int, why: str) -> ApiError:
-    return ApiError(ErrorCode.INVALID_UPDATE_VERSION, f"{feature} cannot be set to {level}: {why}")
+    return ApiError(
+        ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {feature}. {why}"
+    )
 
 
 def _update(
@@ -70,11 +73,9 @@ def _update(
 ) -> ApiError:
     name, level, kind = update.feature, update.max_version_level, update.upgrade_type
     if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        return _refused(
-            name, level, "the type of the update is none of upgrade, safe downgrade and unsafe downgrade"
-        )
+        return _refused(name, level, "The controller does not support the given upgrade type.")
     if level < 0:
-        return _refused(name, level, "a level is not negative")
+        return _refused(name, level, "A feature version cannot be less than 0.")
     if name == KRAFT_VERSION:
         current = state.kraft_version
     else:
@@ -86,16 +87,21 @@ def _update(
         return _refused(
             name,
             level,
-            "that is below the current level; ask for a downgrade, safe or unsafe",
+            "Can't downgrade the version of this feature without setting the upgrade type to either safe or "
+            "unsafe downgrade.",
         )
     if level > current and kind != UPGRADE:
-        return _refused(name, level, "that is above the current level; ask for an upgrade")
+        return _refused(name, level, "Can't downgrade to a newer version.")
     if name == METADATA_VERSION:
         return _update_metadata_version(state, level, kind, records)
     if name == KRAFT_VERSION:
         if level == current:
             return NO_ERROR
-        return _refused(name, level, "it cannot go back") if level < current else NO_ERROR
+        return (
+            _refused(name, level, "Can't downgrade the version of this feature.")
+            if level < current
+            else NO_ERROR
+        )
     missing = missing_dependency(name, level, proposed)
     if missing is not None:
         return _refused(name, level, missing)
@@ -108,7 +114,7 @@ def _upgrade_quorum(state: ControllerState, level: int, *, validate_only: bool) 
     if level == state.kraft_version:
         return NO_ERROR
     if state.upgrade_quorum is None:
-        return _refused(KRAFT_VERSION, level, "there is no quorum to raise it")
+        return _refused(KRAFT_VERSION, level, "There is no quorum to raise it.")
     try:
         state.upgrade_quorum(level, validate_only)
     except KafkaError as error:
@@ -122,13 +128,13 @@ def _update_metadata_version(
     current, target = state.version, METADATA_VERSIONS[level]
     if target < current and metadata_changed_between(current, target):
         why = (
-            "a downgrade that loses metadata is not supported"
+            "Unsafe metadata downgrade is not supported in this version."
             if kind == UNSAFE_DOWNGRADE
-            else "metadata that the older version does not know might be lost"
+            else "Refusing to perform the requested downgrade because it might delete metadata information."
         )
         return ApiError(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"metadata.version cannot go back from {current.level} to {level}: {why}",
+            f"Invalid metadata.version {level}. {why} The current one is {current.level}.",
         )
     records.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=level))
     return NO_ERROR
@@ -138,7 +144,7 @@ def _unsupported_by(state: ControllerState, name: str, level: int) -> str | None
     """The first node that does not support the level, in words."""
     local = state.settings.node_id
     nodes: list[tuple[str, Mapping[str, VersionRange]]] = [
-        (f"controller {local}, which is asked,", state.settings.supported_features)
+        (f"Local controller {local}", state.settings.supported_features)
     ]
     nodes += [(f"Broker {b.id}", b.supported_features) for b in state.image.cluster.brokers.values()]
     registered = {local}
@@ -146,15 +152,15 @@ def _unsupported_by(state: ControllerState, name: str, level: int) -> str | None
         for controller in state.image.cluster.controllers.values():
             registered.add(controller.id)
             if controller.id != local:
-                nodes.append((f"controller {controller.id}", controller.supported_features))
+                nodes.append((f"Controller {controller.id}", controller.supported_features))
     for who, features in nodes:
         supported = features.get(name, DISABLED)
         if level not in supported:
             if supported.max == 0:
-                return f"{who} does not know it"
-            return f"{who} supports {supported}"
+                return f"{who} does not support this feature."
+            return f"{who} only supports versions {supported}"
     if state.version.controller_registration:
         for voter in state.voters:
             if voter not in registered:
-                return f"controller {voter} has not registered, and may not support this feature"
+                return f"Controller {voter} has not registered, and may not support this feature"
     return None

@@ -182,7 +182,7 @@ def _alteration_error(
 def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
     election = _ELECTIONS.get(request.election_type)
     if election is None:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no election of type {request.election_type}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
     records: list[MetadataRecord] = []
     results: list[ReplicaElectionResult] = []
     if request.topic_partitions is None:
@@ -199,7 +199,7 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Resul
         for asked in request.topic_partitions:
             found = state.image.topics.by_name.get(asked.topic)
             if found is None:
-                missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {asked.topic}")
+                missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {asked.topic}")
                 outcome = [(index, missing) for index in asked.partitions]
             else:
                 outcome = [(i, elect_leader(state, found, i, election, records)) for i in asked.partitions]
@@ -222,7 +222,7 @@ def elect_leader(
 ) -> ApiError:
     partition = topic.partitions.get(index)
     if partition is None:
-        return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic.name}-{index}")
+        return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic.name}-{index}")
     done = partition.has_preferred_leader if election is Election.PREFERRED else partition.leader != NO_LEADER
     if done:
         return _plain(ErrorCode.ELECTION_NOT_NEEDED)
@@ -276,7 +276,8 @@ def assign_replicas_to_dirs(
     """
     if not state.version.directory_assignment:
         raise KafkaError(
-            ErrorCode.UNSUPPORTED_VERSION, "the metadata.version knows no directories of replicas yet"
+            ErrorCode.UNSUPPORTED_VERSION,
+            "Directory assignment is not supported yet. It needs metadata.version 3.7-IV2 or later.",
         )
     broker = request.broker_id
     state.check_broker_epoch(broker, request.broker_epoch)

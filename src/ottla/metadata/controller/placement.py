@@ -132,17 +132,18 @@ def place_replicas(
     if replication_factor <= 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"the replication factor is {replication_factor}; it must be at least 1",
+            f"Invalid replication factor {replication_factor}: the replication factor must be positive.",
         )
     if placer.unfenced == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            "no broker can take a replica now: all are fenced, or their log directories are cordoned",
+            "All brokers are currently fenced or have all their log directories cordoned.",
         )
     if replication_factor > placer.total:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"a replication factor of {replication_factor} needs as many brokers that "
-            f"can take a replica; registered are {placer.total}",
+            f"The target replication factor of {replication_factor} cannot be reached because only "
+            f"{placer.total} broker(s) are registered or some brokers have all their log directories "
+            "cordoned.",
         )
     return [placer.place(replication_factor) for _ in range(partitions)]

@@ -23,7 +23,7 @@ def allocate_producer_ids(
     if first > 2**63 - 1 - PRODUCER_ID_BLOCK_SIZE:
         raise KafkaError(
             ErrorCode.UNKNOWN_SERVER_ERROR,
-            "no producer ids are left: the next block would end above the largest 64-bit number",
+            "Exhausted all producerIds as the next block's end producerId would exceed the long type limit.",
         )
     record = ProducerIdsRecord(
         broker_id=request.broker_id,

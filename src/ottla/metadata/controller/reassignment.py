@@ -73,11 +73,11 @@ def _reassign(
 ) -> PartitionChangeRecord | None:
     topic = state.image.topics.by_name.get(name)
     if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
     partition = topic.partitions.get(asked.partition_index)
     if partition is None:
         raise KafkaError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{asked.partition_index}"
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{asked.partition_index}."
         )
     if asked.replicas is None:
         return _cancel(state, topic, asked.partition_index, partition)
@@ -98,8 +98,8 @@ def _check_replication_factor(partition: PartitionRegistration, target: int) -> 
     if current != target:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"the replication factor would change from {current} to {target}, which the "
-            "request does not allow",
+            f"The replication factor is changed from {current} to {target}, which the request does not "
+            "allow.",
         )
 
 
@@ -112,14 +112,14 @@ def _cancel(
     if not revert.replicas:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            "every replica would be new, so none could be copied from",
+            "Invalid replica assignment: every replica would be new, so none could be copied from.",
         )
     unclean_enabled = state.unclean_election_enabled(topic.name)
     if revert.unclean and not unclean_enabled:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"the reassignment of {topic.name}-{index} cannot be undone: no former replica "
-            "is in sync, and an unclean election would lose records",
+            f"Unable to revert partition assignment for {topic.name}:{index} because it would require "
+            "an unclean leader election. No former replica is in sync, so records could be lost.",
         )
     change = state.change(topic, index, partition)
     if unclean_enabled:

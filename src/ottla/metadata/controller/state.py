@@ -172,12 +172,13 @@ class ControllerState:
     def check_broker_epoch(self, broker: int, epoch: int) -> None:
         registration = self.image.cluster.brokers.get(broker)
         if registration is None:
-            raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"broker {broker} is not registered")
+            raise KafkaError(
+                ErrorCode.STALE_BROKER_EPOCH, f"No broker registration found for broker id {broker}"
+            )
         if registration.epoch != epoch:
             raise KafkaError(
                 ErrorCode.STALE_BROKER_EPOCH,
-                f"broker {broker} is registered with epoch {registration.epoch}; the request "
-                f"has epoch {epoch}",
+                f"Expected broker epoch {registration.epoch}, but got broker epoch {epoch}",
             )
 
     # Configs
@@ -245,6 +246,8 @@ def check_record_count(records: Sequence[MetadataRecord]) -> None:
     if len(records) > MAX_RECORDS_PER_REQUEST:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            f"the request would write {len(records)} metadata records; at most {MAX_RECORDS_PER_REQUEST} "
-            "are allowed: split it into smaller requests",
+            "Unable to perform excessively large batch operation. "
+            f"The request would write {len(records)} metadata records, and at most "
+            f"{MAX_RECORDS_PER_REQUEST} are "
+            "allowed; split it into smaller requests.",
         )

@@ -78,12 +78,14 @@ def create_topics(
             if topic.name == CLUSTER_METADATA_TOPIC:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
-                    f"{CLUSTER_METADATA_TOPIC} belongs to the cluster itself and cannot be created",
+                    f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited.",
                 )
             if not may_create_all and not context.allowed(
                 AclOperation.CREATE, ResourceType.TOPIC, topic.name
             ):
-                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the client may not create it")
+                raise KafkaError(
+                    ErrorCode.TOPIC_AUTHORIZATION_FAILED, "The client is not authorized to create the topic."
+                )
             _check_name(state, topic.name, collisions, created_keys)
             result = _create_topic(state, topic, context, topic_records, shown)
         except KafkaError as error:
@@ -94,8 +96,7 @@ def create_topics(
         records += topic_records
         results.append(result)
     results += [
-        _failed_topic(name, ErrorCode.INVALID_REQUEST, "the topic is named twice in the request")
-        for name in sorted(duplicates)
+        _failed_topic(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.") for name in sorted(duplicates)
     ]
     check_record_count(records)
     response = CreateTopicsResponse(topics=results)
@@ -117,7 +118,9 @@ def _check_total_partitions(state: ControllerState, topics: Sequence[CreatableTo
             total += max(0, topic.num_partitions)
     if total > MAX_PARTITIONS_PER_REQUEST:
         raise KafkaError(
-            ErrorCode.POLICY_VIOLATION, "too many partitions for one request; split it into smaller ones"
+            ErrorCode.POLICY_VIOLATION,
+            f"Excessively large number of partitions per request. At most {MAX_PARTITIONS_PER_REQUEST} are "
+            "allowed; split the request into smaller ones.",
         )
 
 
@@ -131,14 +134,14 @@ def _check_name(
     if reason is not None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     if name in state.image.topics.by_name:
-        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     if has_collision_chars(name):
         key = unify_collision_chars(name)
         for existing in (*collisions.get(key, ()), *created.get(key, ())):
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"topic {name} and the existing topic {existing} differ only in '.' and '_', "
-                "which metrics cannot tell apart",
+                f"Topic '{name}' collides with existing topic: {existing}. The names differ only in '.' and "
+                "'_', which metrics cannot tell apart.",
             )
 
 
@@ -194,12 +197,12 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
     if topic.replication_factor != -1:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            "replicas are given for each partition, so the replication factor must be -1",
+            "A manual partition assignment was specified, but replication factor was not set to -1.",
         )
     if topic.num_partitions != -1:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            "replicas are given for each partition, so the number of partitions must be -1",
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
         )
     partitions: dict[int, PartitionRegistration] = {}
     replication_factor: int | None = None
@@ -207,7 +210,7 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
         if assignment.partition_index in partitions:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"replicas are given twice for partition {assignment.partition_index}",
+                f"Found multiple manual partition assignments for partition {assignment.partition_index}.",
             )
         partitions[assignment.partition_index] = _assigned_partition(
             state, assignment.partition_index, assignment.broker_ids, replication_factor
@@ -216,7 +219,7 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
     if partitions.keys() != set(range(len(partitions))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            "the partitions that were given do not run from 0 without a gap",
+            "partitions should be a consecutive 0-based integer sequence",
         )
     return [partitions[index] for index in range(len(partitions))]
 
@@ -225,11 +228,13 @@ def _placed(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegi
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            "the replication factor must be at least 1, or -1 for the default",
+            "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if topic.num_partitions < -1 or topic.num_partitions == 0:
         raise KafkaError(
-            ErrorCode.INVALID_PARTITIONS, "the number of partitions must be at least 1, or -1 for the default"
+            ErrorCode.INVALID_PARTITIONS,
+            "Number of partitions was set to an invalid non-positive value. It must be larger than 0, "
+            "or -1 to use the default value.",
         )
     settings = state.settings
     count = settings.num_partitions if topic.num_partitions == -1 else topic.num_partitions
@@ -240,7 +245,7 @@ def _placed(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegi
         placement = place_replicas(state.usable_brokers(), count, factor, state.random)
     except KafkaError as error:
         raise KafkaError(
-            error.code, f"no place for {factor} replica(s) of each partition: {error.message}"
+            error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
         ) from None
     return [_placed_partition(state, replicas, factor) for replicas in placement]
 
@@ -259,10 +264,11 @@ def delete_topics(
         if version < 3:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                "topics cannot be deleted while delete.topic.enable is false",
+                "Topic deletion is disabled. Set delete.topic.enable to true to allow it.",
             )
         raise KafkaError(
-            ErrorCode.TOPIC_DELETION_DISABLED, "topics cannot be deleted while delete.topic.enable is false"
+            ErrorCode.TOPIC_DELETION_DISABLED,
+            "Topic deletion is disabled. Set delete.topic.enable to true to allow it.",
         )
     responses: list[DeletableTopicResult] = []
 
@@ -277,23 +283,21 @@ def delete_topics(
     ids: list[bytes] = []
     for topic in request.topics:
         if topic.name is not None and topic.topic_id != _ZERO_UUID:
-            text = "the topic has a name and an id; give one of them"
+            text = "You may not specify both topic name and topic id."
             respond(topic.name, topic.topic_id, ApiError(ErrorCode.INVALID_REQUEST, text))
         elif topic.name is not None:
             names.append(topic.name)
         elif topic.topic_id != _ZERO_UUID:
             ids.append(bytes(topic.topic_id))
         else:
-            text = "the topic has neither a name nor an id"
+            text = "Neither topic name nor id were specified."
             respond(None, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, text))
     duplicate_ids = {id for id, count in Counter(ids).items() if count > 1}
     duplicate_names = {name for name, count in Counter(names).items() if count > 1}
     for name in sorted(duplicate_names):
-        respond(
-            name, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, "the topic is named twice in the request")
-        )
+        respond(name, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
     for topic_id in sorted(duplicate_ids):
-        respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "the topic id is given twice"))
+        respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic id."))
 
     cluster_wide = context.allowed(AclOperation.DELETE, ResourceType.CLUSTER, CLUSTER_NAME)
 
@@ -326,7 +330,7 @@ def delete_topics(
         elif found.id in doomed or found.id in duplicate_ids:
             doomed.pop(found.id, None)
             duplicate_ids.add(found.id)
-            text = "the topic is given by its name and by its id"
+            text = "The provided topic name maps to an ID that was already supplied."
             respond(name, found.id, ApiError(ErrorCode.INVALID_REQUEST, text))
         else:
             doomed[found.id] = found
@@ -352,7 +356,7 @@ def create_partitions(
         CreatePartitionsTopicResult(
             name=name,
             error_code=int(ErrorCode.INVALID_REQUEST),
-            error_message="the topic is named twice in the request",
+            error_message="Duplicate topic name.",
         )
         for name, count in counts.items()
         if count > 1
@@ -385,23 +389,25 @@ def _grow_topic(
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     existing = len(topic.partitions)
     if request.count == existing:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"the topic has {existing} partition(s) already")
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {existing} partition(s).")
     if request.count < existing:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"{request.name} has {existing} partition(s) already; a topic can only grow, "
-            f"not go to {request.count}",
+            f"The topic {request.name} currently has {existing} partition(s); {request.count} would not "
+            "be an increase.",
         )
     additional = request.count - existing
     if request.assignments is not None and len(request.assignments) != additional:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"replicas are given for {len(request.assignments)} partition(s), but {additional} "
-            "are to be added",
+            f"Attempted to add {additional} additional partition(s), but only {len(request.assignments)} "
+            "assignment(s) were specified.",
         )
     if additional > MAX_PARTITIONS_PER_REQUEST:
         raise KafkaError(
-            ErrorCode.POLICY_VIOLATION, "too many partitions for one request; split it into smaller ones"
+            ErrorCode.POLICY_VIOLATION,
+            f"Excessively large number of partitions per request. At most {MAX_PARTITIONS_PER_REQUEST} are "
+            "allowed; split the request into smaller ones.",
         )
     context.charge_partitions(additional)
     factor = len(topic.partitions[0].replicas)
@@ -429,7 +435,8 @@ def _assigned_partition(
     if not any(state.is_active(replica) for replica in replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"none of the brokers given for partition {index} is active: all are fenced or shutting down",
+            f"All brokers specified in the manual partition assignment for partition {index} are fenced "
+            "or in controlled shutdown.",
         )
     return _new_partition(state, replicas)
 
@@ -438,26 +445,26 @@ def check_assignment(state: ControllerState, replicas: Sequence[int], replicatio
     """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as they
     should be.
     """
-    prefix = "the replicas that were given name"
+    prefix = "The manual partition assignment includes"
     if not replicas:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} no broker for a partition")
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} an empty replica list.")
     previous: int | None = None
     for replica in sorted(replicas):
         if replica not in state.image.cluster.brokers:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{prefix} broker {replica}, which is not registered",
+                f"{prefix} broker {replica}, but no such broker is registered.",
             )
         if replica == previous:
             raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} broker {replica} twice for one partition"
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{prefix} the broker {replica} more than once."
             )
         previous = replica
     if replication_factor is not None and len(replicas) != replication_factor:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"{prefix} {len(replicas)} replica(s) for one partition and {replication_factor} "
-            "for those before it; all need the same number",
+            f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent with previous "
+            f"partitions, which have {replication_factor} replica(s).",
         )
 
 
@@ -465,8 +472,8 @@ def _placed_partition(state: ControllerState, replicas: Sequence[int], factor: i
     if not any(state.is_active(replica) for replica in replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"no broker is active to hold the {factor} replica(s) of a partition: all "
-            "are fenced or shutting down",
+            f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced or in "
+            "controlled shutdown.",
         )
     return _new_partition(state, replicas)
 

@@ -99,7 +99,7 @@ def _preprocess(
     for resource, changes in resources:
         try:
             if counts[resource] > 1:
-                raise _invalid("a resource is named twice in the request")
+                raise _invalid("Each resource must appear at most once.")
             _check_form(changes)
             if resource.type == ConfigResourceType.BROKER:
                 _check_broker(context, resource, changes, incremental=incremental)
@@ -110,7 +110,7 @@ def _preprocess(
             elif resource.type in _STORED:
                 outcomes.append(None)
             else:
-                raise _invalid(f"resources of type {int(resource.type)} have no settings")
+                raise _invalid(f"Unknown resource type {int(resource.type)}: it has no configs.")
         except KafkaError as error:
             outcomes.append(ApiError.of(error))
     return outcomes
@@ -118,10 +118,10 @@ def _preprocess(
 
 def _check_form(changes: Sequence[Change]) -> None:
     if len({change.name for change in changes}) != len(changes):
-        raise _invalid("a setting is named twice for one resource")
+        raise _invalid("Error due to duplicate config keys")
     nulls = [c.name for c in changes if c.value is None and c.operation != OpType.DELETE]
     if nulls:
-        raise _invalid(f"no value is given for {', '.join(nulls)}")
+        raise _invalid(f"Null value not supported for : {', '.join(nulls)}")
 
 
 def _check_broker(
@@ -151,7 +151,7 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
             if key is None or key.type is not ConfigType.LIST:
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
-                    f"{name} is not a list, so {OpType(operation).name} makes no sense for it; use SET",
+                    f"Can't {OpType(operation).name} to key {name} because its type is not LIST. Use SET.",
                 )
             items = [item for item in settings.get(name, key.show(key.default) or "").split(",") if item]
             given = [item for item in (value or "").split(",") if item]
@@ -161,7 +161,7 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
                 items = [item for item in items if item not in given]
             settings[name] = ",".join(items)
         else:
-            raise _invalid(f"there is no operation {operation} on settings")
+            raise _invalid(f"Unknown operation type {operation}")
     return settings
 
 
@@ -182,7 +182,7 @@ def _change_loggers(
             raise _invalid(
                 f"{OpType(operation).name} makes no sense for a logger; use SET or DELETE"
                 if operation in tuple(OpType)
-                else f"there is no operation {operation} on settings"
+                else f"Unknown operation type {operation}"
             )
         if name not in known:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no logger {name}")

@@ -83,7 +83,7 @@ def _configs(
                 raise _invalid("the name of the group is missing")
             return view.group(overrides)
         case _:
-            raise _invalid(f"resources of type {kind} have no settings")
+            raise _invalid(f"Unknown resource type {kind}: it has no configs.")
 
 
 def _authorize(context: RequestContext, kind: int, name: str) -> None:

@@ -1,16 +1,16 @@
-"""Incremental fetch sessions: what is told, what is left out, and who gives way to whom."""
+"""Incremental fetch sessions: what a response includes and leaves out, and which sessions are evicted."""
 
 from ottla.node.fetch.session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     MIN_EVICTION_MS,
     NO_SESSION,
-    Fetch,
+    FetchContext,
+    FetchKey,
     FetchSessionCache,
-    FullFetch,
-    IncrementalFetch,
-    Key,
-    SessionError,
+    FullFetchContext,
+    IncrementalFetchContext,
+    SessionErrorContext,
     next_epoch,
 )
 from ottla.protocol.errors import ErrorCode
@@ -37,9 +37,9 @@ class Fetcher:
         by_id: bool = True,
         follower: bool = False,
         offset: int = 0,
-    ) -> Fetch:
+    ) -> FetchContext:
         asked = {(TOPIC, index): FetchPartition(partition=index, fetch_offset=offset) for index in indexes}
-        return self.cache.begin(
+        return self.cache.new_context(
             session,
             epoch,
             asked,
@@ -50,15 +50,15 @@ class Fetcher:
 
     def new_session(self, *indexes: int, follower: bool = False) -> int:
         fetch = self.begin(NO_SESSION, INITIAL_EPOCH, *indexes, follower=follower)
-        _, session, _ = fetch.respond(quiet(*indexes))
+        _, session, _ = fetch.update_and_generate_response_data(quiet(*indexes))
         return session
 
 
-def key(index: int) -> Key:
+def key(index: int) -> FetchKey:
     return TOPIC, index
 
 
-def quiet(*indexes: int, high_watermark: int = 5) -> dict[Key, PartitionData]:
+def quiet(*indexes: int, high_watermark: int = 5) -> dict[FetchKey, PartitionData]:
     return {
         key(index): PartitionData(
             partition_index=index, high_watermark=high_watermark, log_start_offset=0, records=b""
@@ -67,56 +67,56 @@ def quiet(*indexes: int, high_watermark: int = 5) -> dict[Key, PartitionData]:
     }
 
 
-def told(fetch: Fetch, results: dict[Key, PartitionData]) -> list[int]:
-    error, _, included = fetch.respond(results)
+def included(fetch: FetchContext, results: dict[FetchKey, PartitionData]) -> list[int]:
+    error, _, data = fetch.update_and_generate_response_data(results)
     assert error is ErrorCode.NONE
-    return [index for _, index in included]
+    return [index for _, index in data]
 
 
 def test_a_full_fetch_is_answered_in_full_and_begins_a_session() -> None:
     fetcher = Fetcher()
     fetch = fetcher.begin(NO_SESSION, INITIAL_EPOCH, 0, 1)
-    assert isinstance(fetch, FullFetch)
+    assert isinstance(fetch, FullFetchContext)
     assert [index for (_, index), _ in fetch.partitions()] == [0, 1]
-    error, session, included = fetch.respond(quiet(0, 1))
+    error, session, included = fetch.update_and_generate_response_data(quiet(0, 1))
     assert (error, list(included)) == (ErrorCode.NONE, [key(0), key(1)])
     assert session != NO_SESSION
     assert len(fetcher.cache) == 1
 
 
-def test_an_incremental_fetch_covers_the_whole_session_and_tells_only_news() -> None:
+def test_an_incremental_fetch_covers_the_whole_session_and_returns_only_changes() -> None:
     fetcher = Fetcher()
     session = fetcher.new_session(0, 1, 2)
     fetch = fetcher.begin(session, 1)
-    assert isinstance(fetch, IncrementalFetch)
+    assert isinstance(fetch, IncrementalFetchContext)
     assert [index for (_, index), _ in fetch.partitions()] == [0, 1, 2]
-    assert told(fetch, quiet(0, 1, 2)) == []
+    assert included(fetch, quiet(0, 1, 2)) == []
     results = quiet(0, 1, 2)
     results[key(1)].records = b"some"
     results[key(2)].high_watermark = 6
-    assert told(fetcher.begin(session, 2), results) == [1, 2]
-    assert told(fetcher.begin(session, 3), quiet(0, 1) | quiet(2, high_watermark=6)) == []
+    assert included(fetcher.begin(session, 2), results) == [1, 2]
+    assert included(fetcher.begin(session, 3), quiet(0, 1) | quiet(2, high_watermark=6)) == []
 
 
-def test_an_error_is_told_and_its_end_too() -> None:
+def test_an_error_is_returned_and_its_end_too() -> None:
     fetcher = Fetcher()
     session = fetcher.new_session(0)
     failing = {key(0): PartitionData(partition_index=0, error_code=6, high_watermark=-1, log_start_offset=0)}
-    assert told(fetcher.begin(session, 1), failing) == [0]
-    assert told(fetcher.begin(session, 2), failing) == [0]
-    assert told(fetcher.begin(session, 3), quiet(0)) == [0]
-    assert told(fetcher.begin(session, 4), quiet(0)) == []
+    assert included(fetcher.begin(session, 1), failing) == [0]
+    assert included(fetcher.begin(session, 2), failing) == [0]
+    assert included(fetcher.begin(session, 3), quiet(0)) == [0]
+    assert included(fetcher.begin(session, 4), quiet(0)) == []
 
 
-def test_a_diverging_epoch_and_a_preferred_replica_are_told() -> None:
+def test_a_diverging_epoch_and_a_preferred_replica_are_returned() -> None:
     fetcher = Fetcher()
     session = fetcher.new_session(0)
     results = quiet(0)
     results[key(0)].diverging_epoch = EpochEndOffset(epoch=1, end_offset=3)
-    assert told(fetcher.begin(session, 1), results) == [0]
+    assert included(fetcher.begin(session, 1), results) == [0]
     results = quiet(0)
     results[key(0)].preferred_read_replica = 2
-    assert told(fetcher.begin(session, 2), results) == [0]
+    assert included(fetcher.begin(session, 2), results) == [0]
 
 
 def test_partitions_join_change_and_leave_a_session() -> None:
@@ -124,20 +124,20 @@ def test_partitions_join_change_and_leave_a_session() -> None:
     session = fetcher.new_session(0, 1)
     fetch = fetcher.begin(session, 1, 1, 2, forget=(0,), offset=9)
     assert {index: asked.fetch_offset for (_, index), asked in fetch.partitions()} == {1: 9, 2: 9}
-    assert told(fetch, quiet(1, 2)) == [2]
+    assert included(fetch, quiet(1, 2)) == [2]
     empty = fetcher.begin(session, 2, forget=(1, 2))
-    assert isinstance(empty, FullFetch)
-    assert empty.respond({})[:2] == (ErrorCode.NONE, NO_SESSION)
+    assert isinstance(empty, FullFetchContext)
+    assert empty.update_and_generate_response_data({})[:2] == (ErrorCode.NONE, NO_SESSION)
     assert len(fetcher.cache) == 0
 
 
-def test_partitions_that_had_records_go_to_the_end_of_the_line() -> None:
+def test_partitions_that_had_records_are_read_last_the_next_time() -> None:
     fetcher = Fetcher()
     session = fetcher.new_session(0, 1, 2)
     fetch = fetcher.begin(session, 1)
     results = quiet(0, 1, 2)
     results[key(0)].records = b"some"
-    told(fetch, results)
+    included(fetch, results)
     assert [index for (_, index), _ in fetcher.begin(session, 2).partitions()] == [1, 2, 0]
 
 
@@ -145,15 +145,15 @@ def test_a_session_that_is_not_there_and_an_epoch_that_is_not_next_are_refused()
     fetcher = Fetcher()
     session = fetcher.new_session(0)
 
-    def error(fetch: Fetch) -> ErrorCode:
-        assert isinstance(fetch, SessionError)
+    def error(fetch: FetchContext) -> ErrorCode:
+        assert isinstance(fetch, SessionErrorContext)
         assert list(fetch.partitions()) == []
-        return fetch.respond({})[0]
+        return fetch.update_and_generate_response_data({})[0]
 
     assert error(fetcher.begin(session + 1, 1)) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert error(fetcher.begin(session, 2)) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
     assert error(fetcher.begin(session, 1, by_id=False)) is ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-    assert isinstance(fetcher.begin(session, 1), IncrementalFetch)
+    assert isinstance(fetcher.begin(session, 1), IncrementalFetchContext)
 
 
 def test_a_fetch_overtaken_by_the_next_one_is_refused() -> None:
@@ -161,22 +161,26 @@ def test_a_fetch_overtaken_by_the_next_one_is_refused() -> None:
     session = fetcher.new_session(0)
     slow = fetcher.begin(session, 1)
     fetcher.begin(session, 2)
-    assert slow.respond(quiet(0)) == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session, {})
+    assert slow.update_and_generate_response_data(quiet(0)) == (
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        session,
+        {},
+    )
 
 
 def test_a_final_fetch_ends_the_session() -> None:
     fetcher = Fetcher()
     session = fetcher.new_session(0)
     fetch = fetcher.begin(session, FINAL_EPOCH, 0)
-    assert fetch.respond(quiet(0))[1] == NO_SESSION
-    assert isinstance(fetcher.begin(session, 1), SessionError)
+    assert fetch.update_and_generate_response_data(quiet(0))[1] == NO_SESSION
+    assert isinstance(fetcher.begin(session, 1), SessionErrorContext)
 
 
 def test_a_new_session_with_the_id_of_an_old_one_ends_it() -> None:
     fetcher = Fetcher()
     session = fetcher.new_session(0)
-    fetcher.begin(session, INITIAL_EPOCH, 0).respond(quiet(0))
-    assert isinstance(fetcher.begin(session, 1), SessionError)
+    fetcher.begin(session, INITIAL_EPOCH, 0).update_and_generate_response_data(quiet(0))
+    assert isinstance(fetcher.begin(session, 1), SessionErrorContext)
     assert len(fetcher.cache) == 1
 
 
@@ -184,8 +188,8 @@ def test_a_full_cache_refuses_sessions_but_serves_the_fetch() -> None:
     fetcher = Fetcher(slots=1)
     first = fetcher.new_session(0)
     fetch = fetcher.begin(NO_SESSION, INITIAL_EPOCH, 0)
-    assert fetch.respond(quiet(0)) == (ErrorCode.NONE, NO_SESSION, quiet(0))
-    assert isinstance(fetcher.begin(first, 1), IncrementalFetch)
+    assert fetch.update_and_generate_response_data(quiet(0)) == (ErrorCode.NONE, NO_SESSION, quiet(0))
+    assert isinstance(fetcher.begin(first, 1), IncrementalFetchContext)
     assert Fetcher(slots=0).new_session(0) == NO_SESSION
 
 
@@ -194,7 +198,7 @@ def test_a_stale_session_gives_way() -> None:
     first = fetcher.new_session(0, 1, 2)
     fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)
     assert fetcher.new_session(0) != NO_SESSION
-    assert isinstance(fetcher.begin(first, 1), SessionError)
+    assert isinstance(fetcher.begin(first, 1), SessionErrorContext)
     assert fetcher.cache.evictions == 1
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
-from ottla.node.api.responses import encode, failure_response, not_encodable
+from ottla.node.api.responses import encode, failure_response, not_encodable, unsupported_api_versions
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
@@ -104,10 +104,8 @@ class Dispatcher:
         )
         handle = served.handle or served.load()
         if not supported:
-            from ottla.node.api.handlers.api_versions import unsupported_version
-
             context.version = 0
-            return encode(context, unsupported_version())
+            return encode(context, unsupported_api_versions())
         assert served.request_class is not None
         cache_key: CacheKey | None = None
         if (

@@ -7,6 +7,7 @@ import logging
 from ottla.node.api.context import ApiRequestContext
 from ottla.node.api.routes import FailureResponse
 from ottla.node.network.connection import Parts, ProtocolViolation
+from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.headers import response_parts
@@ -27,6 +28,17 @@ def not_encodable(context: ApiRequestContext, response: Response, error: Excepti
     """Log a fault of the node's, and return what closes the connection instead of a response."""
     log.error("%s version %d: %r cannot be sent", context.api.name, context.version, response, exc_info=error)
     return ProtocolViolation(f"its {context.api.name} request has no proper answer")
+
+
+def unsupported_api_versions() -> Response:
+    """The response to a version of ApiVersions that is not served: the range that is, for version 0."""
+    from ottla.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
+
+    api = API[API_VERSIONS]
+    return ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)],
+    )
 
 
 def failure_response(

@@ -1,9 +1,9 @@
-"""Reading what is not in memory, without stopping the event loop for it.
+"""Reading what is not in memory without blocking the event loop.
 
-A handler reads with `may_wait=False` and notes what it missed. If that was anything, it is loaded by the pool
-and everything is read again: the answer is always made in one go, on the loop, from what is true then. Each
-round may find the next thing missing (an index, then the batch that it leads to), and memory may be short, so
-rounds are few and the last attempt waits for the disk like any other program.
+A handler reads with `may_wait=False` and collects what is missing. The pool loads that, and the handler reads
+everything again, so a response is always made in one turn of the loop, of what is true then. Each round may
+find the next thing missing (an index, then the batch that it points to), and memory may be short, so the
+rounds are limited and the last attempt waits for the disk.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ROUNDS: Final = 8
 
 
 async def load_and_retry(pool: Pool, missing: Missing, attempt: Callable[[Missing | None], T]) -> T:
-    """Load what an attempt missed and try again. An attempt adds to the list what it misses; given None it
-    has to wait for the disk instead.
+    """Load what an attempt found missing, and attempt again. An attempt adds what it misses to the list;
+    given None it waits for the disk instead.
     """
     for _ in range(_ROUNDS):
         await pool.run(_load, missing)
@@ -36,5 +36,5 @@ async def load_and_retry(pool: Pool, missing: Missing, attempt: Callable[[Missin
 
 def _load(missing: Missing) -> None:
     for each in missing:
-        with contextlib.suppress(OSError):  # whoever reads it again is told
+        with contextlib.suppress(OSError):  # the next attempt meets the error again
             each.load()

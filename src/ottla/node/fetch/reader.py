@@ -1,8 +1,8 @@
-"""Reads the partitions of a Fetch request, as often as it takes until the answer is worth sending.
+"""Reads the partitions of a Fetch request, as often as it takes until the response is worth sending.
 
-Each reading begins anew: what the leader knows by then, within the request's limits. In between, marks of
-where each partition stood tell cheaply whether another reading would find more. Invariant: right after a
-reading nothing is worth reading again.
+Each reading starts from the beginning, with what the leader knows by then and within the request's limits.
+Between readings, marks of where each partition stood show cheaply whether another reading would find more.
+Invariant: right after a reading nothing is worth reading again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.fetch.cold_reads import Missing
-from ottla.node.fetch.session import Fetch, Key, Results
+from ottla.node.fetch.session import FetchContext, FetchKey, FetchResults
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
@@ -75,7 +75,7 @@ def replica_id(request: FetchRequest, version: int) -> int:
 
 
 class FetchReader:
-    """Reads the partitions of a fetch, as often as it takes."""
+    """The readings for one Fetch request."""
 
     __slots__ = (
         "_authorized",
@@ -98,7 +98,7 @@ class FetchReader:
         "_read_bytes",
         "_replica_epoch",
         "_replica_id",
-        "_tells_high_watermark",
+        "_reports_high_watermark",
         "follower",
         "keys",
         "satisfied",
@@ -108,7 +108,7 @@ class FetchReader:
         self,
         request: FetchRequest,
         version: int,
-        fetch: Fetch,
+        fetch: FetchContext,
         broker: FetchServices,
         permissions: Permissions,
         pending: PendingRequest,
@@ -154,18 +154,20 @@ class FetchReader:
         self._marks: list[tuple[Partition, int | None, int, int, int, int, int]] = []
         self._read_bytes = 0
         self.satisfied = False
-        # Consumers that read from followers wait for these to learn of the high watermark, so a follower is
-        # then told as soon as it moves. Otherwise that would only double the number of its fetches.
-        self._tells_high_watermark = self.follower and broker.replication.selects_nearest
-        self._high_watermarks: dict[Key, int] = {}  # as of the first reading, where they are to be told
+        # Consumers that read from a follower see records once that follower knows the new high watermark, so
+        # it gets a response as soon as the high watermark moves. Where consumers read from leaders only, that
+        # would just double the number of fetches.
+        self._reports_high_watermark = self.follower and broker.replication.selects_nearest
+        # As of the first reading, if `_reports_high_watermark`.
+        self._high_watermarks: dict[FetchKey, int] = {}
 
-    def read(self, missing: Missing | None) -> Results:
-        """Read everything anew. `satisfied` says whether the response should not wait for more.
+    def read(self, missing: Missing | None) -> FetchResults:
+        """Read every partition; `satisfied` says afterwards whether the response should not wait for more.
 
-        What is not in memory is added to `missing`, and the results are of no use then; without a list,
+        What is not in memory is added to `missing`, and the results are of no use then. Without a list the
         reading waits for the disk.
         """
-        results: Results = {}
+        results: FetchResults = {}
         self.keys.clear()
         self._marks.clear()
         self._partitions.clear()
@@ -174,21 +176,21 @@ class FetchReader:
         enough = min(self._min_bytes, left)
         now = False
         empty = True
-        for key, asked in self._fetch.partitions():
+        for key, requested in self._fetch.partitions():
             try:
                 data = self._read_one(
-                    key, asked, left, min_one_batch=self._read_bytes == 0, may_wait=missing is None
+                    key, requested, left, min_one_batch=self._read_bytes == 0, may_wait=missing is None
                 )
             except NotInMemory as part:
                 assert missing is not None
                 missing.append(part)
-                left = max(0, left - asked.partition_max_bytes)
+                left = max(0, left - requested.partition_max_bytes)
                 continue
             results[key] = data
             empty = False
             if data.error_code or data.diverging_epoch.epoch >= 0 or data.preferred_read_replica >= 0:
                 now = True
-            if self._tells_high_watermark and data.high_watermark > self._high_watermarks.get(key, 0):
+            if self._reports_high_watermark and data.high_watermark > self._high_watermarks.get(key, 0):
                 now = True
             size = len(data.records or b"")
             self._read_bytes += size
@@ -200,28 +202,28 @@ class FetchReader:
         return results
 
     def _read_one(
-        self, key: Key, asked: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
+        self, key: FetchKey, requested: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
     ) -> PartitionData:
         topic, index = key
         replication = self._broker.replication
         try:
             partition = self._find(topic, index)
-            max_bytes = min(asked.partition_max_bytes, left)
+            max_bytes = min(requested.partition_max_bytes, left)
             if self._rack:
-                nearest = self._nearest(partition, asked)
-                if nearest is not None:
-                    return nearest
+                preferred = self._preferred_replica(partition, requested)
+                if preferred is not None:
+                    return preferred
             throttled = self.follower and replication.is_throttled(partition, self._replica_id)
             if throttled and replication.leader_quota.is_exceeded:
                 max_bytes, min_one_batch = 0, False
             fetched = partition.fetch_records(
-                asked.fetch_offset,
+                requested.fetch_offset,
                 max_bytes,
                 isolation=self._isolation,
                 now_ms=self._clock.wall_ms(),
-                current_leader_epoch=asked.current_leader_epoch,
-                last_fetched_epoch=asked.last_fetched_epoch,
-                follower=FollowerFetch(self._replica_id, asked.log_start_offset, self._replica_epoch)
+                current_leader_epoch=requested.current_leader_epoch,
+                last_fetched_epoch=requested.last_fetched_epoch,
+                follower=FollowerFetch(self._replica_id, requested.log_start_offset, self._replica_epoch)
                 if self.follower
                 else None,
                 only_leader=self._only_leader,
@@ -238,13 +240,13 @@ class FetchReader:
             )
         self._partitions.append(partition)
         records, aborted = fetched.records, fetched.aborted
-        if records and not min_one_batch and _is_cut(records):
+        if records and not min_one_batch and _is_incomplete(records):
             records, aborted = b"", None
         if throttled:
             replication.leader_quota.record(len(records))
         high_watermark = fetched.high_watermark
         if self.follower:
-            if self._tells_high_watermark:
+            if self._reports_high_watermark:
                 self._high_watermarks.setdefault(key, high_watermark)
             # This very fetch may have moved it.
             high_watermark = partition.log.high_watermark
@@ -267,8 +269,8 @@ class FetchReader:
             )
         return data
 
-    def _nearest(self, partition: Partition, asked: FetchPartition) -> PartitionData | None:
-        """The answer that sends a consumer to a replica in its rack, if there is one."""
+    def _preferred_replica(self, partition: Partition, requested: FetchPartition) -> PartitionData | None:
+        """The response that sends a consumer to a replica in its rack; None if it should read here."""
         broker = self._broker
         if not broker.replication.selects_nearest:
             return None
@@ -279,14 +281,14 @@ class FetchReader:
             if id in brokers and not brokers[id].fenced and self._listener in brokers[id].listeners
         }
         chosen = partition.find_preferred_read_replica(
-            self._rack, reachable, asked.fetch_offset, self._clock.wall_ms()
+            self._rack, reachable, requested.fetch_offset, self._clock.wall_ms()
         )
         if chosen is None:
             return None
-        partition.check_replica(asked.current_leader_epoch, only_leader=False)
+        partition.check_replica(requested.current_leader_epoch, only_leader=False)
         log = partition.log
         return PartitionData(
-            partition_index=asked.partition,
+            partition_index=requested.partition,
             high_watermark=log.high_watermark,
             last_stable_offset=log.last_stable_offset,
             log_start_offset=log.log_start_offset,
@@ -310,18 +312,18 @@ class FetchReader:
         if self._is_stale:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"broker {self._replica_id} has registered since with a higher epoch than "
-                f"{self._replica_epoch}",
+                f"Broker {self._replica_id} has registered again since its epoch {self._replica_epoch}",
             )
         return broker.replicas.partition(TopicPartition(name, index))
 
-    # Waiting
+    # Whether to read again
 
     def _mark(self, partition: Partition) -> None:
         self.keys.append(partition.topic_partition)
         segment = partition.log.active_segment
         end = self._readable_end(partition)
-        # What becomes readable next may have been written long before, so growth would not show it.
+        # If the log goes on beyond the readable end, what becomes readable next is there already, and the
+        # segment's growth would not show it.
         base_offset = segment.base_offset if end == partition.log.log_end_offset else -1
         self._marks.append(
             (
@@ -342,14 +344,14 @@ class FetchReader:
         return log.last_stable_offset if self._committed else log.high_watermark
 
     def may_be_satisfied(self) -> bool:
-        """Whether it is worth reading again: enough has become readable since, or a leadership has changed.
-        Right after a reading it never is.
+        """Whether it is worth reading again: enough has become readable since, or a leader has changed. Right
+        after a reading it never is.
         """
         grown = self._read_bytes
         for partition, leader_id, epoch, end, base_offset, size, high_watermark in self._marks:
             if partition.leader_epoch != epoch or partition.leader_id != leader_id:
                 return True
-            if self._tells_high_watermark and partition.log.high_watermark > high_watermark:
+            if self._reports_high_watermark and partition.log.high_watermark > high_watermark:
                 return True
             if self._readable_end(partition) <= end:
                 continue
@@ -360,8 +362,8 @@ class FetchReader:
         return grown > self._read_bytes and grown >= self._min_bytes
 
 
-def _is_cut(records: bytes) -> bool:
-    """Whether not even the first batch is whole."""
+def _is_incomplete(records: bytes) -> bool:
+    """Whether not even the first batch is complete."""
     if len(records) < LOG_OVERHEAD:
         return True
     return len(records) < LOG_OVERHEAD + int.from_bytes(records[8:12], "big")

@@ -1,13 +1,13 @@
 """Incremental fetch sessions (KIP-227): a fetcher names its partitions once and then only what changes.
 
-A session remembers what was asked of each partition and what was last told. A fetch that goes on with a
-session covers all of its partitions, and its response holds those with news: records, another high
-watermark or log start, an error. Each request carries the next epoch of its session, so that a lost or
-repeated one is noticed.
+A session holds what was requested of each partition and what the last response said of it. A fetch that
+continues a session covers all of its partitions, and its response holds those that changed: records, another
+high watermark or log start offset, an error. Each request carries the next epoch of its session, so that the
+broker notices a lost or repeated one.
 
-The cache has a fixed number of places. A new session takes the place of one that has not been used for
-two minutes, or of one with fewer partitions that is older than that; sessions of followers give way to
-followers only. Where there is no place the fetcher is told session 0 and goes on with full fetches.
+The cache has a fixed number of slots. A new session replaces one that has not been used for two minutes, or
+one with fewer partitions that is older than that; sessions of followers are replaced by sessions of followers
+only. Where there is no slot the response has session id 0, and the fetcher goes on with full fetches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _MAX_EPOCH: Final = 2**31 - 1
 
 Topic: TypeAlias = bytes | str
 """A topic's id, or its name where the version of the request knows no ids."""
-Key: TypeAlias = tuple[Topic, int]
-Results: TypeAlias = dict[Key, PartitionData]
+FetchKey: TypeAlias = tuple[Topic, int]
+FetchResults: TypeAlias = dict[FetchKey, PartitionData]
+"""What was read of each partition, in the order of the response."""
 
 
 def next_epoch(epoch: int) -> int:
@@ -42,95 +43,100 @@ def next_epoch(epoch: int) -> int:
 class CachedPartition:
     """What a session knows of one partition."""
 
-    __slots__ = ("asked", "high_watermark", "log_start_offset")
+    __slots__ = ("high_watermark", "log_start_offset", "requested")
 
-    def __init__(self, asked: FetchPartition) -> None:
-        self.asked = asked
-        # What the fetcher was last told; -1 makes the next response tell it again.
+    def __init__(self, requested: FetchPartition) -> None:
+        self.requested = requested
+        # As the last response said; -1 makes the next response say it again.
         self.high_watermark = -1
         self.log_start_offset = -1
 
-    def tell(self, data: PartitionData) -> bool:
-        """Note what a response would say, and whether there is any news in it."""
-        news = bool(data.records) or data.preferred_read_replica >= 0 or data.diverging_epoch.epoch >= 0
+    def maybe_update_response_data(self, data: PartitionData) -> bool:
+        """Note what a response would say of the partition; whether that is anything new to the fetcher."""
+        changed = bool(data.records) or data.preferred_read_replica >= 0 or data.diverging_epoch.epoch >= 0
         if self.high_watermark != data.high_watermark:
             self.high_watermark = data.high_watermark
-            news = True
+            changed = True
         if self.log_start_offset != data.log_start_offset:
             self.log_start_offset = data.log_start_offset
-            news = True
+            changed = True
         if data.error_code:
             self.high_watermark = -1
-            news = True
-        return news
+            changed = True
+        return changed
 
 
 @dataclass(slots=True)
 class FetchSession:
     id: int
+    # Whether the fetcher is a follower.
     privileged: bool
+    # Whether its requests name topics by id; a session may not mix both ways.
     by_id: bool
-    partitions: dict[Key, CachedPartition]
+    # In the order in which the next fetch reads them.
+    partitions: dict[FetchKey, CachedPartition]
     created_ms: int
     used_ms: int
     epoch: int
 
-    def update(self, asked: Mapping[Key, FetchPartition], forgotten: Iterable[Key]) -> None:
-        for key, partition in asked.items():
+    def update(self, requested: Mapping[FetchKey, FetchPartition], forgotten: Iterable[FetchKey]) -> None:
+        for key, partition in requested.items():
             known = self.partitions.get(key)
             if known is None:
                 self.partitions[key] = CachedPartition(partition)
             else:
-                known.asked = partition
+                known.requested = partition
         for key in forgotten:
             self.partitions.pop(key, None)
 
 
-class SessionError:
-    """A fetch whose session is not what the fetcher believes."""
+class SessionErrorContext:
+    """A fetch whose session does not exist, or is in another epoch."""
 
     __slots__ = ("error",)
 
     def __init__(self, error: ErrorCode) -> None:
         self.error = error
 
-    def partitions(self) -> Iterator[tuple[Key, FetchPartition]]:
+    def partitions(self) -> Iterator[tuple[FetchKey, FetchPartition]]:
         return iter(())
 
-    def respond(self, results: Results) -> tuple[ErrorCode, int, Results]:
+    def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         return self.error, NO_SESSION, {}
 
 
-class FullFetch:
-    """A fetch that names all of its partitions; it may begin a session."""
+class FullFetchContext:
+    """A fetch that names all of its partitions; with a cache it may begin a session."""
 
-    __slots__ = ("_asked", "_by_id", "_cache", "_privileged")
+    __slots__ = ("_by_id", "_cache", "_privileged", "_requested")
 
     def __init__(
         self,
         cache: FetchSessionCache | None,
-        asked: Mapping[Key, FetchPartition],
+        requested: Mapping[FetchKey, FetchPartition],
         *,
         by_id: bool = False,
         privileged: bool = False,
     ) -> None:
         self._cache = cache
-        self._asked = asked
+        self._requested = requested
         self._by_id = by_id
         self._privileged = privileged
 
-    def partitions(self) -> Iterator[tuple[Key, FetchPartition]]:
-        return iter(self._asked.items())
+    def partitions(self) -> Iterator[tuple[FetchKey, FetchPartition]]:
+        return iter(self._requested.items())
 
-    def respond(self, results: Results) -> tuple[ErrorCode, int, Results]:
+    def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         if self._cache is None:
             return ErrorCode.NONE, NO_SESSION, results
-        session = self._cache.create(self._asked, results, by_id=self._by_id, privileged=self._privileged)
+        session = self._cache.maybe_create_session(
+            self._requested, results, by_id=self._by_id, privileged=self._privileged
+        )
         return ErrorCode.NONE, NO_SESSION if session is None else session.id, results
 
 
-class IncrementalFetch:
-    """A fetch that goes on with a session."""
+class IncrementalFetchContext:
+    """A fetch that continues a session."""
 
     __slots__ = ("_epoch", "_session")
 
@@ -138,27 +144,27 @@ class IncrementalFetch:
         self._session = session
         self._epoch = session.epoch
 
-    def partitions(self) -> Iterator[tuple[Key, FetchPartition]]:
-        return ((key, cached.asked) for key, cached in self._session.partitions.items())
+    def partitions(self) -> Iterator[tuple[FetchKey, FetchPartition]]:
+        return ((key, cached.requested) for key, cached in self._session.partitions.items())
 
-    def respond(self, results: Results) -> tuple[ErrorCode, int, Results]:
+    def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         session = self._session
         if session.epoch != self._epoch:
-            # Another request went on with the session while this one waited.
+            # Another request continued the session while this one waited.
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.id, {}
-        news: Results = {}
+        included: FetchResults = {}
         for key, data in results.items():
             cached = session.partitions.get(key)
-            if cached is None or not cached.tell(data):
+            if cached is None or not cached.maybe_update_response_data(data):
                 continue
-            news[key] = data
+            included[key] = data
             if data.records:
-                # Partitions that had their share go to the end of the line.
+                # The next fetch reads the other partitions first.
                 session.partitions[key] = session.partitions.pop(key)
-        return ErrorCode.NONE, session.id, news
+        return ErrorCode.NONE, session.id, included
 
 
-Fetch: TypeAlias = SessionError | FullFetch | IncrementalFetch
+FetchContext: TypeAlias = SessionErrorContext | FullFetchContext | IncrementalFetchContext
 
 
 class FetchSessionCache:
@@ -180,49 +186,54 @@ class FetchSessionCache:
     def cached_partitions(self) -> int:
         return sum(len(session.partitions) for session in self._sessions.values())
 
-    def begin(
+    def new_context(
         self,
         session_id: int,
         epoch: int,
-        asked: Mapping[Key, FetchPartition],
-        forgotten: Iterable[Key],
+        requested: Mapping[FetchKey, FetchPartition],
+        forgotten: Iterable[FetchKey],
         *,
         by_id: bool,
         privileged: bool,
-    ) -> Fetch:
-        """What a fetch request is a fetch of."""
+    ) -> FetchContext:
+        """Find the session that a request continues, or the full fetch that it is."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._sessions.pop(session_id, None)
             if epoch == FINAL_EPOCH:
-                return FullFetch(None, asked)
-            return FullFetch(self, asked, by_id=by_id, privileged=privileged)
+                return FullFetchContext(None, requested)
+            return FullFetchContext(self, requested, by_id=by_id, privileged=privileged)
         session = self._sessions.get(session_id)
         if session is None:
-            return SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+            return SessionErrorContext(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != epoch:
-            return SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+            return SessionErrorContext(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
-            return SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        session.update(asked, forgotten)
+            return SessionErrorContext(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session.update(requested, forgotten)
         if not session.partitions:
             del self._sessions[session_id]
-            return FullFetch(None, asked)
+            return FullFetchContext(None, requested)
         session.used_ms = self._clock.wall_ms()
         self._sessions[session_id] = self._sessions.pop(session_id)
         session.epoch = next_epoch(session.epoch)
-        return IncrementalFetch(session)
+        return IncrementalFetchContext(session)
 
-    def create(
-        self, asked: Mapping[Key, FetchPartition], told: Results, *, by_id: bool, privileged: bool
+    def maybe_create_session(
+        self,
+        requested: Mapping[FetchKey, FetchPartition],
+        results: FetchResults,
+        *,
+        by_id: bool,
+        privileged: bool,
     ) -> FetchSession | None:
-        """A session for a full fetch that was answered so; None if there is no place for it."""
+        """Begin a session with a full fetch and its results; None if there is no slot for it."""
         now_ms = self._clock.wall_ms()
-        if len(self._sessions) >= self.slots and not self._evict(len(told), privileged, now_ms):
+        if len(self._sessions) >= self.slots and not self._try_evict(len(results), privileged, now_ms):
             return None
-        partitions: dict[Key, CachedPartition] = {}
-        for key, data in told.items():
-            partitions[key] = cached = CachedPartition(asked[key])
-            cached.tell(data)
+        partitions: dict[FetchKey, CachedPartition] = {}
+        for key, data in results.items():
+            partitions[key] = cached = CachedPartition(requested[key])
+            cached.maybe_update_response_data(data)
         session = FetchSession(
             self._new_id(), privileged, by_id, partitions, now_ms, now_ms, next_epoch(INITIAL_EPOCH)
         )
@@ -235,8 +246,8 @@ class FetchSessionCache:
             if session_id not in self._sessions:
                 return session_id
 
-    def _evict(self, size: int, privileged: bool, now_ms: int) -> bool:
-        """Make room for a session of so many partitions, if it is worth more than one that is there."""
+    def _try_evict(self, size: int, privileged: bool, now_ms: int) -> bool:
+        """Evict a session in favour of one of `size` partitions; False if none is worth less than that."""
         oldest = next(iter(self._sessions.values()), None)
         if oldest is None:
             return False

@@ -18,7 +18,6 @@ from typing import Final
 from ottla.metadata.features import KRAFT_VERSION, SUPPORTED_FEATURES
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.routes import ROUTES
-from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import (
     ApiVersion,
@@ -69,11 +68,3 @@ def _finalized(context: RequestContext) -> dict[str, int]:
     if context.controller.metadata.kraft_version > 0:
         levels[KRAFT_VERSION] = context.controller.metadata.kraft_version
     return levels
-
-
-def unsupported_version() -> ApiVersionsResponse:
-    api = API[API_VERSIONS]
-    return ApiVersionsResponse(
-        error_code=ErrorCode.UNSUPPORTED_VERSION,
-        api_keys=[ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)],
-    )

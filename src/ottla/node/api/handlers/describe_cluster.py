@@ -7,7 +7,7 @@ kind it is refused with MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced b
 from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
-from ottla.node.api.topic_view import advertised_controller_id, broker_address
+from ottla.node.api.metadata_view import advertised_controller_id, broker_address
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ottla.metadata.image.entities import TopicImage
 from ottla.node.api.context import RequestContext
-from ottla.node.api.topic_view import TopicView
+from ottla.node.api.metadata_view import TopicView
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_topic_partitions import (

@@ -1,18 +1,18 @@
 """Fetch: read batches from partitions, waiting for `min_bytes` of them up to `max_wait_ms`.
 
 A response holds at most `max_bytes` (and `fetch.max.bytes`) in all and `partition_max_bytes` of each
-partition, but always the first batch of the first partition that has one, so that a reader never gets
-stuck. It goes out at once where there is enough, or an error, or a diverging epoch to tell. Followers
-read to the end of the log, consumers to the high watermark or, with read_committed, to the last stable
-offset.
+partition, but always the first batch of the first partition that has one, so that a reader never gets stuck.
+It goes out at once where it has enough bytes, an error or a diverging epoch. Followers read to the end of the
+log, consumers to the high watermark or, with read_committed, to the last stable offset.
 
-A follower's fetch says how far it has come, so it moves the high watermark; followers that are throttled and
-behind get nothing while the rate is exceeded. A consumer that names its rack may be sent to a replica there
-(`replica.selector.class`), which then serves it up to the high watermark that it knows.
+A follower's fetch says how far its log has come, so it moves the high watermark; a follower that is throttled
+and behind gets no records while the rate is exceeded. A consumer that names its rack may be sent to a replica
+there (`replica.selector.class`), which then serves it up to the high watermark that the replica knows.
 
 Records are read only when the response can go out (`PendingRequest.wait_for_turn`), so a client that does not
-read, or that asks many times at once, does not make the node hold many responses. What is not in memory is
-loaded by the pool first (`cold_reads`), so a client that reads old records does not make the others wait.
+read its responses, or that sends many requests at once, does not make the node hold many responses. The pool
+loads what is not in memory first (`cold_reads`), so a client that reads old records does not make others
+wait.
 
 Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
 flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
-from ottla.node.api.leader_hints import MOVED, LeaderHints
+from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
 from ottla.node.fetch.reader import FetchReader, replica_id
-from ottla.node.fetch.session import Fetch, Key, Results, SessionError
+from ottla.node.fetch.session import FetchContext, FetchKey, FetchResults, SessionErrorContext
 from ottla.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchPartition,
@@ -39,9 +39,9 @@ from ottla.protocol.messages.fetch import (
 
 
 def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
-    fetch = _session(context, request)
-    if isinstance(fetch, SessionError):
-        return _response(context, fetch, {})
+    fetch = _fetch_context(context, request)
+    if isinstance(fetch, SessionErrorContext):
+        return _build_response(context, fetch, {})
     reader = FetchReader(
         request,
         context.version,
@@ -52,44 +52,44 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
         context.listener.name,
     )
     if not context.pending.is_turn:
-        return _later(context, fetch, reader, request.max_wait_ms)
+        return _respond_later(context, fetch, reader, request.max_wait_ms)
     missing: Missing = []
     results = reader.read(missing)
     if missing:
-        return _later(context, fetch, reader, request.max_wait_ms)
+        return _respond_later(context, fetch, reader, request.max_wait_ms)
     if request.max_wait_ms <= 0 or reader.satisfied:
-        return _response(context, fetch, results, with_addresses=not reader.follower)
-    return _later(context, fetch, reader, request.max_wait_ms, results)
+        return _build_response(context, fetch, results, with_addresses=not reader.follower)
+    return _respond_later(context, fetch, reader, request.max_wait_ms, results)
 
 
-def _session(context: RequestContext, request: FetchRequest) -> Fetch:
+def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchContext:
     by_id = context.version >= 13
-    asked: dict[Key, FetchPartition] = {}
+    requested: dict[FetchKey, FetchPartition] = {}
     for topic in request.topics:
         name = bytes(topic.topic_id) if by_id else topic.topic
         for part in topic.partitions:
-            asked[name, part.partition] = part
-    forgotten: list[Key] = [
+            requested[name, part.partition] = part
+    forgotten: list[FetchKey] = [
         (bytes(topic.topic_id) if by_id else topic.topic, index)
         for topic in request.forgotten_topics_data
         for index in topic.partitions
     ]
-    return context.broker.fetch_sessions.begin(
+    return context.broker.fetch_sessions.new_context(
         request.session_id,
         request.session_epoch,
-        asked,
+        requested,
         forgotten,
         by_id=by_id,
         privileged=replica_id(request, context.version) >= 0,
     )
 
 
-async def _later(
+async def _respond_later(
     context: RequestContext,
-    fetch: Fetch,
+    fetch: FetchContext,
     reader: FetchReader,
     max_wait_ms: int,
-    results: Results | None = None,
+    results: FetchResults | None = None,
 ) -> FetchResponse:
     clock = context.broker.runtime.clock
     deadline_ns = clock.monotonic_ns() + max_wait_ms * 1_000_000
@@ -106,13 +106,13 @@ async def _later(
         results = reader.read(missing)
         if missing:
             results = await load_and_retry(context.broker.runtime.pool, missing, reader.read)
-    return _response(context, fetch, results, with_addresses=not reader.follower)
+    return _build_response(context, fetch, results, with_addresses=not reader.follower)
 
 
-def _response(
-    context: RequestContext, fetch: Fetch, results: Results, *, with_addresses: bool = True
+def _build_response(
+    context: RequestContext, fetch: FetchContext, results: FetchResults, *, with_addresses: bool = True
 ) -> FetchResponse:
-    error, session_id, included = fetch.respond(results)
+    error, session_id, included = fetch.update_and_generate_response_data(results)
     response = FetchResponse(error_code=int(error), session_id=session_id)
     by_id = context.version >= 13
     topic: FetchableTopicResponse | None = None
@@ -126,23 +126,23 @@ def _response(
             response.responses.append(topic)
         topic.partitions.append(data)
     if context.version >= 16:
-        _name_leaders(context, response, included, with_addresses=with_addresses)
+        _add_current_leaders(context, response, included, with_addresses=with_addresses)
     return response
 
 
-def _name_leaders(
-    context: RequestContext, response: FetchResponse, included: Results, *, with_addresses: bool
+def _add_current_leaders(
+    context: RequestContext, response: FetchResponse, included: FetchResults, *, with_addresses: bool
 ) -> None:
-    hints: LeaderHints | None = None
+    leaders: CurrentLeaders | None = None
     for (topic, index), data in included.items():
-        if data.error_code in MOVED:
-            hints = hints or LeaderHints(context)
-            leader = hints.leader(topic, index)
+        if data.error_code in LEADER_CHANGED:
+            leaders = leaders or CurrentLeaders(context)
+            leader = leaders.current_leader(topic, index)
             if leader is not None:
                 data.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
     # Brokers know each other's addresses.
-    if hints is not None and with_addresses:
+    if leaders is not None and with_addresses:
         response.node_endpoints = [
             NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
-            for at in hints.addresses.values()
+            for at in leaders.addresses.values()
         ]

@@ -16,7 +16,7 @@ from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
-from ottla.node.api.topic_view import broker_address
+from ottla.node.api.metadata_view import broker_address
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import (

@@ -19,7 +19,7 @@ from ottla.metadata.image.entities import TopicImage
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
-from ottla.node.api.topic_view import TopicView, advertised_controller_id, live_brokers
+from ottla.node.api.metadata_view import TopicView, advertised_controller_id, live_brokers
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import (

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.log.producers.state_entry import SENTINEL_GUARD
 from ottla.node.api.context import RequestContext
-from ottla.node.api.leader_hints import MOVED, LeaderHints
+from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
 from ottla.node.network.connection import ProtocolViolation
 from ottla.protocol.acl import AclOperation, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -297,7 +297,7 @@ class _Produce:
                 BatchIndexAndErrorMessage(batch_index=each.index, batch_index_error_message=each.message)
                 for each in error.errors
             ]
-        if error.code in MOVED:
+        if error.code in LEADER_CHANGED:
             self._moved.append((bytes(topic.topic_id) if self._by_id else topic.name, response))
         self._failure = f"{topic.name or topic.topic_id.hex()}-{response.index}: {error}"
 
@@ -365,14 +365,14 @@ class _Produce:
     def _with_leaders(self) -> ProduceResponse:
         response = self._response
         if self._moved and self.context.version >= 10:
-            hints = LeaderHints(self.context)
+            leaders = CurrentLeaders(self.context)
             for topic, part in self._moved:
-                leader = hints.leader(topic, part.index)
+                leader = leaders.current_leader(topic, part.index)
                 if leader is not None:
                     part.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
             response.node_endpoints = [
                 NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
-                for at in hints.addresses.values()
+                for at in leaders.addresses.values()
             ]
         return response
 

@@ -1,16 +1,21 @@
-"""Topics and brokers as a client sees them: only brokers it can reach by its own listener, each partition
-with the error that its state is to a client.
+"""The metadata image as a client sees it: brokers that it can reach by the listener that it uses itself,
+partitions with the error that their state means to a client, and current leaders for a client that knows an
+old one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from ottla.metadata.image.entities import NO_LEADER, BrokerRegistration, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.context import ApiRequestContext, RequestContext
 from ottla.protocol.errors import ErrorCode
+
+# A response with one of these names the current leader, in versions that can.
+LEADER_CHANGED: Final = frozenset((ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +28,9 @@ class BrokerAddress:
 
 
 def broker_address(context: RequestContext, broker: BrokerRegistration) -> BrokerAddress | None:
-    """Where the client reaches the broker by the listener it uses itself; None if it cannot.
+    """Where the client reaches the broker by the listener that it uses itself; None if it cannot.
 
-    This node, bound to all interfaces and with nothing advertised, is where the client has found it.
+    A node that is bound to every interface and advertises no address is reached where the client found it.
     """
     endpoint = broker.listeners.get(context.listener.name)
     if endpoint is None:
@@ -39,7 +44,7 @@ def broker_address(context: RequestContext, broker: BrokerRegistration) -> Broke
 
 
 def advertised_controller_id(context: ApiRequestContext) -> int:
-    """The broker that clients are to take for the controller: any one will do, as each forwards requests."""
+    """The broker that clients take for the controller: any one will do, as each forwards requests."""
     own, brokers = context.config.node_id, context.image.cluster.brokers
     if own in brokers and not brokers[own].fenced:
         return own
@@ -64,14 +69,14 @@ class PartitionView:
 
 
 class TopicView:
-    """How a client of one listener sees partitions, at one image."""
+    """Partitions of one image, as clients of one listener see them."""
 
     __slots__ = ("_image", "_listener", "_reachable", "_version")
 
     def __init__(self, image: MetadataImage, listener: str, metadata_version: int = 99) -> None:
         self._image = image
         self._listener = listener
-        # Metadata: version 0 hides replicas that are away; versions below 6 know no LISTENER_NOT_FOUND.
+        # Metadata version 0 hides replicas that are not available; versions below 6 lack LISTENER_NOT_FOUND.
         self._version = metadata_version
         self._reachable: dict[int, bool] = {}
 
@@ -112,3 +117,28 @@ class TopicView:
             return True
         broker = self._image.cluster.brokers[replica]
         return not broker.has_online_directory(partition.directory(replica))
+
+
+class CurrentLeaders:
+    """The leaders that a response names to a client that asked another broker, and their addresses."""
+
+    __slots__ = ("_context", "addresses")
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self.addresses: dict[int, BrokerAddress] = {}
+
+    def current_leader(self, topic: bytes | str, partition: int) -> tuple[int, int] | None:
+        """The leader and its epoch, as this broker knows them."""
+        image = self._context.image
+        topics = image.topics
+        found = topics.by_id.get(topic) if isinstance(topic, bytes) else topics.by_name.get(topic)
+        registration = None if found is None else found.partitions.get(partition)
+        if registration is None:
+            return None
+        broker = image.cluster.brokers.get(registration.leader)
+        if broker is not None and broker.id not in self.addresses:
+            address = broker_address(self._context, broker)
+            if address is not None:
+                self.addresses[broker.id] = address
+        return registration.leader, registration.leader_epoch

@@ -20,7 +20,7 @@ from ottla.cli import cluster_status
 from ottla.cli.cluster_status import ClusterStatus, NodeStatus, PartitionStatus, QuorumStatus, topics_table
 from ottla.cli.cluster_watch import _Lines, _Tables
 from ottla.client.admin import Admin
-from ottla.client.view import PartitionInfo, TopicInfo
+from ottla.client.cluster_metadata import PartitionInfo, TopicInfo
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 from ottla.testing.cluster_plan import ClusterPlan, free_ports

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottla.client.consumer.assignors import ASSIGNORS, MemberView, user_data
-from ottla.client.consumer.classic import assignors_of
+from ottla.client.consumer.consumer_coordinator import assignors_of
 from ottla.protocol.names import TopicPartition
 
 Plan = dict[str, list[TopicPartition]]

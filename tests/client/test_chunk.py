@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ottla.client.consumer.chunk import Chunk
-from ottla.client.consumer.state import PartitionState
+from ottla.client.consumer.completed_fetch import CompletedFetch
+from ottla.client.consumer.subscription_state import TopicPartitionState
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 
 
-def chunk_with_a_marker_of_the_next_leader() -> Chunk:
+def chunk_with_a_marker_of_the_next_leader() -> CompletedFetch:
     records = build_batch([(1, None, b"a"), (2, None, b"b")], base_offset=0, leader_epoch=1)
     marker = build_end_transaction_marker(
         EndTransactionMarker(ControlType.COMMIT, 0),
@@ -19,9 +19,9 @@ def chunk_with_a_marker_of_the_next_leader() -> Chunk:
         base_offset=2,
         leader_epoch=2,
     )
-    state = PartitionState(TopicPartition("t", 0))
+    state = TopicPartitionState(TopicPartition("t", 0))
     state.seek(0)
-    return Chunk(state, records + marker, fetch_offset=0, aborted=[], check_crcs=True, node_id=1)
+    return CompletedFetch(state, records + marker, fetch_offset=0, aborted=[], check_crcs=True, node_id=1)
 
 
 def test_the_epoch_behind_a_marker_is_the_markers() -> None:

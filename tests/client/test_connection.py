@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ottla.client.admin import Admin
-from ottla.client.cluster import Cluster, ConnectionConfig, parse_addresses
 from ottla.client.consumer import Consumer
 from ottla.client.errors import BootstrapFailed, ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
+from ottla.client.network_client import NetworkClient
 from ottla.client.producer import Producer
+from ottla.client.settings import ConnectionConfig, parse_addresses
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.rpc.connection import BrokerConnection
@@ -116,7 +117,7 @@ class TestCauses:
         async with server(http) as address:
             servers = f"127.0.0.1:1,127.0.0.1:{address.port}"
             with pytest.raises(BootstrapFailed) as caught:
-                async with Cluster(runtime, ConnectionConfig(servers)):
+                async with NetworkClient(runtime, ConnectionConfig(servers)):
                     pass
         assert "127.0.0.1:1: connection refused" in str(caught.value)
         assert "HTTP server" in str(caught.value)
@@ -132,8 +133,8 @@ class TestSharing:
     async def test_one_connection_and_one_refresh_serve_all_who_ask(
         self, runtime: Runtime, ottla_for_clients: LocalNode
     ) -> None:
-        async with Cluster(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:
-            (node_id,) = cluster.view.brokers
+        async with NetworkClient(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:
+            (node_id,) = cluster.metadata.brokers
             connections = await asyncio.gather(*(cluster.connection(node_id) for _ in range(20)))
             assert len(set(map(id, connections))) == 1
             views = await asyncio.gather(*(cluster.refresh() for _ in range(20)))
@@ -142,7 +143,7 @@ class TestSharing:
     async def test_whoever_asks_for_a_topic_is_told_of_it_whatever_refresh_is_under_way(
         self, runtime: Runtime, ottla_for_clients: LocalNode, fresh_name: str
     ) -> None:
-        async with Cluster(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:
+        async with NetworkClient(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:
             without = asyncio.ensure_future(cluster.refresh())
             for _ in range(3):  # now it has been sent
                 await asyncio.sleep(0)
@@ -177,8 +178,8 @@ class TestIdleness:
         self, runtime: Runtime, ottla_for_clients: LocalNode
     ) -> None:
         config = ConnectionConfig(ottla_for_clients.bootstrap_servers, connections_max_idle_ms=50)
-        async with Cluster(runtime, config) as cluster:
-            (node_id,) = cluster.view.brokers
+        async with NetworkClient(runtime, config) as cluster:
+            (node_id,) = cluster.metadata.brokers
             first = await cluster.connection(node_id)
             async with asyncio.timeout(60):
                 await asyncio.shield(first._closed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ottla.client.consumer.session import FetchSession, Wanted
+from ottla.client.consumer.fetch_session_handler import FetchSessionHandler, Wanted
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchRequest
 from ottla.protocol.names import TopicPartition
@@ -16,7 +16,7 @@ def want(offset: int, topic_id: bytes = ID) -> Wanted:
 
 
 def asked(
-    session: FetchSession, **wanted: Wanted
+    session: FetchSessionHandler, **wanted: Wanted
 ) -> tuple[int, int, dict[int, int], list[tuple[bytes, int]]]:
     """(session, epoch, offsets by partition, what is forgotten) of the next request."""
     request = FetchRequest()
@@ -27,7 +27,7 @@ def asked(
 
 
 def test_after_the_first_request_only_changes_are_told() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     assert asked(session, p0=want(0), p1=want(0)) == (0, 0, {0: 0, 1: 0}, [])
     assert session.answered(77, 0)
     assert asked(session, p0=want(5), p1=want(0)) == (77, 1, {0: 5}, [])
@@ -38,21 +38,21 @@ def test_after_the_first_request_only_changes_are_told() -> None:
 
 
 def test_a_topic_made_anew_is_forgotten_and_asked_for() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     asked(session, p0=want(9))
     session.answered(77, 0)
     assert asked(session, p0=want(0, OTHER_ID)) == (77, 1, {0: 0}, [(ID, 0)])
 
 
 def test_a_broker_without_sessions_gets_everything_each_time() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     for offset in (0, 5):
         assert asked(session, p0=want(offset), p1=want(0)) == (0, 0, {0: offset, 1: 0}, [])
         assert session.answered(0, 0)
 
 
 def test_a_session_that_the_broker_does_not_know_begins_anew() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     asked(session, p0=want(0))
     session.answered(77, 0)
     asked(session, p0=want(5))
@@ -61,7 +61,7 @@ def test_a_session_that_the_broker_does_not_know_begins_anew() -> None:
 
 
 def test_after_a_lost_answer_the_old_session_is_ended_by_a_full_request() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     asked(session, p0=want(0))
     session.answered(77, 0)
     asked(session, p0=want(5))

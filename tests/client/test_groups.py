@@ -11,7 +11,7 @@ import pytest
 
 from ottla.client.admin import Admin
 from ottla.client.consumer import CommittedOffset, Consumer, Stalled, TopicPartition
-from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
+from ottla.client.consumer.consumer_coordinator import ClassicHeartbeatSender
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from tests.support.waiting import wait_until
@@ -191,7 +191,7 @@ async def test_heartbeats_go_on_while_the_users_loop_is_blocked(
             await consumer.poll(timeout_ms=50)
 
         await until(lambda: len(consumer.assignment()) == 3, turn)
-        beats: ClassicHeartbeats = consumer._membership._beats  # type: ignore[union-attr]
+        beats: ClassicHeartbeatSender = consumer._membership._beats  # type: ignore[union-attr]
         joined = beats._last_answer
         await until(lambda: beats._last_answer > joined, turn)
         before = beats._last_answer

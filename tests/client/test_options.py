@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ottla.client.admin import Admin
-from ottla.client.cluster import Cluster, ConnectionConfig
 from ottla.client.consumer import Consumer
+from ottla.client.network_client import NetworkClient
 from ottla.client.producer import Producer
+from ottla.client.settings import ConnectionConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
@@ -225,8 +226,8 @@ async def test_the_sizes_of_socket_buffers(ottla_for_clients: LocalNode) -> None
     config = ConnectionConfig(
         ottla_for_clients.bootstrap_servers, send_buffer_bytes=20_000, receive_buffer_bytes=30_000
     )
-    async with Cluster(Runtime.real(pool_workers=1), config) as cluster:
-        (node_id,) = cluster.view.brokers
+    async with NetworkClient(Runtime.real(pool_workers=1), config) as cluster:
+        (node_id,) = cluster.metadata.brokers
         connection = await cluster.connection(node_id)
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")

@@ -12,7 +12,7 @@ from ottla.client.consumer import Consumer, TopicPartition
 from ottla.client.errors import TransactionAborted
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.producer import PreparedTransaction, Producer
-from ottla.client.producer.transaction import TransactionManager
+from ottla.client.producer.transaction_manager import TransactionManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 

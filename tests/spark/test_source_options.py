@@ -141,7 +141,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("options", "message"), WRONG, ids=[json.dumps(options) for options, _ in WRONG])
 def test_a_mistake_is_named(options: dict[str, str], message: str) -> None:
-    from ottla.client.cluster import parse_addresses
+    from ottla.client.settings import parse_addresses
 
     with pytest.raises(ValueError) as caught:
         parse_addresses(parsed(**options).connection.bootstrap_servers)

@@ -23,9 +23,9 @@ from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.admin.topics import TopicsAdmin
 from ottla.client.admin.transactions import TransactionsAdmin
 from ottla.client.consumer import Consumer, ConsumerConfig, ConsumerRecord, RebalanceListener, Stalled
-from ottla.client.consumer.membership import Hands
+from ottla.client.consumer.group_membership import MembershipOwner
 from ottla.client.producer import Delivery, Producer, ProducerConfig, RecordMetadata, SentBatch
-from ottla.client.producer.transactions import Transaction, Transactions
+from ottla.client.producer.transaction_manager import Transaction, Transactions
 from ottla.client.settings import dotted
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients" / "api.md"
@@ -45,7 +45,7 @@ ADMIN_GROUPS = {
     "log_dirs": LogDirsAdmin,
     "cluster": ClusterAdmin,
 }
-_INSIDE = {name for name in vars(Hands) if not name.startswith("_")}
+_INSIDE = {name for name in vars(MembershipOwner) if not name.startswith("_")}
 
 
 def render() -> str:

@@ -22,7 +22,7 @@ from ottla.testing.cluster_process import ProcessState
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import Quorum
-    from ottla.client.view import TopicInfo
+    from ottla.client.cluster_metadata import TopicInfo
     from ottla.testing.cluster_plan import ClusterPlan
     from ottla.testing.cluster_process import NodeProcess
 

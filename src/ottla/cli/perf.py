@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ottla.client.producer import Producer
-    from ottla.client.producer.batch import Delivery
+    from ottla.client.producer.producer_batch import Delivery
 
 HELP: Final = "Measure throughput and latency."
 MEBIBYTE: Final = 1024 * 1024

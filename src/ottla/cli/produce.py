@@ -16,7 +16,7 @@ from ottla.cli.session import ensure_topic, open_admin, run
 
 if TYPE_CHECKING:
     from ottla.client.producer import Producer
-    from ottla.client.producer.batch import Delivery
+    from ottla.client.producer.producer_batch import Delivery
 
 CHUNK_BYTES: Final = 64 * 1024
 WAIT_S: Final = 0.1

@@ -26,7 +26,7 @@ from ottla.cli.output import note
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.view import TopicInfo
+    from ottla.client.cluster_metadata import TopicInfo
     from ottla.protocol.errors import KafkaError
 
 T = TypeVar("T")

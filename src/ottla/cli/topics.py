@@ -23,7 +23,7 @@ from ottla.cli.session import confirm, no_such_topic, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.view import PartitionInfo, TopicInfo
+    from ottla.client.cluster_metadata import PartitionInfo, TopicInfo
 
 HELP: Final = "Create, list, describe, change and delete topics."
 app = group("topics", HELP)

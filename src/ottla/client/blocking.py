@@ -24,7 +24,7 @@ from ottla.client import producer as producers
 from ottla.client.admin import Admin as AsyncAdmin
 from ottla.client.admin.offsets import FoundOffset
 from ottla.client.group_offsets import CommittedOffset
-from ottla.client.producer.batch import Delivery, RecordMetadata
+from ottla.client.producer.producer_batch import Delivery, RecordMetadata
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.loop import LoopThread

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ottla.client.cluster import Cluster
-from ottla.client.coordinator import Coordinator
+from ottla.client.coordinator_client import CoordinatorClient
+from ottla.client.network_client import NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -25,7 +25,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 from ottla.rpc.connection import BrokerConnection
 
-__all__ = ["CommittedOffset", "GroupOffsets", "Member"]
+__all__ = ["CommittedOffset", "GroupOffsets", "GroupMemberIdentity"]
 
 WITHOUT_TOPIC_IDS = 9
 STABLE_FROM = 7
@@ -40,7 +40,7 @@ class CommittedOffset(NamedTuple):
     metadata: str = ""
 
 
-class Member(NamedTuple):
+class GroupMemberIdentity(NamedTuple):
     """Who commits. The default is nobody: allowed while the group has no members."""
 
     member_id: str = ""
@@ -51,13 +51,13 @@ class Member(NamedTuple):
 class GroupOffsets:
     __slots__ = ("_cluster", "_coordinator", "_group_id")
 
-    def __init__(self, cluster: Cluster, group_id: str, coordinator: Coordinator) -> None:
+    def __init__(self, cluster: NetworkClient, group_id: str, coordinator: CoordinatorClient) -> None:
         self._cluster = cluster
         self._group_id = group_id
         self._coordinator = coordinator
 
     def _topic_id(self, topic: str) -> bytes | None:
-        info = self._cluster.view.topics.get(topic)
+        info = self._cluster.metadata.topics.get(topic)
         return info.topic_id if info is not None and not info.error else None
 
     def _ids(self, topics: Iterable[str]) -> tuple[dict[str, bytes], bool]:
@@ -71,7 +71,7 @@ class GroupOffsets:
         partitions: Iterable[TopicPartition] | None,
         *,
         require_stable: bool = True,
-        member: Member | None = None,
+        member: GroupMemberIdentity | None = None,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, CommittedOffset]:
         """What the group has committed, for these partitions or for all; those without a commit are left
@@ -148,7 +148,7 @@ class GroupOffsets:
         self,
         offsets: Mapping[TopicPartition, CommittedOffset],
         *,
-        member: Member = Member(),  # noqa: B008
+        member: GroupMemberIdentity = GroupMemberIdentity(),  # noqa: B008
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
         """Commits, and gives what came of each partition. Retried while the coordinator moves."""

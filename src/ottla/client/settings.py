@@ -4,13 +4,63 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ottla.client.cluster import ConnectionConfig
+from ottla.runtime.address import Address
 
 __all__ = ["Servers", "connection_config", "dotted", "is_about_security", "settings_of"]
+
+DEFAULT_PORT = 9092
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """The settings that every client shares, with Kafka's names, meanings and defaults; only the sizes of
+    socket buffers are left to the system (-1) if none are given.
+    """
+
+    bootstrap_servers: str | Iterable[str]
+    client_id: str | None = "ottla"
+    request_timeout_ms: int = 30_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    connections_max_idle_ms: int = 540_000
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
+    metadata_max_age_ms: int = 300_000
+    allow_auto_create_topics: bool = True
+
+
+def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
+    """`host:port` pairs from a list or from one text with commas. ValueError names the one that is wrong.
+
+    >>> parse_addresses("localhost, [::1]:9093")
+    [Address(host='localhost', port=9092), Address(host='::1', port=9093)]
+    """
+    texts = servers.split(",") if isinstance(servers, str) else servers
+    addresses = []
+    for text in (text.strip() for text in texts):
+        if not text:
+            continue
+        host, colon, port = text.rpartition(":")
+        if not colon or port.endswith("]"):
+            host, port = text, str(DEFAULT_PORT)
+        bracketed = host.startswith("[") and host.endswith("]")
+        if ":" in host and not bracketed:
+            raise ValueError(f"bootstrap.servers: {text!r} is not host:port; write IPv6 as [::1]:9092")
+        host = host[1:-1] if bracketed else host
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"bootstrap.servers: {text!r} is not host:port")
+        addresses.append(Address(host, int(port)))
+    if not addresses:
+        raise ValueError("bootstrap.servers is empty; give at least one host:port")
+    return addresses
+
 
 T = TypeVar("T")
 

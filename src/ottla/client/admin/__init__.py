@@ -11,13 +11,13 @@ Calls are grouped by what they are about, as the command line is. One about a si
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from ottla.client.admin.caller import Caller
-from ottla.client.admin.config import AdminConfig
-from ottla.client.cluster import Cluster
+from ottla.client.admin.requests import AdminRequests
+from ottla.client.network_client import NetworkClient
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.runtime.runtime import Runtime
 
@@ -32,6 +32,25 @@ if TYPE_CHECKING:
     from ottla.client.admin.transactions import TransactionsAdmin
 
 __all__ = ["Admin", "AdminConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """A call is repeated while it fails for a passing reason, within `default_api_timeout_ms`."""
+
+    bootstrap_servers: str | Iterable[str] = "localhost:9092"
+    client_id: str | None = "ottla-admin"
+    default_api_timeout_ms: int = 60_000
+    request_timeout_ms: int = 30_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    connections_max_idle_ms: int = 300_000
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
+    metadata_max_age_ms: int = 300_000
 
 
 class Admin:
@@ -53,8 +72,8 @@ class Admin:
             ),
             allow_auto_create_topics=False,
         )
-        self._cluster = Cluster(self._runtime, connections)
-        self._caller = Caller(self._cluster, self.config.default_api_timeout_ms)
+        self._cluster = NetworkClient(self._runtime, connections)
+        self._caller = AdminRequests(self._cluster, self.config.default_api_timeout_ms)
         self._closed = False
 
     def __del__(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ottla import __version__
-from ottla.client.admin.caller import Caller, raise_error
-from ottla.client.view import Broker
+from ottla.client.admin.requests import AdminRequests, raise_error
+from ottla.client.cluster_metadata import Broker
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse
 from ottla.protocol.messages.add_raft_voter import Listener as AddedListener
@@ -68,7 +68,7 @@ class UpgradeType(IntEnum):
 class ClusterAdmin:
     __slots__ = ("_caller",)
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AdminRequests) -> None:
         self._caller = caller
 
     async def describe(self) -> ClusterInfo:

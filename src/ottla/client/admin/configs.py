@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ottla.client.admin.caller import Caller, raise_error
+from ottla.client.admin.requests import AdminRequests, raise_error
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -78,7 +78,7 @@ class Config:
 class ConfigsAdmin:
     __slots__ = ("_caller",)
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AdminRequests) -> None:
         self._caller = caller
 
     async def describe(

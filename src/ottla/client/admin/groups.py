@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.offsets import by_topic
-from ottla.client.cluster import CoordinatorType
-from ottla.client.coordinator import Coordinator
+from ottla.client.admin.requests import AdminRequests
+from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
+from ottla.client.network_client import CoordinatorType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_groups
 from ottla.protocol.messages import describe_groups as classic_groups
@@ -27,7 +27,7 @@ from ottla.protocol.messages.offset_delete import (
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.subscription import decode_assignment
 
-__all__ = ["GroupInfo", "GroupMember", "GroupsAdmin", "ListedGroupInfo"]
+__all__ = ["GroupInfo", "MemberDescription", "GroupsAdmin", "ListedGroupInfo"]
 
 CONSUMER = "consumer"
 _NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION})
@@ -43,7 +43,7 @@ class ListedGroupInfo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
+class MemberDescription:
     """`epoch` is -1 in classic groups, which have one generation for all members."""
 
     member_id: str
@@ -64,17 +64,17 @@ class GroupInfo:
     state: str
     assignor: str
     epoch: int
-    members: tuple[GroupMember, ...]
+    members: tuple[MemberDescription, ...]
 
 
 class GroupsAdmin:
     __slots__ = ("_caller",)
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AdminRequests) -> None:
         self._caller = caller
 
-    def _coordinator(self, group_id: str) -> Coordinator:
-        return Coordinator(
+    def _coordinator(self, group_id: str) -> CoordinatorClient:
+        return CoordinatorClient(
             self._caller.cluster, CoordinatorType.GROUP, group_id, timeout_ms=self._caller.timeout_ms
         )
 
@@ -126,7 +126,7 @@ class GroupsAdmin:
             group.assignor_name,
             group.group_epoch,
             tuple(
-                GroupMember(
+                MemberDescription(
                     member.member_id,
                     member.instance_id,
                     member.client_id,
@@ -161,7 +161,7 @@ class GroupsAdmin:
             group.protocol_data,
             -1,
             tuple(
-                GroupMember(
+                MemberDescription(
                     member.member_id,
                     member.group_instance_id,
                     member.client_id,

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.offsets import by_topic
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -49,7 +49,7 @@ class LogDir:
 class LogDirsAdmin:
     __slots__ = ("_caller",)
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AdminRequests) -> None:
         self._caller = caller
 
     async def describe(

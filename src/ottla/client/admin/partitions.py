@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ottla.client.admin.caller import Caller, error_of, raise_error
 from ottla.client.admin.offsets import by_topic
+from ottla.client.admin.requests import AdminRequests, error_of, raise_error
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -51,7 +51,7 @@ class Reassignment:
 class PartitionsAdmin:
     __slots__ = ("_caller",)
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AdminRequests) -> None:
         self._caller = caller
 
     async def reassign(

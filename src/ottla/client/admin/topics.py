@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ottla.client.admin.caller import Caller, error_of
-from ottla.client.view import TopicInfo
+from ottla.client.admin.requests import AdminRequests, error_of
+from ottla.client.cluster_metadata import TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsAssignment,
@@ -46,7 +46,7 @@ class NewTopic:
 class TopicsAdmin:
     __slots__ = ("_caller",)
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AdminRequests) -> None:
         self._caller = caller
 
     async def create(

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.partitions import PartitionsAdmin
-from ottla.client.cluster import CoordinatorType
-from ottla.client.coordinator import Coordinator
+from ottla.client.admin.requests import AdminRequests
+from ottla.client.coordinator_client import CoordinatorClient
+from ottla.client.network_client import CoordinatorType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import ProducerState
 from ottla.protocol.messages.describe_transactions import (
@@ -61,7 +61,7 @@ class OpenTransaction:
 class TransactionsAdmin:
     __slots__ = ("_caller", "_partitions")
 
-    def __init__(self, caller: Caller, partitions: PartitionsAdmin) -> None:
+    def __init__(self, caller: AdminRequests, partitions: PartitionsAdmin) -> None:
         self._caller = caller
         self._partitions = partitions
 
@@ -131,8 +131,8 @@ class TransactionsAdmin:
             raise KafkaError(code, f"transactional id {transactional_id!r}: {code.text}")
         return answer.producer_id, answer.producer_epoch
 
-    def _coordinator(self, transactional_id: str) -> Coordinator:
-        return Coordinator(
+    def _coordinator(self, transactional_id: str) -> CoordinatorClient:
+        return CoordinatorClient(
             self._caller.cluster,
             CoordinatorType.TRANSACTION,
             transactional_id,

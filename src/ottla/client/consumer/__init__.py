@@ -6,11 +6,10 @@ async with Consumer("localhost:9092", auto_offset_reset="earliest") as consumer:
         print(record.offset, record.value)
 """
 
-from ottla.client.consumer.chunk import SerializationFailed
+from ottla.client.consumer.completed_fetch import SerializationFailed
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.consumer import ARROW_COLUMNS, Consumer
-from ottla.client.consumer.interceptors import ConsumerInterceptor
-from ottla.client.consumer.membership import RebalanceListener, Stalled
+from ottla.client.consumer.consumer import ARROW_COLUMNS, Consumer, ConsumerInterceptor
+from ottla.client.consumer.group_membership import RebalanceListener, Stalled
 from ottla.client.group_offsets import CommittedOffset
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord

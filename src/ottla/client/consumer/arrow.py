@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from ottla.client.consumer.chunk import Chunk
+from ottla.client.consumer.completed_fetch import CompletedFetch
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.arrow import arrow_schema as record_schema
@@ -32,7 +32,7 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 def decode_chunks(
-    chunks: Iterable[tuple[Chunk, int]], columns: Sequence[str]
+    chunks: Iterable[tuple[CompletedFetch, int]], columns: Sequence[str]
 ) -> tuple[list[pa.RecordBatch], KafkaError | None]:
     """One batch for each chunk, from the position given with it on; up to the first that cannot be read, and
     why it cannot.

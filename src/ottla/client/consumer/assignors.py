@@ -45,7 +45,7 @@ def _subscribed(members: Mapping[str, MemberView], partitions: Mapping[str, int]
     return {topic: [m for m in order if topic in members[m].topics] for topic in topics}
 
 
-class Range:
+class RangeAssignor:
     """Each topic for itself: neighbouring partitions to the same member, the first members get one more."""
 
     name = "range"
@@ -63,7 +63,7 @@ class Range:
         return plan
 
 
-class RoundRobin:
+class RoundRobinAssignor:
     """All partitions in a row, dealt like cards to those who want them."""
 
     name = "roundrobin"
@@ -83,7 +83,7 @@ class RoundRobin:
         return plan
 
 
-class Sticky:
+class StickyAssignor:
     """As even as possible, and of all such ways one that moves little."""
 
     name = "sticky"
@@ -136,7 +136,7 @@ class Sticky:
                         left -= 1
 
 
-class CooperativeSticky(Sticky):
+class CooperativeStickyAssignor(StickyAssignor):
     """The sticky way in two steps: a partition that moves is first given up, and given on the next time."""
 
     name = "cooperative-sticky"
@@ -151,7 +151,8 @@ class CooperativeSticky(Sticky):
 
 
 ASSIGNORS: dict[str, Assignor] = {
-    assignor.name: assignor for assignor in (Range(), RoundRobin(), Sticky(), CooperativeSticky())
+    assignor.name: assignor
+    for assignor in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor())
 }
 
 

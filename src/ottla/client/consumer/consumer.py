@@ -1,8 +1,8 @@
 """The consumer's face: from partitions to records in the user's hands.
 
-Three tasks work behind it, each on its own: `Refresher` keeps metadata, `Positions` finds where to begin, and
+Three tasks work behind it, each on its own: `MetadataUpdater` keeps metadata, `OffsetFetcher` finds where to begin, and
 `Fetcher` keeps bytes ready. A call of the user only takes what they have prepared, so records that were
-handed out are exactly those below the positions. In a group, a `Membership` says which partitions; it does
+handed out are exactly those below the positions. In a group, a `GroupMembership` says which partitions; it does
 so within `poll`, and nowhere else are partitions taken away.
 """
 
@@ -13,25 +13,23 @@ import re
 import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from ottla.client.admin.offsets import FoundOffset, OffsetSpec, all_or_raise
-from ottla.client.cluster import Cluster, CoordinatorType
-from ottla.client.consumer.classic import ClassicMembership
-from ottla.client.consumer.committer import Committer
+from ottla.client.consumer.commit_request_manager import CommitRequestManager
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
-from ottla.client.consumer.consumer_protocol import ModernMembership
+from ottla.client.consumer.consumer_coordinator import ConsumerCoordinator
+from ottla.client.consumer.consumer_membership_manager import ConsumerMembershipManager
+from ottla.client.consumer.fetch_collector import FetchCollector
 from ottla.client.consumer.fetcher import Fetcher
-from ottla.client.consumer.heartbeat_thread import Side
-from ottla.client.consumer.interceptors import ConsumerInterceptor
-from ottla.client.consumer.membership import Membership, OnStalled, RebalanceListener, Subscription
-from ottla.client.consumer.positions import Positions
-from ottla.client.consumer.reader import Reader
-from ottla.client.consumer.state import Assignment, PartitionState
-from ottla.client.coordinator import Coordinator
+from ottla.client.consumer.group_membership import GroupMembership, OnStalled, RebalanceListener, Subscription
+from ottla.client.consumer.heartbeat_thread import HeartbeatThread
+from ottla.client.consumer.offset_fetcher import OffsetFetcher
+from ottla.client.consumer.subscription_state import SubscriptionState, TopicPartitionState
+from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
-from ottla.client.producer.transaction import GroupMember
-from ottla.client.refresher import Refresher
+from ottla.client.network_client import CoordinatorType, MetadataUpdater, NetworkClient
+from ottla.client.producer.transaction_manager import GroupMember
 from ottla.client.serialization import Deserializer, deserializer
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -42,7 +40,16 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ARROW_COLUMNS", "Consumer"]
+__all__ = ["ARROW_COLUMNS", "Consumer", "ConsumerInterceptor"]
+
+
+class ConsumerInterceptor(Protocol):
+    """Asked within `poll` and `async for`, not by `poll_arrow`."""
+
+    def on_consume(self, records: list[ConsumerRecord[Any, Any]]) -> list[ConsumerRecord[Any, Any]]: ...
+
+    def on_commit(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None: ...
+
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -79,20 +86,20 @@ class Consumer(Generic[K, V]):
         self._on_stalled = on_stalled
         self._own_runtime = runtime is None
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
-        self._cluster = Cluster(self._runtime, connection_config(self.config))
-        self._assignment = Assignment()
-        self._refresher = Refresher(self._cluster, self._metadata_changed)
-        self._committer: Committer | None = None
+        self._cluster = NetworkClient(self._runtime, connection_config(self.config))
+        self._assignment = SubscriptionState()
+        self._refresher = MetadataUpdater(self._cluster, self._metadata_changed)
+        self._committer: CommitRequestManager | None = None
         if self.config.group_id is not None:
-            coordinator = Coordinator(
+            coordinator = CoordinatorClient(
                 self._cluster,
                 CoordinatorType.GROUP,
                 self.config.group_id,
                 timeout_ms=self.config.default_api_timeout_ms,
             )
             offsets = GroupOffsets(self._cluster, self.config.group_id, coordinator)
-            self._committer = Committer(self.config, offsets, self.positions)
-        self._positions = Positions(
+            self._committer = CommitRequestManager(self.config, offsets, self.positions)
+        self._positions = OffsetFetcher(
             self._cluster,
             self.config,
             self._assignment,
@@ -102,7 +109,7 @@ class Consumer(Generic[K, V]):
         self._fetcher = Fetcher(
             self._cluster, self.config, self._assignment, self._refresher, self._positions.wake
         )
-        self._reader: Reader[K, V] = Reader(
+        self._reader: FetchCollector[K, V] = FetchCollector(
             self._fetcher,
             self._assignment,
             deserializer(key_deserializer),
@@ -110,7 +117,7 @@ class Consumer(Generic[K, V]):
             self._metadata_changed,
             self._runtime.pool,
         )
-        self._membership: Membership | None = None
+        self._membership: GroupMembership | None = None
         self._starting_membership: Subscription | None = None
         self._listener: RebalanceListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -471,7 +478,7 @@ class Consumer(Generic[K, V]):
             raise ValueError("committed offsets belong to a group; set group.id")
         return GroupMember(self.config.group_id, self._commits().checked_member())
 
-    def _commits(self) -> Committer:
+    def _commits(self) -> CommitRequestManager:
         if self._committer is None:
             raise ValueError("committed offsets belong to a group; set group.id")
         return self._committer
@@ -481,18 +488,18 @@ class Consumer(Generic[K, V]):
     async def _join(self, subscription: Subscription) -> None:
         assert self._committer is not None
         assert self.config.group_id is not None
-        side = Side(
+        side = HeartbeatThread(
             self._runtime,
             connection_config(self.config),
             self.config.group_id,
             timeout_ms=self.config.default_api_timeout_ms,
             threaded=self._own_runtime,
         )
-        membership: Membership
+        membership: GroupMembership
         if self.config.group_protocol == "consumer":
-            membership = ModernMembership(self._cluster, self.config, side, self, self._on_stalled)
+            membership = ConsumerMembershipManager(self._cluster, self.config, side, self, self._on_stalled)
         else:
-            membership = ClassicMembership(self._cluster, self.config, side, self, self._on_stalled)
+            membership = ConsumerCoordinator(self._cluster, self.config, side, self, self._on_stalled)
         await membership.start()
         self._membership = self._committer.membership = membership
         membership.subscribe(subscription, self._listener)
@@ -508,7 +515,7 @@ class Consumer(Generic[K, V]):
         if self._committer is not None:
             self._committer.forget(gone)
         self._assignment.replace(wanted)
-        unknown = {p.topic for p in wanted if self._cluster.view.leader(p) is None}
+        unknown = {p.topic for p in wanted if self._cluster.metadata.leader(p) is None}
         if unknown:
             self._refresher.ask(unknown)
         self._metadata_changed()
@@ -528,7 +535,7 @@ class Consumer(Generic[K, V]):
         if not self._tasks:
             raise RuntimeError("the consumer has not been started: use `async with`, or await start()")
 
-    def _states(self, partitions: Iterable[Partition]) -> list[PartitionState]:
+    def _states(self, partitions: Iterable[Partition]) -> list[TopicPartitionState]:
         return [self._assignment.of(TopicPartition(*partition)) for partition in partitions]
 
     def _metadata_changed(self) -> None:

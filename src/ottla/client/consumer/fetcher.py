@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ottla.client.cluster import Cluster
-from ottla.client.consumer.chunk import Chunk
+from ottla.client.cluster_metadata import PartitionInfo
+from ottla.client.consumer.completed_fetch import CompletedFetch
 from ottla.client.consumer.config import ConsumerConfig, Reset
-from ottla.client.consumer.session import FetchSession, Wanted
-from ottla.client.consumer.state import Assignment, PartitionState
-from ottla.client.refresher import Refresher
-from ottla.client.view import PartitionInfo
+from ottla.client.consumer.fetch_session_handler import FetchSessionHandler, Wanted
+from ottla.client.consumer.subscription_state import SubscriptionState, TopicPartitionState
+from ottla.client.network_client import MetadataUpdater, NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.names import TopicPartition
@@ -51,7 +50,7 @@ _STALE_METADATA = frozenset(
 class _Sent(NamedTuple):
     """A partition in a request: an answer counts only if nobody has sought elsewhere since."""
 
-    state: PartitionState
+    state: TopicPartitionState
     offset: int
     seeks: int
 
@@ -61,10 +60,10 @@ class Fetcher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: NetworkClient,
         config: ConsumerConfig,
-        assignment: Assignment,
-        refresher: Refresher,
+        assignment: SubscriptionState,
+        refresher: MetadataUpdater,
         on_reset: Callable[[], object],
     ) -> None:
         self._cluster = cluster
@@ -73,10 +72,10 @@ class Fetcher:
         self._refresher = refresher
         self._on_reset = on_reset
         self._wake = asyncio.Event()
-        self._sessions: dict[int, FetchSession] = {}
+        self._sessions: dict[int, FetchSessionHandler] = {}
         self._under_way: dict[int, asyncio.Task[None]] = {}
         # Arrived and not used up, oldest first, and their bytes by the broker they came from.
-        self.chunks: deque[Chunk] = deque()
+        self.chunks: deque[CompletedFetch] = deque()
         self._waiting_bytes: dict[int, int] = {}
         # Set when there is something for whoever polls: bytes, or an error.
         self.arrived = asyncio.Event()
@@ -101,7 +100,7 @@ class Fetcher:
     def buffered_bytes(self) -> int:
         return sum(self._waiting_bytes.values())
 
-    def first_readable(self) -> Chunk | None:
+    def first_readable(self) -> CompletedFetch | None:
         """The oldest chunk that the user may get from now; drops those that nobody needs any more."""
         for _ in range(len(self.chunks)):
             chunk = self.chunks[0]
@@ -110,10 +109,10 @@ class Fetcher:
             self.finish(chunk)
         return next((chunk for chunk in self.chunks if chunk.is_readable), None)
 
-    def readable(self, max_bytes: int | None) -> list[Chunk]:
+    def readable(self, max_bytes: int | None) -> list[CompletedFetch]:
         """All chunks that the user may get, oldest first, until they hold `max_bytes`."""
         first = self.first_readable()
-        found: list[Chunk] = []
+        found: list[CompletedFetch] = []
         size = 0
         for chunk in self.chunks if first is not None else ():
             if max_bytes is not None and size >= max_bytes:
@@ -123,7 +122,7 @@ class Fetcher:
                 size += chunk.size
         return found
 
-    def finish(self, chunk: Chunk) -> None:
+    def finish(self, chunk: CompletedFetch) -> None:
         """The chunk is used up, or of no use."""
         self.chunks.remove(chunk)
         self._waiting_bytes[chunk.node_id] -= chunk.size
@@ -135,11 +134,11 @@ class Fetcher:
 
     def _dispatch(self) -> None:
         now = asyncio.get_running_loop().time()
-        by_node: dict[int, list[tuple[PartitionState, PartitionInfo]]] = {}
+        by_node: dict[int, list[tuple[TopicPartitionState, PartitionInfo]]] = {}
         full: set[int] = set()
         stale = set()
         for state in self._assignment:
-            info = self._cluster.view.leader(state.partition)
+            info = self._cluster.metadata.leader(state.partition)
             if info is None:
                 stale.add(state.partition.topic)
             elif self._wants_bytes(state, info):
@@ -158,7 +157,7 @@ class Fetcher:
             if room > 0:
                 self._ask(node_id, wanting, room)
 
-    def _wants_bytes(self, state: PartitionState, info: PartitionInfo) -> bool:
+    def _wants_bytes(self, state: TopicPartitionState, info: PartitionInfo) -> bool:
         return (
             state.position is not None
             and state.error is None
@@ -168,19 +167,19 @@ class Fetcher:
             and (state.position_epoch < 0 or state.validated_epoch >= info.leader_epoch)
         )
 
-    def _is_behind(self, state: PartitionState) -> bool:
+    def _is_behind(self, state: TopicPartitionState) -> bool:
         """Whether there are bytes for it, as far as was heard."""
         end = state.last_stable_offset if self._config.read_committed else state.high_watermark
         return end is None or state.fetch_offset < end
 
-    def _source(self, state: PartitionState, info: PartitionInfo, now: float) -> int:
+    def _source(self, state: TopicPartitionState, info: PartitionInfo, now: float) -> int:
         """The replica that the leader told to read from while that is valid, or the leader."""
         chosen = state.preferred_replica
         if chosen < 0:
             return info.leader
         if (
             now < state.preferred_until
-            and chosen in self._cluster.view.brokers
+            and chosen in self._cluster.metadata.brokers
             and chosen not in info.offline
         ):
             return chosen
@@ -207,7 +206,7 @@ class Fetcher:
                 chunk.state.forget_fetched()
             self.finish(chunk)
 
-    def _ask(self, node_id: int, wanting: list[tuple[PartitionState, PartitionInfo]], room: int) -> None:
+    def _ask(self, node_id: int, wanting: list[tuple[TopicPartitionState, PartitionInfo]], room: int) -> None:
         """Asks a broker for bytes: at once if it is connected, as it can then work while the user does."""
         sent = {state.partition: _Sent(state, state.fetch_offset, state.seeks) for state, _ in wanting}
         wanted = {
@@ -281,11 +280,11 @@ class Fetcher:
             self._wake.set()
         self._dispatch()  # before whoever waits for these bytes gets to work on them
 
-    def _session(self, node_id: int) -> FetchSession:
-        return self._sessions.setdefault(node_id, FetchSession())
+    def _session(self, node_id: int) -> FetchSessionHandler:
+        return self._sessions.setdefault(node_id, FetchSessionHandler())
 
     def _topic_id(self, name: str) -> bytes | None:
-        topic = self._cluster.view.topics.get(name)
+        topic = self._cluster.metadata.topics.get(name)
         return topic.topic_id if topic is not None else None
 
     async def _could_not_ask(
@@ -302,7 +301,7 @@ class Fetcher:
     async def _answered(
         self,
         node_id: int,
-        session: FetchSession,
+        session: FetchSessionHandler,
         sent: dict[TopicPartition, _Sent],
         answer: FetchResponse,
     ) -> None:
@@ -312,7 +311,7 @@ class Fetcher:
             error = KafkaError(ErrorCode.of(answer.error_code), f"fetch from broker {node_id}")
             await self._could_not_ask(node_id, sent, error)
             return
-        names = self._cluster.view.names_by_id
+        names = self._cluster.metadata.names_by_id
         failed = False
         for topic in answer.responses:
             name = topic.topic or names.get(topic.topic_id, "")
@@ -344,7 +343,7 @@ class Fetcher:
             return
         aborted = [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()]
         try:
-            chunk = Chunk(
+            chunk = CompletedFetch(
                 state,
                 data.records,
                 fetch_offset=entry.offset,
@@ -400,6 +399,6 @@ class Fetcher:
             state.seek_by(self._config.reset_policy)
             self._on_reset()
 
-    def _stop(self, state: PartitionState, error: KafkaError) -> None:
+    def _stop(self, state: TopicPartitionState, error: KafkaError) -> None:
         state.error = error
         self.arrived.set()

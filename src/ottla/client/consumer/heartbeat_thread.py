@@ -12,15 +12,16 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ottla.client.cluster import Cluster, ConnectionConfig, CoordinatorType
-from ottla.client.coordinator import Coordinator
+from ottla.client.coordinator_client import CoordinatorClient
+from ottla.client.network_client import CoordinatorType, NetworkClient
+from ottla.client.settings import ConnectionConfig
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["Side"]
+__all__ = ["HeartbeatThread"]
 
 
-class Side:
+class HeartbeatThread:
     """`post` goes there, `tell` comes back; `coordinator` is to be used over there only."""
 
     def __init__(
@@ -32,9 +33,9 @@ class Side:
         self._timeout_ms = timeout_ms
         self._thread = LoopThread("ottla-heartbeats") if threaded else None
         self._home: asyncio.AbstractEventLoop | None = None
-        self._cluster: Cluster | None = None
+        self._cluster: NetworkClient | None = None
         self._task: asyncio.Task[None] | None = None
-        self.coordinator: Coordinator
+        self.coordinator: CoordinatorClient
 
     async def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs `main` over there until `stop`."""
@@ -49,8 +50,8 @@ class Side:
         self._begin(main)
 
     def _begin(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._cluster = Cluster(self._runtime, self._config)
-        self.coordinator = Coordinator(
+        self._cluster = NetworkClient(self._runtime, self._config)
+        self.coordinator = CoordinatorClient(
             self._cluster, CoordinatorType.GROUP, self._group_id, timeout_ms=self._timeout_ms
         )
         self._task = asyncio.get_running_loop().create_task(main(), name="ottla-heartbeats")

@@ -7,12 +7,16 @@ async with Producer("localhost:9092") as producer:
     await producer.flush()
 """
 
-from ottla.client.producer.batch import Delivery, RecordMetadata
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.interceptors import ProducerInterceptor, ProducerRecord
-from ottla.client.producer.producer import Producer, QueuedRows, SentBatch
-from ottla.client.producer.transaction import GroupMember, PreparedTransaction
-from ottla.client.producer.transactions import Transaction
+from ottla.client.producer.producer import (
+    Producer,
+    ProducerInterceptor,
+    ProducerRecord,
+    QueuedRows,
+    SentBatch,
+)
+from ottla.client.producer.producer_batch import Delivery, RecordMetadata
+from ottla.client.producer.transaction_manager import GroupMember, PreparedTransaction, Transaction
 
 __all__ = [
     "Delivery",

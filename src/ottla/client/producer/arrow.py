@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ottla.client.producer.routing import Route, Router
+from ottla.client.producer.partitioner import RecordRouter, TopicRoute
 from ottla.records.arrow import encode_rows, partitions_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _IGNORED = frozenset({"topic", "offset", "timestampType"})
 
 
 def encoders_of(
-    data: pa.Table | pa.RecordBatch, route: Route, router: Router, *, now_ms: int, batch_bytes: int
+    data: pa.Table | pa.RecordBatch, route: TopicRoute, router: RecordRouter, *, now_ms: int, batch_bytes: int
 ) -> Iterator[tuple[int, Encoder]]:
     """(partition, encoded records of one batch) for all rows; rows of one partition keep their order.
 
@@ -42,7 +42,7 @@ def encoders_of(
 
 
 def _of_batch(
-    batch: pa.RecordBatch, route: Route, router: Router, now_ms: int, batch_bytes: int
+    batch: pa.RecordBatch, route: TopicRoute, router: RecordRouter, now_ms: int, batch_bytes: int
 ) -> Iterator[tuple[int, Encoder]]:
     import pyarrow.compute as pc
 
@@ -73,7 +73,7 @@ def _of_batch(
             yield router.sticky(route, encoder.size), encoder
 
 
-def _places(batch: pa.RecordBatch, route: Route) -> pa.Array | None:
+def _places(batch: pa.RecordBatch, route: TopicRoute) -> pa.Array | None:
     """The partition of each row, null where any will do; None where any will do for all."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -86,7 +86,7 @@ def _places(batch: pa.RecordBatch, route: Route) -> pa.Array | None:
         explicit = batch.column("partition").cast(pa.int32())
         if explicit.null_count < len(explicit):
             lowest, highest = pc.min_max(explicit).values()
-            Router.checked(route, lowest.as_py())
-            Router.checked(route, highest.as_py())
+            RecordRouter.checked(route, lowest.as_py())
+            RecordRouter.checked(route, highest.as_py())
         chosen = explicit if chosen is None else pc.coalesce(explicit, chosen)
     return chosen

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ottla.client.cluster import Cluster
+from ottla.client.network_client import NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["Identity", "ProducerIdentity"]
+__all__ = ["ProducerIdentity", "IdempotentProducerIdentity"]
 
 MAX_EPOCH = 32_767
 NO_TRANSACTION_TIMEOUT = 2**31 - 1
 
 
-class Identity(Protocol):
+class ProducerIdentity(Protocol):
     """What the sender asks and tells; without transactions most of it is nothing."""
 
     producer_id: int
@@ -46,7 +46,7 @@ class Identity(Protocol):
     def failed(self, partition: TopicPartition, error: KafkaError) -> None: ...
 
 
-class ProducerIdentity:
+class IdempotentProducerIdentity:
     """Of an idempotent producer without transactions: an id from any broker, and epochs that it counts
     itself.
     """
@@ -55,7 +55,7 @@ class ProducerIdentity:
 
     is_transactional = False
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: NetworkClient) -> None:
         self._cluster = cluster
         self.producer_id = -1
         self.epoch = -1

@@ -12,9 +12,23 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
+from ottla.client.cluster_metadata import ClusterMetadata, TopicInfo
+from ottla.client.network_client import NetworkClient
+from ottla.client.producer.config import ProducerConfig
+from ottla.client.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
+from ottla.records.partitioning import partition_for
 from ottla.runtime.random import Random
 
-__all__ = ["Partitioner", "RoundRobin", "StickyPartitioner", "partitioner_of"]
+__all__ = [
+    "Partitioner",
+    "RoundRobinPartitioner",
+    "TopicRoute",
+    "RecordRouter",
+    "BuiltInPartitioner",
+    "partitioner_of",
+]
 
 
 class Partitioner(Protocol):
@@ -23,7 +37,7 @@ class Partitioner(Protocol):
     def __call__(self, topic: str, key: bytes | None, value: bytes | None, partitions: int) -> int: ...
 
 
-class RoundRobin:
+class RoundRobinPartitioner:
     """One after the other, whatever the key."""
 
     __slots__ = ("_next",)
@@ -40,13 +54,13 @@ class RoundRobin:
 def partitioner_of(chosen: Partitioner | str | None) -> Partitioner | None:
     """None is Kafka's own way: by key, and sticky without one. "round_robin" or any callable instead."""
     if chosen == "round_robin":
-        return RoundRobin()
+        return RoundRobinPartitioner()
     if chosen is None or callable(chosen):
         return chosen
     raise ValueError(f"partitioner={chosen!r}: allowed are round_robin, a callable, or None for Kafka's own")
 
 
-class StickyPartitioner:
+class BuiltInPartitioner:
     """For one topic's records without a key: stays with a partition until `batch_size` bytes went to it."""
 
     __slots__ = ("_batch_size", "_random", "current", "left")
@@ -70,3 +84,95 @@ class StickyPartitioner:
             limits = list(accumulate(most - waiting + 1 for _, waiting in queued))
             self.current = queued[bisect_right(limits, self._random.randrange(0, limits[-1]))][0]
         return self.current
+
+
+class TopicRoute:
+    """A topic that records go to: its queues by partition, and where those without a key go for now."""
+
+    __slots__ = ("count", "info", "name", "queues", "sticky", "view")
+
+    def __init__(self, name: str, sticky: BuiltInPartitioner, info: TopicInfo) -> None:
+        self.name = name
+        self.sticky = sticky
+        self.info = info
+        self.count = 0
+        # The metadata that it was last compared with.
+        self.view: ClusterMetadata | None = None
+        self.queues: list[PartitionQueue] = []
+
+
+class RecordRouter:
+    def __init__(
+        self,
+        cluster: NetworkClient,
+        config: ProducerConfig,
+        accumulator: RecordAccumulator,
+        partitioner: Partitioner | None,
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._accumulator = accumulator
+        self._partitioner = partitioner
+        self._by_key = not config.partitioner_ignore_keys
+        self.routes: dict[str, TopicRoute] = {}
+
+    def knows(self, topic: str) -> bool:
+        return topic in self.routes
+
+    def route(self, topic: str) -> TopicRoute:
+        """The topic's partitions as metadata has them now; KafkaError if it has none."""
+        known = self.routes.get(topic)
+        view = self._cluster.metadata
+        if known is not None and known.view is view:
+            return known
+        info = view.topics.get(topic)
+        if known is not None and known.info is info:
+            known.view = view
+            return known
+        if info is None or info.error or not info.partitions:
+            if known is not None:
+                return known  # what is on its way to a topic that is gone fails by itself
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {topic!r} is not known yet; await ready({topic!r}) first",
+            )
+        if known is None:
+            sticky = BuiltInPartitioner(self._cluster.runtime.random, self._config.batch_size)
+            known = self.routes[topic] = TopicRoute(topic, sticky, info)
+        known.info, known.view = info, view
+        known.sticky.left = 0  # the partition it was at may be gone, or have no leader
+        known.count = len(info.partitions)
+        known.queues = [self._accumulator.queue(TopicPartition(topic, p.partition)) for p in info.partitions]
+        return known
+
+    def choose(self, route: TopicRoute, key: bytes | None, value: bytes | None) -> int:
+        if self._partitioner is not None:
+            chosen = self._partitioner(route.name, key, value, route.count)
+            return self.checked(route, chosen, "the partitioner chose")
+        if key is not None and self._by_key:
+            return partition_for(key, route.count)
+        return self.sticky(route, len(value) if value is not None else 0)
+
+    def sticky(self, route: TopicRoute, size: int) -> int:
+        """The partition that records without a key go to for now."""
+        sticky = route.sticky
+        sticky.left -= size
+        if sticky.left <= 0:
+            brokers = self._cluster.metadata.brokers
+            adaptive = self._config.partitioner_adaptive_partitioning_enable
+            queued = [
+                (p.partition, len(route.queues[p.partition].batches) if adaptive else 0)
+                for p in route.info.partitions
+                if p.leader in brokers
+            ]
+            sticky.choose(route.count, queued)
+        return sticky.current
+
+    @staticmethod
+    def checked(route: TopicRoute, partition: int, what: str = "there is no partition") -> int:
+        if not 0 <= partition < route.count:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {route.name!r} has partitions 0 to {route.count - 1}; {what} {partition}",
+            )
+        return partition

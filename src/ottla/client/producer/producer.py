@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
-from ottla.client.cluster import Cluster
 from ottla.client.errors import BufferFull
-from ottla.client.producer.accumulator import Accumulator
-from ottla.client.producer.batch import Delivery, ProducerBatch, RecordMetadata
+from ottla.client.network_client import MetadataUpdater, NetworkClient
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.identity import Identity, ProducerIdentity
-from ottla.client.producer.interceptors import ProducerInterceptor, ProducerRecord
-from ottla.client.producer.partitioner import Partitioner, partitioner_of
-from ottla.client.producer.routing import Route, Router
+from ottla.client.producer.identity import IdempotentProducerIdentity, ProducerIdentity
+from ottla.client.producer.partitioner import Partitioner, RecordRouter, TopicRoute, partitioner_of
+from ottla.client.producer.producer_batch import Delivery, ProducerBatch, RecordMetadata
+from ottla.client.producer.record_accumulator import RecordAccumulator
 from ottla.client.producer.sender import Sender
-from ottla.client.producer.transaction import TransactionManager
-from ottla.client.producer.transactions import Transaction, Transactions
-from ottla.client.refresher import Refresher
+from ottla.client.producer.transaction_manager import Transaction, TransactionManager, Transactions
 from ottla.client.serialization import Serializer, serializer
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -30,7 +27,30 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Producer", "QueuedRows", "SentBatch"]
+__all__ = ["Producer", "ProducerInterceptor", "ProducerRecord", "QueuedRows", "SentBatch"]
+
+
+@dataclass(slots=True)
+class ProducerRecord:
+    """A record as its sender gave it, before serializers."""
+
+    topic: str
+    value: Any
+    key: Any
+    partition: int | None
+    timestamp: int | None
+    headers: Any
+
+
+class ProducerInterceptor(Protocol):
+    """`on_send` gives the record to send, its own or another; what it raises, the sender of the record gets.
+    `on_acknowledgement` gets the handle once it is done, on the event loop.
+    """
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord: ...
+
+    def on_acknowledgement(self, delivery: Delivery) -> None: ...
+
 
 Headers: TypeAlias = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 _HEADROOM = 61
@@ -83,7 +103,7 @@ class Producer:
         partitioner: Partitioner | str | None = None,
         interceptors: Iterable[ProducerInterceptor] = (),
         runtime: Runtime | None = None,
-        cluster: Cluster | None = None,
+        cluster: NetworkClient | None = None,
         **settings: Any,
     ) -> None:
         self.config = settings_of(ProducerConfig, bootstrap_servers, settings)
@@ -98,22 +118,22 @@ class Producer:
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._clock = self._runtime.clock
         self._own_cluster = cluster is None
-        self._cluster = cluster or Cluster(self._runtime, connection_config(self.config))
+        self._cluster = cluster or NetworkClient(self._runtime, connection_config(self.config))
         self._buffer_memory = self.config.buffer_memory
         self._max_record_bytes = min(self.config.max_request_size, self.config.buffer_memory)
-        self._accumulator = Accumulator(self.config, self._loop_time, self._wake_sender)
-        self._router = Router(self._cluster, self.config, self._accumulator, chosen)
+        self._accumulator = RecordAccumulator(self.config, self._loop_time, self._wake_sender)
+        self._router = RecordRouter(self._cluster, self.config, self._accumulator, chosen)
         self._routes = self._router.routes
         self._keyless_stick = chosen is None
-        self._refresher = Refresher(self._cluster, self._wake_sender)
+        self._refresher = MetadataUpdater(self._cluster, self._wake_sender)
         self._transactions: Transactions | None = None
-        identity: Identity
+        identity: ProducerIdentity
         if self.config.transactional_id is not None:
             manager = TransactionManager(self._cluster, self.config, self._wake_sender)
             self._transactions = Transactions(manager, self._accumulator, self.flush)
             identity = manager
         else:
-            identity = ProducerIdentity(self._cluster)
+            identity = IdempotentProducerIdentity(self._cluster)
         self._sender = Sender(self._cluster, self.config, self._accumulator, identity, self._refresher)
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,7 +158,7 @@ class Producer:
             raise RuntimeError("a producer starts once")
         loop = self._loop = asyncio.get_running_loop()
         try:
-            if self._own_cluster or not self._cluster.view.brokers:
+            if self._own_cluster or not self._cluster.metadata.brokers:
                 await self._cluster.start()
             if self._transactions is not None:
                 await self._transactions.init(keep_prepared=keep_prepared)
@@ -260,7 +280,7 @@ class Producer:
     ) -> Delivery:
         """Runs for every record: what seldom matters is looked at in `_route` only."""
         route = self._routes.get(topic)
-        if route is None or route.view is not self._cluster.view:
+        if route is None or route.view is not self._cluster.metadata:
             route = self._route(topic)
         if self._transactions is not None:
             self._transactions.check_open()
@@ -288,7 +308,7 @@ class Producer:
             timestamp = self._clock.wall_ms()
         return accumulator.append(route.queues[partition], timestamp, key, value, headers)
 
-    def _route(self, topic: str) -> Route:
+    def _route(self, topic: str) -> TopicRoute:
         self._check_open()
         return self._router.route(topic)
 

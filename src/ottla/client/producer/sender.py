@@ -14,12 +14,11 @@ import asyncio
 import logging
 from functools import partial
 
-from ottla.client.cluster import Cluster
-from ottla.client.producer.accumulator import Accumulator, PartitionQueue
-from ottla.client.producer.batch import ProducerBatch
+from ottla.client.network_client import MetadataUpdater, NetworkClient
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.identity import Identity
-from ottla.client.refresher import Refresher
+from ottla.client.producer.identity import ProducerIdentity
+from ottla.client.producer.producer_batch import ProducerBatch
+from ottla.client.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -68,11 +67,11 @@ class Sender:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: NetworkClient,
         config: ProducerConfig,
-        accumulator: Accumulator,
-        identity: Identity,
-        refresher: Refresher,
+        accumulator: RecordAccumulator,
+        identity: ProducerIdentity,
+        refresher: MetadataUpdater,
     ) -> None:
         self._cluster = cluster
         self._config = config
@@ -126,7 +125,7 @@ class Sender:
             if ready_at > now:
                 wait = min(wait, ready_at - now)
             elif self._may_send(queue):
-                leader = self._cluster.view.leader(queue.partition)
+                leader = self._cluster.metadata.leader(queue.partition)
                 if leader is None:
                     self._refresher.ask([queue.partition.topic])
                 else:
@@ -241,7 +240,7 @@ class Sender:
         answer.add_done_callback(partial(self._exchanged, node_id, [batch for _, batch in batches]))
 
     def _topic_id(self, name: str) -> bytes | None:
-        topic = self._cluster.view.topics.get(name)
+        topic = self._cluster.metadata.topics.get(name)
         return topic.topic_id if topic is not None else None
 
     # Answers.
@@ -269,7 +268,7 @@ class Sender:
         self._refresher.ask({batch.partition.topic for batch in batches})
 
     def _answered(self, batches: list[ProducerBatch], answer: ProduceResponse) -> None:
-        names = self._cluster.view.names_by_id
+        names = self._cluster.metadata.names_by_id
         results = {
             (topic.name or names.get(topic.topic_id, ""), result.index): result
             for topic in answer.responses

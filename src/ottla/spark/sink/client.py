@@ -11,9 +11,9 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.configs import ConfigsAdmin, ResourceType
-from ottla.client.cluster import Cluster
+from ottla.client.admin.requests import AdminRequests
+from ottla.client.network_client import NetworkClient
 from ottla.client.producer import Producer
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.settings import connection_config, settings_of
@@ -73,7 +73,7 @@ class SinkClient:
 
     async def _open(self) -> None:
         timeout_ms = self._config.max_block_ms
-        self.cluster = Cluster(self._runtime, connection_config(self._config))
+        self.cluster = NetworkClient(self._runtime, connection_config(self._config))
         self.decision_log = DecisionLog(self.cluster, self.options.decision_topic, timeout_ms=timeout_ms)
         self.transactions = TransactionEnder(self.cluster, timeout_ms=timeout_ms)
 
@@ -150,8 +150,8 @@ class SinkClient:
         """`transaction.max.timeout.ms` of the brokers; Kafka's default if it cannot be read."""
         name = "transaction.max.timeout.ms"
         try:
-            view = self.cluster.view if self.cluster.view.brokers else await self.cluster.refresh()
-            configs = await ConfigsAdmin(Caller(self.cluster, self._config.max_block_ms)).describe(
+            view = self.cluster.metadata if self.cluster.metadata.brokers else await self.cluster.refresh()
+            configs = await ConfigsAdmin(AdminRequests(self.cluster, self._config.max_block_ms)).describe(
                 ResourceType.BROKER, str(min(view.brokers)), keys=[name]
             )
             return int(configs[name].value or "")

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.configs import ConfigsAdmin, ResourceType
+from ottla.client.admin.requests import AdminRequests
 from ottla.client.admin.topics import TopicsAdmin
-from ottla.client.cluster import Cluster
+from ottla.client.network_client import NetworkClient
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -70,7 +70,7 @@ class DecisionLogTruncated(KafkaError):
 class DecisionLog:
     """The decision log of one process and event loop. `timeout_ms` bounds every call."""
 
-    def __init__(self, cluster: Cluster, topic: str, *, timeout_ms: int) -> None:
+    def __init__(self, cluster: NetworkClient, topic: str, *, timeout_ms: int) -> None:
         self.topic = topic
         self._cluster = cluster
         self._timeout_ms = timeout_ms
@@ -83,14 +83,14 @@ class DecisionLog:
 
     async def partition(self, scope: str) -> TopicPartition:
         """The partition of the scope. Creates the topic if it does not exist."""
-        info = self._cluster.view.topics.get(self.topic)
+        info = self._cluster.metadata.topics.get(self.topic)
         if info is None or info.error or not info.partitions:
             await self._ensure_topic()
             info = await self._cluster.topic(self.topic, timeout_ms=self._timeout_ms)
         return TopicPartition(self.topic, partition_for(scope.encode(), len(info.partitions)))
 
     async def _ensure_topic(self) -> None:
-        caller = Caller(self._cluster, self._timeout_ms)
+        caller = AdminRequests(self._cluster, self._timeout_ms)
         if await self._exists():
             await self._check_compacted(caller)
             return
@@ -105,7 +105,7 @@ class DecisionLog:
                     f"{self.topic!r} with cleanup.policy=compact, or name another with decisionTopic",
                 ) from None
 
-    async def _check_compacted(self, caller: Caller) -> None:
+    async def _check_compacted(self, caller: AdminRequests) -> None:
         """Refuse a topic that deletes by age: it would lose decisions, and a batch could be written twice."""
         name = "cleanup.policy"
         try:
@@ -203,7 +203,7 @@ class DecisionLog:
         The driver deletes the records of a batch write when it has committed all its transactions.
         """
         await self.partition("")
-        count = len(self._cluster.view.topics[self.topic].partitions)
+        count = len(self._cluster.metadata.topics[self.topic].partitions)
         states: dict[str, DecisionState] = {}
         decided: dict[str, tuple[str, int]] = {}
         for index in range(count):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ottla.client.cluster import Cluster
+from ottla.client.network_client import NetworkClient
 from ottla.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -18,7 +18,7 @@ LAST_VERSION_BY_NAME = 12
 
 
 async def fetch(
-    cluster: Cluster,
+    cluster: NetworkClient,
     partition: TopicPartition,
     offset: int,
     *,

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.partitions import PartitionsAdmin
+from ottla.client.admin.requests import AdminRequests
 from ottla.client.admin.transactions import TransactionsAdmin
-from ottla.client.cluster import Cluster, CoordinatorType
-from ottla.client.coordinator import Coordinator
+from ottla.client.coordinator_client import CoordinatorClient
+from ottla.client.network_client import CoordinatorType, NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -105,15 +105,15 @@ class OngoingTransaction:
 class TransactionEnder:
     """Ends, lists and fences the sink's transactions. `timeout_ms` bounds every call."""
 
-    def __init__(self, cluster: Cluster, *, timeout_ms: int) -> None:
+    def __init__(self, cluster: NetworkClient, *, timeout_ms: int) -> None:
         self._cluster = cluster
         self._timeout_ms = timeout_ms
-        self._caller = Caller(cluster, timeout_ms)
+        self._caller = AdminRequests(cluster, timeout_ms)
         self._admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
 
     async def end(self, transaction: TaskTransaction, *, commit: bool) -> EndResult:
         """Commit or abort the transaction of exactly this producer id and epoch."""
-        coordinator = Coordinator(
+        coordinator = CoordinatorClient(
             self._cluster, CoordinatorType.TRANSACTION, transaction.id, timeout_ms=self._timeout_ms
         )
         versions = (await self._retrying(coordinator.connection)).versions

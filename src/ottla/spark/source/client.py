@@ -14,9 +14,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ottla.client.admin.caller import Caller
-from ottla.client.cluster import Cluster, ConnectionConfig
+from ottla.client.admin.requests import AdminRequests
 from ottla.client.errors import BootstrapFailed
+from ottla.client.network_client import NetworkClient
+from ottla.client.settings import ConnectionConfig
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
@@ -39,7 +40,7 @@ class SourceClient:
         self._thread = LoopThread("ottla-spark")
         self._thread.start()
         self._runtime = Runtime.real(pool_workers=1)
-        self.cluster = Cluster(self._runtime, config)
+        self.cluster = NetworkClient(self._runtime, config)
         self._was_reached = False
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -48,8 +49,8 @@ class SourceClient:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return self._thread.submit(coroutine)
 
-    def caller(self, timeout_ms: int) -> Caller:
-        return Caller(self.cluster, timeout_ms)
+    def caller(self, timeout_ms: int) -> AdminRequests:
+        return AdminRequests(self.cluster, timeout_ms)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, *, timeout_ms: int) -> T:
         """Retry like `Cluster.retrying`, but give up sooner on a cluster that was never reached: its address

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from ottla.client.cluster import CoordinatorType
-from ottla.client.coordinator import Coordinator
+from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
+from ottla.client.network_client import CoordinatorType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.spark.source.client import SourceClient
@@ -62,7 +62,7 @@ class GroupOffsetCommitter:
     async def _send_commit(
         self, client: SourceClient, positions: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, KafkaError | None]:
-        coordinator = Coordinator(
+        coordinator = CoordinatorClient(
             client.cluster,
             CoordinatorType.GROUP,
             self._group_id,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ottla.client.admin.offsets import FoundOffset, OffsetsAdmin, by_topic
-from ottla.client.view import ClusterView, TopicInfo
+from ottla.client.cluster_metadata import ClusterMetadata, TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -142,14 +142,14 @@ class OffsetReader:
             {name: info.topic_id for name, info in topics.items() if info.topic_id is not None},
         )
 
-    async def _refresh(self) -> ClusterView:
+    async def _refresh(self) -> ClusterMetadata:
         options = self._options
         if options.pattern is not None:
             return await self._client.cluster.refresh(all_topics=True)
         names = options.topics or {partition.topic for partition in options.assigned}
         return await self._client.cluster.refresh(topics=names)
 
-    def _pick(self, view: ClusterView) -> dict[str, TopicInfo | None]:
+    def _pick(self, view: ClusterMetadata) -> dict[str, TopicInfo | None]:
         options = self._options
         if options.pattern is not None:
             pattern = re.compile(options.pattern)
@@ -264,7 +264,7 @@ class OffsetReader:
         """The bytes of each partition on its leader's disk. Needs DESCRIBE on the cluster."""
         leaders: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
-            info = self._client.cluster.view.leader(partition)
+            info = self._client.cluster.metadata.leader(partition)
             if info is not None:
                 leaders.setdefault(info.leader, []).append(partition)
         try:

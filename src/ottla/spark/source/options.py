@@ -26,7 +26,7 @@ from ottla.spark.source.offsets import (
 )
 
 if TYPE_CHECKING:
-    from ottla.client.cluster import ConnectionConfig
+    from ottla.client.settings import ConnectionConfig
     from ottla.protocol.names import TopicPartition
 
 __all__ = ["SourceOptions", "columns_of", "parse_bytes", "parse_duration_ms", "source_options"]

@@ -258,7 +258,7 @@ class _RangeReader:
     async def _fetch_once(self, offset: int) -> PartitionData:
         topic, index = self._range.partition
         connection, epoch = await self._connection()
-        known = self._client.cluster.view.topics.get(topic)
+        known = self._client.cluster.metadata.topics.get(topic)
         topic_id = self._range.topic_id or (known.topic_id if known is not None else None)
         size = self._wanted_bytes(offset)
         request = FetchRequest(
@@ -310,7 +310,7 @@ class _RangeReader:
     async def _connection(self) -> tuple[BrokerConnection, int]:
         """A connection to the replica that the leader prefers, or to the leader; and the leader epoch."""
         cluster = self._client.cluster
-        info = cluster.view.leader(self._range.partition)
+        info = cluster.metadata.leader(self._range.partition)
         if info is None:
             info = (await cluster.refresh(topics=[self._range.partition.topic])).leader(self._range.partition)
         if info is None:
@@ -318,7 +318,7 @@ class _RangeReader:
             raise KafkaError(
                 ErrorCode.LEADER_NOT_AVAILABLE, f"{self._range.partition} has no leader at the moment"
             )
-        replica = self._replica if self._replica in cluster.view.brokers else info.leader
+        replica = self._replica if self._replica in cluster.metadata.brokers else info.leader
         return await cluster.connection(replica), info.leader_epoch
 
     async def _refresh(self) -> None:

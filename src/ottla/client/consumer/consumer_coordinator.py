@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from ottla.client.cluster import Cluster, CoordinatorType
 from ottla.client.consumer.assignors import ASSIGNORS, Assignor, MemberView, user_data
-from ottla.client.consumer.classic_heartbeats import ClassicHeartbeats
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.heartbeat_thread import Side
-from ottla.client.consumer.membership import Hands, OnStalled, RebalanceListener, Subscription, notify
-from ottla.client.coordinator import Coordinator
-from ottla.client.group_offsets import Member
+from ottla.client.consumer.group_membership import (
+    MembershipOwner,
+    OnStalled,
+    RebalanceListener,
+    Stalled,
+    Subscription,
+    notify,
+    report_stall,
+)
+from ottla.client.consumer.heartbeat_thread import HeartbeatThread
+from ottla.client.coordinator_client import CoordinatorClient
+from ottla.client.group_offsets import GroupMemberIdentity
+from ottla.client.network_client import CoordinatorType, NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.join_group import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -47,7 +55,7 @@ from ottla.protocol.subscription import (
 )
 from ottla.rpc.channel import Lane
 
-__all__ = ["ClassicMembership", "assignors_of"]
+__all__ = ["ClassicHeartbeatSender", "ConsumerCoordinator", "assignors_of"]
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +74,7 @@ class _Phase(Enum):
 
 
 class _Joined(NamedTuple):
-    member: Member
+    member: GroupMemberIdentity
     assignor: Assignor
     assigned: list[TopicPartition]
     # As leader: how many partitions each subscribed topic had, to see when that changes.
@@ -90,20 +98,20 @@ def assignors_of(names: str | object) -> list[Assignor]:
     return found
 
 
-class ClassicMembership:
+class ConsumerCoordinator:
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: NetworkClient,
         config: ConsumerConfig,
-        side: Side,
-        hands: Hands,
+        side: HeartbeatThread,
+        hands: MembershipOwner,
         on_stalled: OnStalled | None,
     ) -> None:
         assert config.group_id is not None
         self._cluster = cluster
         self._config = config
         self._group_id = config.group_id
-        self._coordinator = Coordinator(
+        self._coordinator = CoordinatorClient(
             cluster,
             CoordinatorType.GROUP,
             self._group_id,
@@ -118,17 +126,17 @@ class ClassicMembership:
         self._cooperative = all(assignor.cooperative for assignor in self._assignors)
         self._subscription = Subscription()
         self._phase = _Phase.OUTSIDE
-        self._member = Member(instance_id=config.group_instance_id)
+        self._member = GroupMemberIdentity(instance_id=config.group_instance_id)
         self._joining: asyncio.Task[_Joined] | None = None
         self._joined: _Joined | None = None
         self._lost = False
         self._reason = "first join"
         self._backoff_until = 0.0
         self._backoff = cluster.new_backoff()
-        self._beats = ClassicHeartbeats(side, config, self._group_id, self._heard, on_stalled)
+        self._beats = ClassicHeartbeatSender(side, config, self._group_id, self._heard, on_stalled)
 
     @property
-    def member(self) -> Member:
+    def member(self) -> GroupMemberIdentity:
         return self._member
 
     @property
@@ -175,7 +183,9 @@ class ClassicMembership:
         log.info("group %r: out of it: %s", self._group_id, code.name)
         self._lost = True
         keep_id = code is ErrorCode.ILLEGAL_GENERATION
-        self._member = Member(self._member.member_id if keep_id else "", -1, self._config.group_instance_id)
+        self._member = GroupMemberIdentity(
+            self._member.member_id if keep_id else "", -1, self._config.group_instance_id
+        )
         self._rejoin(f"need to rejoin: {code.name}")
 
     def _rejoin(self, reason: str) -> None:
@@ -260,7 +270,7 @@ class ClassicMembership:
             self._member = self._member._replace(member_id=answer.member_id)
             answer = await self._send_join()
         self._check(answer.error_code, "join")
-        member = Member(answer.member_id, answer.generation_id, self._config.group_instance_id)
+        member = GroupMemberIdentity(answer.member_id, answer.generation_id, self._config.group_instance_id)
         assignor = ASSIGNORS.get(answer.protocol_name or "")
         if assignor is None:
             raise KafkaError(
@@ -352,11 +362,11 @@ class ClassicMembership:
         if self._subscription.pattern is None:
             return sorted(self._subscription.topics)
         return self._subscription.matching(
-            self._cluster.view, internal=not self._config.exclude_internal_topics
+            self._cluster.metadata, internal=not self._config.exclude_internal_topics
         )
 
     def _partitions(self, topics: Mapping[str, int] | set[str] | list[str]) -> dict[str, int]:
-        known = self._cluster.view.topics
+        known = self._cluster.metadata.topics
         return {t: len(known[t].partitions) for t in sorted(topics) if t in known and not known[t].error}
 
     def _check(self, code: int, what: str) -> None:
@@ -425,3 +435,114 @@ def _read_assignment(data: bytes) -> list[TopicPartition]:
         for entry in decode_assignment(data).assigned_partitions
         for index in entry.partitions
     ]
+
+
+_MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
+
+
+class ClassicHeartbeatSender:
+    """`run` is over there; `beat_as` and `polled` are called here. `on_error` is told here."""
+
+    def __init__(
+        self,
+        side: HeartbeatThread,
+        config: ConsumerConfig,
+        group_id: str,
+        on_error: Callable[[ErrorCode], object],
+        on_stalled: OnStalled | None = None,
+    ) -> None:
+        self._side = side
+        self._config = config
+        self._group_id = group_id
+        self._on_error = on_error
+        self._on_stalled = on_stalled
+        self._member: GroupMemberIdentity | None = None
+        self._changed: asyncio.Event | None = None
+        self._last_poll = 0.0
+        # The last heartbeat that was answered, in the clock of the loop over there.
+        self._last_answer = 0.0
+
+    def beat_as(self, member: GroupMemberIdentity) -> None:
+        self._side.post(self._set_member, member)
+
+    def polled(self) -> None:
+        self._side.post(self._note_poll)
+
+    # Over there.
+
+    def _set_member(self, member: GroupMemberIdentity) -> None:
+        self._member = member
+        self._last_answer = asyncio.get_running_loop().time()
+        self._note_poll()
+        if self._changed is not None:
+            self._changed.set()
+
+    def _note_poll(self) -> None:
+        self._last_poll = asyncio.get_running_loop().time()
+
+    async def run(self) -> None:
+        self._changed = asyncio.Event()
+        while True:
+            if self._member is None:
+                self._changed.clear()
+                await self._changed.wait()
+            await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
+            member = self._member
+            if member is None:
+                continue
+            if self._is_stalled():
+                await self._leave(member)
+                continue
+            code = await self._beat(member)
+            if code and member is self._member:
+                # A member that is asked to join again goes on until it does, lest it be taken for dead.
+                if code is not ErrorCode.REBALANCE_IN_PROGRESS:
+                    self._member = None
+                self._side.tell(self._on_error, code)
+
+    def _is_stalled(self) -> bool:
+        return self._silent_ms() > self._config.max_poll_interval_ms
+
+    def _silent_ms(self) -> int:
+        return int((asyncio.get_running_loop().time() - self._last_poll) * 1000)
+
+    async def _beat(self, member: GroupMemberIdentity) -> ErrorCode | None:
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await self._side.coordinator.once(
+                HeartbeatRequest(
+                    group_id=self._group_id,
+                    generation_id=member.epoch,
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                ),
+                HeartbeatResponse,
+                timeout_ms=max(self._config.session_timeout_ms // 3, 1),
+            )
+        except KafkaError as error:
+            log.debug("group %r: heartbeat: %s", self._group_id, error)
+            # Not heard for a whole session: the group has given this member up.
+            if (loop.time() - self._last_answer) * 1000 > self._config.session_timeout_ms:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            return None
+        code = ErrorCode.of(answer.error_code)
+        if code in _MOVED:
+            self._side.coordinator.forget()
+        if code in _MOVED or code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            return None
+        self._last_answer = loop.time()
+        return code or None
+
+    async def _leave(self, member: GroupMemberIdentity) -> None:
+        stalled = Stalled(self._group_id, member.member_id, self._silent_ms())
+        report_stall(stalled, self._config, self._on_stalled)
+        self._member = None
+        if member.instance_id is None:
+            identity = MemberIdentity(member_id=member.member_id, reason="the consumer does not poll")
+            try:
+                await self._side.coordinator.once(
+                    LeaveGroupRequest(group_id=self._group_id, members=[identity]), LeaveGroupResponse
+                )
+            except KafkaError as error:
+                log.debug("group %r: leaving: %s", self._group_id, error)
+        self._side.tell(self._on_error, ErrorCode.UNKNOWN_MEMBER_ID)

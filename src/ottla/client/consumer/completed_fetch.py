@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from ottla.client.consumer.state import PartitionState
+from ottla.client.consumer.subscription_state import TopicPartitionState
 from ottla.client.serialization import Deserializer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Buffer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["Chunk", "SerializationFailed"]
+__all__ = ["CompletedFetch", "SerializationFailed"]
 
 PIECE_BYTES = 64 * 1024
 _FRONT = struct.Struct(">qii")  # base offset, length, leader epoch
@@ -47,7 +47,7 @@ class SerializationFailed(KafkaError):
         self.offset = offset
 
 
-class Chunk:
+class CompletedFetch:
     __slots__ = (
         "_aborted",
         "_at",
@@ -67,7 +67,7 @@ class Chunk:
 
     def __init__(
         self,
-        state: PartitionState,
+        state: TopicPartitionState,
         buf: Buffer,
         *,
         fetch_offset: int,

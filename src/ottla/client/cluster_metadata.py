@@ -10,7 +10,7 @@ from ottla.protocol.messages.metadata import MetadataResponse, MetadataResponseT
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 
-__all__ = ["Broker", "ClusterView", "PartitionInfo", "TopicInfo"]
+__all__ = ["Broker", "ClusterMetadata", "PartitionInfo", "TopicInfo"]
 
 NO_LEADER = -1
 
@@ -47,7 +47,7 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterMetadata:
     cluster_id: str | None = None
     controller_id: int = -1
     brokers: Mapping[int, Broker] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class ClusterView:
         info = topic.partitions[partition.partition]
         return info if info.leader in self.brokers else None
 
-    def updated(self, response: MetadataResponse, *, all_topics: bool) -> ClusterView:
+    def updated(self, response: MetadataResponse, *, all_topics: bool) -> ClusterMetadata:
         """This view with a metadata response in it. Where all topics were asked for, others are forgotten; a
         partition whose leader epoch went back keeps what is known, as the answer came from a broker that
         lags.
@@ -75,7 +75,7 @@ class ClusterView:
                 topics[entry.name] = self._newer(_topic(entry))
         ids = {topic.topic_id: name for name, topic in topics.items() if topic.topic_id is not None}
         brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
-        return ClusterView(
+        return ClusterMetadata(
             response.cluster_id or self.cluster_id,
             response.controller_id,
             brokers or self.brokers,

@@ -14,7 +14,7 @@ from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTop
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 
-__all__ = ["FetchSession", "Wanted"]
+__all__ = ["FetchSessionHandler", "Wanted"]
 
 MAX_EPOCH = 2**31 - 1
 _DENIED = frozenset(
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
     max_bytes: int
 
 
-class FetchSession:
+class FetchSessionHandler:
     __slots__ = ("_epoch", "_id", "_sent")
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ottla.client.consumer.fetcher import Fetcher
-from ottla.client.consumer.state import Assignment
+from ottla.client.consumer.subscription_state import SubscriptionState
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.serialization import Deserializer
 from ottla.protocol.errors import KafkaError
@@ -22,7 +22,7 @@ from ottla.runtime.pool import Pool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Reader"]
+__all__ = ["FetchCollector"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,11 +33,11 @@ COMPRESSED_EFFORT = 16
 """A compressed byte takes about as long as so many plain ones."""
 
 
-class Reader(Generic[K, V]):
+class FetchCollector(Generic[K, V]):
     def __init__(
         self,
         fetcher: Fetcher,
-        assignment: Assignment,
+        assignment: SubscriptionState,
         key_deserializer: Deserializer | None,
         value_deserializer: Deserializer | None,
         on_seek: Callable[[], object],

@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.consumer.membership import Membership
-from ottla.client.group_offsets import CommittedOffset, GroupOffsets, Member
+from ottla.client.consumer.group_membership import GroupMembership
+from ottla.client.group_offsets import CommittedOffset, GroupMemberIdentity, GroupOffsets
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["Committer"]
+__all__ = ["CommitRequestManager"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _NOT_OURS = frozenset(
 Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
-class Committer:
+class CommitRequestManager:
     def __init__(
         self,
         config: ConsumerConfig,
@@ -50,13 +50,13 @@ class Committer:
         self._under_way: asyncio.Task[None] | None = None
         self._last: dict[TopicPartition, CommittedOffset] = {}
         self._beside: list[asyncio.Task[Any]] = []
-        self.membership: Membership | None = None
+        self.membership: GroupMembership | None = None
 
     @property
-    def member(self) -> Member:
-        return self.membership.member if self.membership is not None else Member()
+    def member(self) -> GroupMemberIdentity:
+        return self.membership.member if self.membership is not None else GroupMemberIdentity()
 
-    def checked_member(self) -> Member:
+    def checked_member(self) -> GroupMemberIdentity:
         """Who commits. KafkaError UNKNOWN_MEMBER_ID after this consumer fell out of its group: as nobody the
         broker might let it pass, over what the partitions' new owner committed.
         """

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ottla.client.cluster import Cluster, CoordinatorType
+from ottla.client.network_client import CoordinatorType, NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import Lane
 from ottla.rpc.connection import BrokerConnection
 
-__all__ = ["Coordinator"]
+__all__ = ["CoordinatorClient"]
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILAB
 _LATER = frozenset({*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 
 
-class Coordinator:
+class CoordinatorClient:
     """`call` repeats a request while there is no coordinator to answer it; what else an answer says is the
     caller's business.
     """
@@ -33,7 +33,7 @@ class Coordinator:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: NetworkClient,
         kind: CoordinatorType,
         key: str,
         *,

@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ottla.client.admin.caller import Caller
 from ottla.client.admin.offsets import OffsetsAdmin, OffsetSpec, by_topic
-from ottla.client.cluster import Cluster
+from ottla.client.admin.requests import AdminRequests
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
-from ottla.client.consumer.state import Assignment, PartitionState
+from ottla.client.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from ottla.client.group_offsets import CommittedOffset
+from ottla.client.network_client import NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -26,7 +26,7 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["Positions"]
+__all__ = ["OffsetFetcher"]
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 FetchCommitted = Callable[[list[TopicPartition]], Awaitable[dict[TopicPartition, CommittedOffset]]]
 
 
-class Positions:
+class OffsetFetcher:
     """`run` is its task; `wake` it after the assignment, a position or metadata changed."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: NetworkClient,
         config: ConsumerConfig,
-        assignment: Assignment,
+        assignment: SubscriptionState,
         on_change: Callable[[], object],
         fetch_committed: FetchCommitted | None,
     ) -> None:
@@ -51,9 +51,9 @@ class Positions:
         self._on_change = on_change
         self._fetch_committed = fetch_committed
         self._wake = asyncio.Event()
-        self.offsets = OffsetsAdmin(Caller(cluster, config.default_api_timeout_ms))
+        self.offsets = OffsetsAdmin(AdminRequests(cluster, config.default_api_timeout_ms))
         # One attempt at a time: those that can be answered do not wait for those that cannot.
-        self._once = OffsetsAdmin(Caller(cluster, 0))
+        self._once = OffsetsAdmin(AdminRequests(cluster, 0))
 
     def wake(self) -> None:
         self._wake.set()
@@ -110,7 +110,9 @@ class Positions:
             s.partition: (s, s.seeks, self._timestamp(s.reset))
             for s in self._assignment
             # Without a leader nobody can be asked; metadata will tell of one.
-            if s.reset is not None and s.error is None and self._cluster.view.leader(s.partition) is not None
+            if s.reset is not None
+            and s.error is None
+            and self._cluster.metadata.leader(s.partition) is not None
         }
         if not waiting:
             return
@@ -128,7 +130,7 @@ class Positions:
             await self._find(late)
         self._on_change()
 
-    async def _find(self, waiting: dict[TopicPartition, tuple[PartitionState, int, int]]) -> None:
+    async def _find(self, waiting: dict[TopicPartition, tuple[TopicPartitionState, int, int]]) -> None:
         found = await self._once.list(
             {partition: timestamp for partition, (_, _, timestamp) in waiting.items()},
             read_committed=self._config.read_committed,
@@ -145,7 +147,7 @@ class Positions:
                     state.error = result
             elif result.offset >= 0:
                 state.seek(result.offset, result.leader_epoch)
-                info = self._cluster.view.leader(partition)
+                info = self._cluster.metadata.leader(partition)
                 state.validated_epoch = info.leader_epoch if info is not None else -1
         self._on_change()
         if again is not None:
@@ -163,9 +165,9 @@ class Positions:
     # After a change of leader.
 
     async def _validate(self) -> None:
-        by_leader: dict[int, list[tuple[PartitionState, int, int]]] = {}
+        by_leader: dict[int, list[tuple[TopicPartitionState, int, int]]] = {}
         for state in self._assignment:
-            info = self._cluster.view.leader(state.partition)
+            info = self._cluster.metadata.leader(state.partition)
             if info is None or state.position is None or state.position_epoch < 0:
                 continue
             if state.validated_epoch < info.leader_epoch:
@@ -177,7 +179,7 @@ class Positions:
         if changed:
             self._on_change()
 
-    async def _validate_with(self, node_id: int, states: list[tuple[PartitionState, int, int]]) -> bool:
+    async def _validate_with(self, node_id: int, states: list[tuple[TopicPartitionState, int, int]]) -> bool:
         asked = {state.partition: (state, seeks, epoch) for state, seeks, epoch in states}
         connection = await self._cluster.connection(node_id)
         if connection.versions is None or not connection.versions.supports(
@@ -223,7 +225,7 @@ class Positions:
             await asyncio.sleep(self._config.retry_backoff_ms / 1000)
         return True
 
-    def _compare(self, state: PartitionState, epoch: int, end_epoch: int, end_offset: int) -> None:
+    def _compare(self, state: TopicPartitionState, epoch: int, end_epoch: int, end_offset: int) -> None:
         """`end_offset` is where the leader's history of the position's epoch ends; -1 if it has none."""
         state.validated_epoch = epoch
         assert state.position is not None
@@ -232,7 +234,7 @@ class Positions:
         elif end_offset < state.position:
             self._truncated(state, epoch, end_offset, end_epoch)
 
-    def _truncated(self, state: PartitionState, epoch: int, good: int | None, good_epoch: int) -> None:
+    def _truncated(self, state: TopicPartitionState, epoch: int, good: int | None, good_epoch: int) -> None:
         if self._config.reset_policy.reset is Reset.NONE:
             where = f"; the log now parts at offset {good}" if good is not None else ""
             state.error = KafkaError(

@@ -1,4 +1,4 @@
-"""What a consumer reads and how far it is: one `PartitionState` for each partition assigned to it.
+"""What a consumer reads and how far it is: one `TopicPartitionState` for each partition assigned to it.
 
 `position` is the offset of the next record that the user gets; everything fetched beyond it waits in
 `chunks`. It is None until the positions task has found out where to begin, and nothing is fetched before.
@@ -16,14 +16,14 @@ from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 
 if TYPE_CHECKING:
-    from ottla.client.consumer.chunk import Chunk
+    from ottla.client.consumer.completed_fetch import CompletedFetch
 
-__all__ = ["Assignment", "PartitionState"]
+__all__ = ["SubscriptionState", "TopicPartitionState"]
 
 NO_EPOCH = -1
 
 
-class PartitionState:
+class TopicPartitionState:
     __slots__ = (
         "chunks",
         "error",
@@ -56,7 +56,7 @@ class PartitionState:
         self.paused = False
         self.revoking = False
         self.fetching = False
-        self.chunks: deque[Chunk] = deque()
+        self.chunks: deque[CompletedFetch] = deque()
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
         self.log_start_offset: int | None = None
@@ -93,24 +93,24 @@ class PartitionState:
         return self.position
 
 
-class Assignment:
+class SubscriptionState:
     """The partitions that a consumer reads now, in the order they came."""
 
     __slots__ = ("_states",)
 
     def __init__(self) -> None:
-        self._states: dict[TopicPartition, PartitionState] = {}
+        self._states: dict[TopicPartition, TopicPartitionState] = {}
 
-    def __iter__(self) -> Iterator[PartitionState]:
+    def __iter__(self) -> Iterator[TopicPartitionState]:
         return iter(self._states.values())
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def get(self, partition: TopicPartition) -> PartitionState | None:
+    def get(self, partition: TopicPartition) -> TopicPartitionState | None:
         return self._states.get(partition)
 
-    def of(self, partition: TopicPartition) -> PartitionState:
+    def of(self, partition: TopicPartition) -> TopicPartitionState:
         state = self._states.get(partition)
         if state is None:
             raise ValueError(f"{partition} is not assigned to this consumer")
@@ -124,7 +124,7 @@ class Assignment:
         """Exactly these; one that was there keeps its state."""
         old = self._states
         self._states = {
-            partition: old.get(partition) or PartitionState(partition) for partition in partitions
+            partition: old.get(partition) or TopicPartitionState(partition) for partition in partitions
         }
         for partition, state in old.items():
             if partition not in self._states:

@@ -1,6 +1,6 @@
 """The cluster as a client sees it: a connection for each broker, current metadata, and who answers what.
 
-`Cluster` is shared by everything that one client does. It keeps at most one connection to a broker, and
+`NetworkClient` is shared by everything that one client does. It keeps at most one connection to a broker, and
 further ones only for what a broker may sit on for long (`Lane`), as it answers each connection in order. At
 most one metadata request is under way; whoever needs either meanwhile waits for the same one. A broker that
 cannot be reached is left alone for a growing while, so that a dead address costs little. When no known
@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from ottla.client.cluster_metadata import Broker, ClusterMetadata, TopicInfo
 from ottla.client.errors import BootstrapFailed, ConnectionFailed
-from ottla.client.view import Broker, ClusterView, TopicInfo
+from ottla.client.settings import ConnectionConfig, parse_addresses
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -30,67 +30,18 @@ from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["Cluster", "ConnectionConfig", "CoordinatorType", "parse_addresses"]
+__all__ = ["NetworkClient", "ConnectionConfig", "CoordinatorType", "MetadataUpdater", "parse_addresses"]
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PORT = 9092
-
 
 class CoordinatorType(IntEnum):
     GROUP = 0
     TRANSACTION = 1
     SHARE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionConfig:
-    """The settings that every client shares, with Kafka's names, meanings and defaults; only the sizes of
-    socket buffers are left to the system (-1) if none are given.
-    """
-
-    bootstrap_servers: str | Iterable[str]
-    client_id: str | None = "ottla"
-    request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    reconnect_backoff_ms: int = 50
-    reconnect_backoff_max_ms: int = 1_000
-    socket_connection_setup_timeout_ms: int = 10_000
-    connections_max_idle_ms: int = 540_000
-    send_buffer_bytes: int = -1
-    receive_buffer_bytes: int = -1
-    metadata_max_age_ms: int = 300_000
-    allow_auto_create_topics: bool = True
-
-
-def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
-    """`host:port` pairs from a list or from one text with commas. ValueError names the one that is wrong.
-
-    >>> parse_addresses("localhost, [::1]:9093")
-    [Address(host='localhost', port=9092), Address(host='::1', port=9093)]
-    """
-    texts = servers.split(",") if isinstance(servers, str) else servers
-    addresses = []
-    for text in (text.strip() for text in texts):
-        if not text:
-            continue
-        host, colon, port = text.rpartition(":")
-        if not colon or port.endswith("]"):
-            host, port = text, str(DEFAULT_PORT)
-        bracketed = host.startswith("[") and host.endswith("]")
-        if ":" in host and not bracketed:
-            raise ValueError(f"bootstrap.servers: {text!r} is not host:port; write IPv6 as [::1]:9092")
-        host = host[1:-1] if bracketed else host
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"bootstrap.servers: {text!r} is not host:port")
-        addresses.append(Address(host, int(port)))
-    if not addresses:
-        raise ValueError("bootstrap.servers is empty; give at least one host:port")
-    return addresses
 
 
 def _seen(task: asyncio.Future[Any]) -> None:
@@ -105,13 +56,13 @@ def _covers(asked: MetadataRequest | None, wanted: set[str], *, all_topics: bool
     return not all_topics and wanted <= {topic.name for topic in asked.topics}
 
 
-class Cluster:
+class NetworkClient:
     """Use `async with Cluster(...)`, or `start` and `close`."""
 
     def __init__(self, runtime: Runtime, config: ConnectionConfig) -> None:
         self.runtime = runtime
         self.config = config
-        self.view = ClusterView()
+        self.metadata = ClusterMetadata()
         self._bootstrap = parse_addresses(config.bootstrap_servers)
         self._channels: dict[Address, BrokerChannel] = {}
         self._channel_config = ChannelConfig(
@@ -124,14 +75,14 @@ class Cluster:
         )
         self._topics: set[str] = set()
         self._all_topics = False
-        self._refresh: asyncio.Task[ClusterView] | None = None
+        self._refresh: asyncio.Task[ClusterMetadata] | None = None
         # What the refresh under way has asked for; None before it has, as then it will ask for everything.
         self._asked: MetadataRequest | None = None
         self._refreshed_at: float | None = None
         self._coordinators: dict[tuple[CoordinatorType, str], Broker] = {}
         self._closed = False
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> NetworkClient:
         await self.start()
         return self
 
@@ -166,17 +117,17 @@ class Cluster:
 
     async def connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection:
         """The connection to a broker of the current view, made if there is none."""
-        broker = self.view.brokers.get(node_id)
+        broker = self.metadata.brokers.get(node_id)
         if broker is None:
             raise KafkaError(
                 ErrorCode.BROKER_NOT_AVAILABLE,
-                f"broker {node_id} is not in the cluster's metadata (known: {sorted(self.view.brokers)})",
+                f"broker {node_id} is not in the cluster's metadata (known: {sorted(self.metadata.brokers)})",
             )
         return await self._connect(Address(broker.host, broker.port), lane)
 
     def open_connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection | None:
         """The connection to a broker if there is one right now."""
-        broker = self.view.brokers.get(node_id)
+        broker = self.metadata.brokers.get(node_id)
         if broker is None:
             return None
         channel = self._channels.get(Address(broker.host, broker.port))
@@ -217,15 +168,17 @@ class Cluster:
 
     async def any_connection(self) -> BrokerConnection:
         """The open connection with the least to do, or else the first that can be made."""
-        if not self.view.brokers:
+        if not self.metadata.brokers:
             await self.refresh()
-        open_ones = [c for node_id in self.view.brokers if (c := self.open_connection(node_id)) is not None]
+        open_ones = [
+            c for node_id in self.metadata.brokers if (c := self.open_connection(node_id)) is not None
+        ]
         if open_ones:
             return min(open_ones, key=lambda connection: connection.in_flight)
         return await self._first_reachable()
 
     async def _first_reachable(self) -> BrokerConnection:
-        known = [Address(b.host, b.port) for b in self.view.brokers.values()]
+        known = [Address(b.host, b.port) for b in self.metadata.brokers.values()]
         failures: dict[Address, KafkaError] = {}
         for address in dict.fromkeys([*known, *self._bootstrap]):
             try:
@@ -258,7 +211,7 @@ class Cluster:
 
     # Metadata.
 
-    async def refresh(self, *, topics: Iterable[str] = (), all_topics: bool = False) -> ClusterView:
+    async def refresh(self, *, topics: Iterable[str] = (), all_topics: bool = False) -> ClusterMetadata:
         """Fresh metadata for all topics of interest, these included. Joins a refresh under way if it covers
         them.
         """
@@ -275,7 +228,7 @@ class Cluster:
             self._refresh.add_done_callback(_seen)
         return await asyncio.shield(self._refresh)
 
-    async def _fetch_metadata(self) -> ClusterView:
+    async def _fetch_metadata(self) -> ClusterMetadata:
         try:
             all_topics, topics = self._all_topics, sorted(self._topics)
             self._asked = request = MetadataRequest(
@@ -286,14 +239,16 @@ class Cluster:
             response = await connection.request(
                 request, MetadataResponse, timeout_ms=self.config.request_timeout_ms
             )
-            self.view = self.view.updated(response, all_topics=all_topics)
+            self.metadata = self.metadata.updated(response, all_topics=all_topics)
             self._refreshed_at = asyncio.get_running_loop().time()
-            return self.view
+            return self.metadata
         finally:
             self._refresh = self._asked = None
 
     async def _metadata_connection(self) -> BrokerConnection:
-        open_ones = [c for node_id in self.view.brokers if (c := self.open_connection(node_id)) is not None]
+        open_ones = [
+            c for node_id in self.metadata.brokers if (c := self.open_connection(node_id)) is not None
+        ]
         return min(open_ones, key=lambda c: c.in_flight) if open_ones else await self._first_reachable()
 
     @property
@@ -306,7 +261,7 @@ class Cluster:
         """The topic's partitions, waiting up to `timeout_ms` for it to come into being."""
 
         async def look() -> TopicInfo:
-            known = self.view.topics.get(name)
+            known = self.metadata.topics.get(name)
             age = self.metadata_age_ms
             if known is None or known.error or age is None or age > self.config.metadata_max_age_ms:
                 known = (await self.refresh(topics=[name])).topics.get(name)
@@ -319,7 +274,7 @@ class Cluster:
 
     async def leader_connection(self, partition: TopicPartition) -> BrokerConnection:
         """The connection to the partition's leader; LEADER_NOT_AVAILABLE (retriable) while there is none."""
-        info = self.view.leader(partition)
+        info = self.metadata.leader(partition)
         if info is None:
             info = (await self.refresh(topics=[partition.topic])).leader(partition)
         if info is None:
@@ -366,3 +321,47 @@ class Cluster:
                 f"{found.error_message or ErrorCode.of(found.error_code).text}",
             )
         return Broker(found.node_id, found.host, found.port)
+
+
+class MetadataUpdater:
+    """Works while its task `run` does."""
+
+    def __init__(self, cluster: NetworkClient, on_update: Callable[[], object]) -> None:
+        self._cluster = cluster
+        self._on_update = on_update
+        self._asked = asyncio.Event()
+        self._topics: set[str] = set()
+        self.last_error: KafkaError | None = None
+
+    def ask(self, topics: Iterable[str] = ()) -> None:
+        """Something is stale: refresh soon, these topics included."""
+        self._topics.update(topics)
+        self._asked.set()
+
+    async def run(self) -> None:
+        backoff = self._cluster.new_backoff()
+        while True:
+            await self._wait_for_a_reason()
+            self._asked.clear()
+            topics, self._topics = self._topics, set()
+            try:
+                await self._cluster.refresh(topics=topics)
+                self.last_error = None
+            except KafkaError as error:
+                log.debug("metadata: %s", error)
+                self.last_error = error
+                self.ask(topics)
+            else:
+                self._on_update()
+                if not self._asked.is_set():
+                    backoff.reset()
+            await asyncio.sleep(backoff.next_ms() / 1000)
+
+    async def _wait_for_a_reason(self) -> None:
+        age = self._cluster.metadata_age_ms or 0.0
+        left = max(self._cluster.config.metadata_max_age_ms - age, 0.0) / 1000
+        try:
+            async with asyncio.timeout(left):
+                await self._asked.wait()
+        except TimeoutError:
+            pass

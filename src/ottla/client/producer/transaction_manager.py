@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
-from ottla.client.cluster import Cluster, CoordinatorType
-from ottla.client.coordinator import Coordinator
+from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.errors import TransactionAborted
-from ottla.client.group_offsets import CommittedOffset, Member
+from ottla.client.group_offsets import CommittedOffset, GroupMemberIdentity
+from ottla.client.network_client import CoordinatorType, NetworkClient
 from ottla.client.producer.config import ProducerConfig
+from ottla.client.producer.record_accumulator import RecordAccumulator
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from ottla.protocol.messages.add_partitions_to_txn import (
@@ -41,7 +42,15 @@ from ottla.protocol.messages.txn_offset_commit import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["GroupMember", "PreparedTransaction", "TransactionManager", "TransactionState"]
+__all__ = [
+    "GroupMember",
+    "OffsetSource",
+    "PreparedTransaction",
+    "Transaction",
+    "TransactionManager",
+    "TransactionManagerState",
+    "Transactions",
+]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +68,7 @@ _DEADLY = frozenset(
 _SOON = (ErrorCode.CONCURRENT_TRANSACTIONS,)
 
 
-class TransactionState(Enum):
+class TransactionManagerState(Enum):
     NEW = "not initialized"
     READY = "no transaction open"
     OPEN = "a transaction is open"
@@ -87,24 +96,24 @@ class GroupMember(NamedTuple):
     """In whose name offsets are committed in a transaction: `Consumer.group_member` gives it."""
 
     group_id: str
-    member: Member = Member()
+    member: GroupMemberIdentity = GroupMemberIdentity()
 
 
 class TransactionManager:
-    """The `Identity` of a producer with a transactional id."""
+    """The `ProducerIdentity` of a producer with a transactional id."""
 
     is_transactional = True
 
-    def __init__(self, cluster: Cluster, config: ProducerConfig, wake: Callable[[], object]) -> None:
+    def __init__(self, cluster: NetworkClient, config: ProducerConfig, wake: Callable[[], object]) -> None:
         assert config.transactional_id is not None
         self._cluster = cluster
         self._config = config
         self._wake = wake
         self._id = config.transactional_id
-        self._coordinator = Coordinator(
+        self._coordinator = CoordinatorClient(
             cluster, CoordinatorType.TRANSACTION, self._id, timeout_ms=config.max_block_ms
         )
-        self.state = TransactionState.NEW
+        self.state = TransactionManagerState.NEW
         self.producer_id = -1
         self.epoch = -1
         self._version_2 = False
@@ -179,34 +188,34 @@ class TransactionManager:
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         versions = (await self._coordinator.connection()).versions
         self._version_2 = versions is not None and versions.features.get("transaction.version", 0) >= 2
-        self.state = TransactionState.READY
+        self.state = TransactionManagerState.READY
         if answer.ongoing_txn_producer_id >= 0:
             self.prepared = PreparedTransaction(
                 answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch
             )
-            self.state = TransactionState.PREPARED
+            self.state = TransactionManagerState.PREPARED
             self._has_offsets = True  # something is to be ended, whatever it was
         self._wake()
 
     def begin(self) -> None:
-        if self.state is not TransactionState.READY:
+        if self.state is not TransactionManagerState.READY:
             raise self._refusal("begin a transaction")
         self._joined.clear()
         self._wanted.clear()
         self._has_offsets = False
         self.prepared = None
         self._cause = None
-        self.state = TransactionState.OPEN
+        self.state = TransactionManagerState.OPEN
 
     def check_open(self) -> None:
-        if self.state is not TransactionState.OPEN:
+        if self.state is not TransactionManagerState.OPEN:
             raise self._refusal("send")
 
     def prepare(self) -> PreparedTransaction:
         """After everything was flushed: only an end may follow, in this process or in another."""
-        if self.state is not TransactionState.OPEN:
+        if self.state is not TransactionManagerState.OPEN:
             raise self._refusal("prepare")
-        self.state = TransactionState.PREPARED
+        self.state = TransactionManagerState.PREPARED
         self.prepared = PreparedTransaction(self.producer_id, self.epoch)
         return self.prepared
 
@@ -214,17 +223,17 @@ class TransactionManager:
         """Commits or aborts, after everything was flushed or given up. `lost_place` tells that a batch with
         a sequence number was given up, so that the next one needs a new epoch.
         """
-        allowed = {TransactionState.OPEN, TransactionState.PREPARED}
+        allowed = {TransactionManagerState.OPEN, TransactionManagerState.PREPARED}
         if not commit:
-            allowed.add(TransactionState.DOOMED)
+            allowed.add(TransactionManagerState.DOOMED)
         if self.state not in allowed:
             raise self._refusal("commit" if commit else "abort")
-        lost_place |= self.state is TransactionState.DOOMED
+        lost_place |= self.state is TransactionManagerState.DOOMED
         if self._joined or self._wanted or self._has_offsets:
             await self._end(commit)
             if lost_place and not self._version_2:
                 await self.init()
-        self.state = TransactionState.READY
+        self.state = TransactionManagerState.READY
 
     async def _end(self, commit: bool) -> None:
         what = "commit" if commit else "abort"
@@ -242,14 +251,14 @@ class TransactionManager:
                 also_later=_SOON,
             )
         except KafkaError as error:
-            self.state, self._cause = TransactionState.DEAD, error
+            self.state, self._cause = TransactionManagerState.DEAD, error
             raise KafkaError(
                 error.code,
                 f"transactional.id {self._id!r}: whether the {what} happened is not known ({error}); "
                 "a new producer with the same id settles it",
             ) from error
         except asyncio.CancelledError:
-            self.state = TransactionState.DOOMED if not commit else TransactionState.DEAD
+            self.state = TransactionManagerState.DOOMED if not commit else TransactionManagerState.DEAD
             self._cause = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"the {what} was cancelled")
             raise
         code = ErrorCode.of(answer.error_code)
@@ -266,7 +275,7 @@ class TransactionManager:
     async def _join(self) -> None:
         """Tells the coordinator of partitions before they are written to (transaction.version 0 and 1)."""
         try:
-            while self._wanted - self._joined and self.state is TransactionState.OPEN:
+            while self._wanted - self._joined and self.state is TransactionManagerState.OPEN:
                 wanted = self._wanted - self._joined
                 topics: dict[str, list[int]] = {}
                 for topic, index in sorted(wanted):
@@ -301,7 +310,7 @@ class TransactionManager:
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember
     ) -> None:
         """Makes a group's commit part of the transaction."""
-        if self.state is not TransactionState.OPEN:
+        if self.state is not TransactionManagerState.OPEN:
             raise self._refusal("commit offsets in it")
         if not offsets:
             return
@@ -335,7 +344,7 @@ class TransactionManager:
                     committed_metadata=committed.metadata,
                 )
             )
-        coordinator = Coordinator(
+        coordinator = CoordinatorClient(
             self._cluster, CoordinatorType.GROUP, group.group_id, timeout_ms=self._config.max_block_ms
         )
         answer = await coordinator.call(
@@ -364,9 +373,9 @@ class TransactionManager:
 
     def _doom(self, error: KafkaError) -> None:
         if error.code in _DEADLY:
-            self.state, self._cause = TransactionState.DEAD, error
-        elif self.state is TransactionState.OPEN:
-            self.state, self._cause = TransactionState.DOOMED, error
+            self.state, self._cause = TransactionManagerState.DEAD, error
+        elif self.state is TransactionManagerState.OPEN:
+            self.state, self._cause = TransactionManagerState.DOOMED, error
 
     def _fail(self, code: ErrorCode, what: str) -> KafkaError:
         """What to raise for an answer of a coordinator."""
@@ -383,15 +392,15 @@ class TransactionManager:
         if code is ErrorCode.PRODUCER_FENCED:
             hint = "; another producer has taken the id over, or the transaction took too long"
         error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}{hint}")
-        self.state, self._cause = TransactionState.DEAD, error
+        self.state, self._cause = TransactionManagerState.DEAD, error
         return error
 
     def _refusal(self, what: str) -> KafkaError:
-        if self.state is TransactionState.DOOMED:
+        if self.state is TransactionManagerState.DOOMED:
             return TransactionAborted(
                 f"transactional.id {self._id!r}: cannot {what}, as the transaction has failed: {self._cause}"
             )
-        if self.state is TransactionState.DEAD and self._cause is not None:
+        if self.state is TransactionManagerState.DEAD and self._cause is not None:
             return self._cause
         return KafkaError(
             ErrorCode.INVALID_TXN_STATE,
@@ -416,3 +425,139 @@ def _join_errors(answer: AddPartitionsToTxnResponse) -> list[int]:
 
 def _offset_errors(answer: TxnOffsetCommitResponse) -> list[int]:
     return [entry.error_code for topic in answer.topics for entry in topic.partitions]
+
+
+class OffsetSource(Protocol):
+    """What a transaction needs of a consumer."""
+
+    def positions(self) -> dict[TopicPartition, CommittedOffset]: ...
+
+    def group_member(self) -> GroupMember: ...
+
+    def seek_to_committed(self) -> None: ...
+
+
+class Transactions:
+    """Begin, commit and abort, for those whom the `async with` of `Transaction` does not suit."""
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        accumulator: RecordAccumulator,
+        flush: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._manager = manager
+        self._accumulator = accumulator
+        self._flush = flush
+
+    @property
+    def state(self) -> TransactionManagerState:
+        """How far the present transaction has come."""
+        return self._manager.state
+
+    async def init(self, *, keep_prepared: bool = False) -> None:
+        """Takes the transactional id over from whoever had it; `Producer.start` does."""
+        await self._manager.init(keep_prepared=keep_prepared)
+
+    def check_open(self) -> None:
+        """Raises unless records may be sent now."""
+        self._manager.check_open()
+
+    def transaction(self) -> Transaction:
+        """As `Producer.transaction`."""
+        return Transaction(self)
+
+    def begin(self) -> None:
+        """Opens a transaction; the records that follow belong to it."""
+        self._manager.begin()
+
+    async def commit(self) -> None:
+        """Delivers everything and commits. After an error only `abort` is left."""
+        await self._flush()
+        await self._manager.end(commit=True)
+
+    async def abort(self) -> None:
+        """Gives up what was not sent yet and aborts the rest."""
+        dropped = self._accumulator.drop_waiting()
+        for batch in dropped:
+            batch.fail(TransactionAborted(f"{batch.partition}: the transaction was aborted"))
+            self._accumulator.settled(batch)
+        await self._flush()
+        # What came back for another try meanwhile was flushed, too, or has failed.
+        await self._manager.end(commit=False, lost_place=any(batch.base_sequence >= 0 for batch in dropped))
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember | str
+    ) -> None:
+        """Commits a group's offsets in the transaction."""
+        member = group if isinstance(group, GroupMember) else GroupMember(group)
+        await self._manager.send_offsets(offsets, member)
+
+    # Two phases.
+
+    async def prepare(self) -> PreparedTransaction:
+        """The first phase: everything is delivered, and the transaction waits for `complete`, also across a
+        crash. Needs transaction.two.phase.commit.enable here and at the brokers.
+        """
+        await self._flush()
+        return self._manager.prepare()
+
+    @property
+    def prepared(self) -> PreparedTransaction | None:
+        """The transaction that waits for its end, if there is one."""
+        return self._manager.prepared
+
+    async def complete(self, prepared: PreparedTransaction) -> bool:
+        """The second phase, after `start(keep_prepared=True)` too: commits if it is this transaction that
+        waits, aborts what waits otherwise. Whether it was committed.
+        """
+        commit = self._manager.prepared == prepared
+        await self._manager.end(commit=commit)
+        return commit
+
+
+class Transaction:
+    """One transaction, by `producer.transaction()`."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._consumers: list[OffsetSource] = []
+
+    async def __aenter__(self) -> Self:
+        self._transactions.begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            try:
+                await self._transactions.commit()
+            except TransactionAborted:
+                await self._abort()
+                raise
+        elif self._transactions.state is not TransactionManagerState.DEAD:
+            await self._abort()
+
+    async def _abort(self) -> None:
+        """Consumers whose offsets were in it go back to what is committed, and read the same again."""
+        try:
+            if self._transactions.state is not TransactionManagerState.DEAD:
+                await self._transactions.abort()
+        finally:
+            for consumer in self._consumers:
+                consumer.seek_to_committed()
+
+    async def send_offsets(
+        self,
+        source: OffsetSource | Mapping[TopicPartition, CommittedOffset],
+        group: GroupMember | str | None = None,
+    ) -> None:
+        """Commits a consumer's positions, or given offsets of a group, as part of the transaction."""
+        if isinstance(source, Mapping):
+            if group is None:
+                raise ValueError("whose offsets are they? give the group")
+            await self._transactions.send_offsets(source, group)
+            return
+        self._consumers.append(source)
+        positions = source.positions()
+        member = group or (source.group_member() if positions else "")
+        await self._transactions.send_offsets(positions, member)

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 
-from ottla.client.cluster import Cluster
+from ottla.client.network_client import NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.errors import ClientFailure
 
-__all__ = ["Caller", "HasError", "error_of", "raise_error"]
+__all__ = ["AdminRequests", "HasError", "error_of", "raise_error"]
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -38,12 +38,12 @@ def raise_error(result: HasError, subject: str) -> None:
         raise error
 
 
-class Caller:
+class AdminRequests:
     """Sends to any node, to the controller, or to the leaders of partitions, within one time limit a call."""
 
     __slots__ = ("cluster", "timeout_ms")
 
-    def __init__(self, cluster: Cluster, timeout_ms: int) -> None:
+    def __init__(self, cluster: NetworkClient, timeout_ms: int) -> None:
         self.cluster = cluster
         self.timeout_ms = timeout_ms
 
@@ -56,7 +56,7 @@ class Caller:
         )
 
     async def node(self, node_id: int, request: Request, response_type: type[R]) -> R:
-        if node_id not in self.cluster.view.brokers:
+        if node_id not in self.cluster.metadata.brokers:
             await self.cluster.refresh()
         return await self.cluster.request(node_id, request, response_type)
 
@@ -68,11 +68,11 @@ class Caller:
         """
 
         async def attempt() -> R:
-            if self.cluster.view.controller_id not in self.cluster.view.brokers:
+            if self.cluster.metadata.controller_id not in self.cluster.metadata.brokers:
                 await self.cluster.refresh()
-            controller = self.cluster.view.controller_id
+            controller = self.cluster.metadata.controller_id
             try:
-                if controller in self.cluster.view.brokers:
+                if controller in self.cluster.metadata.brokers:
                     answer = await self.cluster.request(controller, request, response_type)
                 else:
                     answer = await self.cluster.request_any(request, response_type)
@@ -113,12 +113,12 @@ class Caller:
         backoff = self.cluster.new_backoff()
         left = list(dict.fromkeys(partitions))
         results: dict[TopicPartition, T | KafkaError] = {}
-        if any(self.cluster.view.leader(partition) is None for partition in left):
+        if any(self.cluster.metadata.leader(partition) is None for partition in left):
             await self.cluster.refresh(topics={p.topic for p in left})
         while left:
             leaders: dict[int, list[TopicPartition]] = {}
             for partition in left:
-                info = self.cluster.view.leader(partition)
+                info = self.cluster.metadata.leader(partition)
                 if info is not None:
                     leaders.setdefault(info.leader, []).append(partition)
                 else:
@@ -134,7 +134,7 @@ class Caller:
         return results
 
     def _no_leader(self, partition: TopicPartition) -> KafkaError:
-        topic = self.cluster.view.topics.get(partition.topic)
+        topic = self.cluster.metadata.topics.get(partition.topic)
         if topic is None or topic.error or partition.partition >= len(topic.partitions):
             # Not retried: a typing error should be told at once.
             return _Final(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} does not exist")

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ottla.client.cluster_metadata import ClusterMetadata
 from ottla.client.consumer.config import ConsumerConfig
-from ottla.client.group_offsets import Member
-from ottla.client.view import ClusterView
+from ottla.client.group_offsets import GroupMemberIdentity
 from ottla.protocol.names import TopicPartition
 
 __all__ = [
-    "Hands",
-    "Membership",
+    "MembershipOwner",
+    "GroupMembership",
     "OnStalled",
     "RebalanceListener",
     "Stalled",
@@ -80,7 +80,7 @@ class Subscription:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
 
-    def matching(self, view: ClusterView, *, internal: bool) -> list[str]:
+    def matching(self, view: ClusterMetadata, *, internal: bool) -> list[str]:
         """The topics of it that exist."""
         if self.pattern is None:
             return [t for t in self.topics if t in view.topics and not view.topics[t].error]
@@ -92,7 +92,7 @@ class Subscription:
         )
 
 
-class Hands(Protocol):
+class MembershipOwner(Protocol):
     """What a membership may do with its consumer."""
 
     def owned(self) -> list[TopicPartition]: ...
@@ -110,9 +110,9 @@ class Hands(Protocol):
         ...
 
 
-class Membership(Protocol):
+class GroupMembership(Protocol):
     @property
-    def member(self) -> Member: ...
+    def member(self) -> GroupMemberIdentity: ...
 
     @property
     def is_stable(self) -> bool:

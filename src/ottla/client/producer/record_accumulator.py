@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ottla.client.producer.batch import Delivery, ProducerBatch
 from ottla.client.producer.config import ProducerConfig
-from ottla.client.producer.identity import Identity
+from ottla.client.producer.identity import ProducerIdentity
+from ottla.client.producer.producer_batch import Delivery, ProducerBatch
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import Encoder
 
-__all__ = ["Accumulator", "PartitionQueue"]
+__all__ = ["RecordAccumulator", "PartitionQueue"]
 
 MAX_SEQUENCE = 2**31 - 1
 
@@ -63,7 +63,7 @@ class PartitionQueue:
     def has_numbered(self) -> bool:
         return bool(self.in_flight) or (bool(self.batches) and self.batches[0].base_sequence >= 0)
 
-    def number(self, batch: ProducerBatch, identity: Identity) -> None:
+    def number(self, batch: ProducerBatch, identity: ProducerIdentity) -> None:
         """Gives a batch that is sent for the first time its place. A new epoch begins only once nothing of
         the old one is left, so that a retry keeps the numbers it had.
         """
@@ -77,7 +77,7 @@ class PartitionQueue:
         batch.base_sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) & MAX_SEQUENCE
 
-    def begin_new_epoch(self, identity: Identity) -> None:
+    def begin_new_epoch(self, identity: ProducerIdentity) -> None:
         """Nothing is under way, and the brokers refused what waits for its place in the sequence: start
         over.
         """
@@ -99,7 +99,7 @@ class PartitionQueue:
         self.batches.insert(position, batch)
 
 
-class Accumulator:
+class RecordAccumulator:
     """Belongs to one event loop. `on_ready` is called when a batch may be sent earlier than known so far."""
 
     def __init__(

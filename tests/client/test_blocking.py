@@ -81,7 +81,12 @@ def test_the_facade_has_all_that_the_client_has(kind: str) -> None:
     """But for what only makes sense on a loop."""
     only_there = {"Producer": {"ready", "queue_arrow", "transactions"}, "Consumer": set()}[kind]
     public = {name for name in vars(getattr(ottla, kind)) if not name.startswith("_")}
-    inside = {"owned", "take_over", "commit_owned", "wake"}  # the hands that a group membership works with
+    inside = {
+        "owned_partitions",
+        "assign_from_subscribed",
+        "commit_before_revocation",
+        "wake",
+    }  # the hands that a group membership works with
     missing = public - set(dir(getattr(ottla.blocking, kind))) - only_there - inside
     assert not missing
 

@@ -191,7 +191,7 @@ async def test_heartbeats_go_on_while_the_users_loop_is_blocked(
             await consumer.poll(timeout_ms=50)
 
         await until(lambda: len(consumer.assignment()) == 3, turn)
-        beats: ClassicHeartbeatSender = consumer._membership._beats  # type: ignore[union-attr]
+        beats: ClassicHeartbeatSender = consumer._membership._heartbeats  # type: ignore[union-attr]
         joined = beats._last_answer
         await until(lambda: beats._last_answer > joined, turn)
         before = beats._last_answer

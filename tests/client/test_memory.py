@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ottla.client.consumer import Consumer, reader
+from ottla.client.consumer import Consumer, fetch_collector
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition, batch, fetched
 
@@ -73,7 +73,7 @@ async def test_a_poll_that_is_cancelled_anywhere_loses_and_doubles_nothing(
     endless: FakeCluster, way: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "arrow in a thread":
-        monkeypatch.setattr(reader, "DECODED_ASIDE_BYTES", 0)
+        monkeypatch.setattr(fetch_collector, "DECODED_ASIDE_BYTES", 0)
     dice = random.Random(seed)
     seen: dict[int, list[int]] = {p: [] for p in range(PARTITIONS)}
     cancelled = 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ottla.client.consumer import Consumer, ConsumerRecord, TopicPartition
-from ottla.client.consumer.fetcher import CHUNKS_AHEAD
+from ottla.client.consumer.fetcher import FETCHES_AHEAD
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
@@ -225,7 +225,7 @@ async def test_partitions_with_news_do_not_wait_for_those_without(cluster: FakeC
         records = await c.poll(1, timeout_ms=60_000)
         async with asyncio.timeout(60):
             while (
-                len(c._fetcher.chunks) < CHUNKS_AHEAD
+                len(c._fetcher.fetches) < FETCHES_AHEAD
             ):  # partition 1 has all it may have, partition 0 nothing
                 await c._fetcher.arrived.wait()
                 c._fetcher.arrived.clear()
@@ -418,7 +418,7 @@ async def test_a_fault_of_the_client_itself_is_told_to_whoever_polls(
         raise ZeroDivisionError("a fault")
 
     async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
-        monkeypatch.setattr(c._fetcher, "_take", broken)
+        monkeypatch.setattr(c._fetcher, "_add_completed_fetch", broken)
         c.assign([PART])
         with pytest.raises(KafkaError, match=r"t-0: the fetcher has broken down: ZeroDivisionError"):
             await c.poll(timeout_ms=60_000)

@@ -44,7 +44,7 @@ class CoordinatorType(IntEnum):
     SHARE = 2
 
 
-def _seen(task: asyncio.Future[Any]) -> None:
+def _mark_retrieved(task: asyncio.Future[Any]) -> None:
     """Whoever waited for it may have gone; its failure is then nobody's, and not worth a warning."""
     if not task.cancelled():
         task.exception()
@@ -225,7 +225,7 @@ class NetworkClient:
                 return view
         if self._refresh is None:
             self._refresh = asyncio.get_running_loop().create_task(self._fetch_metadata())
-            self._refresh.add_done_callback(_seen)
+            self._refresh.add_done_callback(_mark_retrieved)
         return await asyncio.shield(self._refresh)
 
     async def _fetch_metadata(self) -> ClusterMetadata:
@@ -333,7 +333,7 @@ class MetadataUpdater:
         self._topics: set[str] = set()
         self.last_error: KafkaError | None = None
 
-    def ask(self, topics: Iterable[str] = ()) -> None:
+    def request_update(self, topics: Iterable[str] = ()) -> None:
         """Something is stale: refresh soon, these topics included."""
         self._topics.update(topics)
         self._asked.set()
@@ -341,7 +341,7 @@ class MetadataUpdater:
     async def run(self) -> None:
         backoff = self._cluster.new_backoff()
         while True:
-            await self._wait_for_a_reason()
+            await self._wait_until_due()
             self._asked.clear()
             topics, self._topics = self._topics, set()
             try:
@@ -350,14 +350,14 @@ class MetadataUpdater:
             except KafkaError as error:
                 log.debug("metadata: %s", error)
                 self.last_error = error
-                self.ask(topics)
+                self.request_update(topics)
             else:
                 self._on_update()
                 if not self._asked.is_set():
                     backoff.reset()
             await asyncio.sleep(backoff.next_ms() / 1000)
 
-    async def _wait_for_a_reason(self) -> None:
+    async def _wait_until_due(self) -> None:
         age = self._cluster.metadata_age_ms or 0.0
         left = max(self._cluster.config.metadata_max_age_ms - age, 0.0) / 1000
         try:

@@ -73,7 +73,7 @@ class Admin:
             allow_auto_create_topics=False,
         )
         self._cluster = NetworkClient(self._runtime, connections)
-        self._caller = AdminRequests(self._cluster, self.config.default_api_timeout_ms)
+        self._requests = AdminRequests(self._cluster, self.config.default_api_timeout_ms)
         self._closed = False
 
     def __del__(self) -> None:
@@ -86,49 +86,49 @@ class Admin:
     def topics(self) -> TopicsAdmin:
         from ottla.client.admin.topics import TopicsAdmin
 
-        return TopicsAdmin(self._caller)
+        return TopicsAdmin(self._requests)
 
     @cached_property
     def partitions(self) -> PartitionsAdmin:
         from ottla.client.admin.partitions import PartitionsAdmin
 
-        return PartitionsAdmin(self._caller)
+        return PartitionsAdmin(self._requests)
 
     @cached_property
     def configs(self) -> ConfigsAdmin:
         from ottla.client.admin.configs import ConfigsAdmin
 
-        return ConfigsAdmin(self._caller)
+        return ConfigsAdmin(self._requests)
 
     @cached_property
     def offsets(self) -> OffsetsAdmin:
         from ottla.client.admin.offsets import OffsetsAdmin
 
-        return OffsetsAdmin(self._caller)
+        return OffsetsAdmin(self._requests)
 
     @cached_property
     def log_dirs(self) -> LogDirsAdmin:
         from ottla.client.admin.log_dirs import LogDirsAdmin
 
-        return LogDirsAdmin(self._caller)
+        return LogDirsAdmin(self._requests)
 
     @cached_property
     def cluster(self) -> ClusterAdmin:
         from ottla.client.admin.cluster import ClusterAdmin
 
-        return ClusterAdmin(self._caller)
+        return ClusterAdmin(self._requests)
 
     @cached_property
     def groups(self) -> GroupsAdmin:
         from ottla.client.admin.groups import GroupsAdmin
 
-        return GroupsAdmin(self._caller)
+        return GroupsAdmin(self._requests)
 
     @cached_property
     def transactions(self) -> TransactionsAdmin:
         from ottla.client.admin.transactions import TransactionsAdmin
 
-        return TransactionsAdmin(self._caller, self.partitions)
+        return TransactionsAdmin(self._requests, self.partitions)
 
     async def __aenter__(self) -> Self:
         try:

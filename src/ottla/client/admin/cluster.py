@@ -66,14 +66,14 @@ class UpgradeType(IntEnum):
 
 
 class ClusterAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     async def describe(self) -> ClusterInfo:
         """The cluster's id, controller and brokers."""
-        answer = await self._caller.any(DescribeClusterRequest(), DescribeClusterResponse)
+        answer = await self._requests.any(DescribeClusterRequest(), DescribeClusterResponse)
         raise_error(answer, "cluster")
         brokers = sorted(answer.brokers, key=lambda broker: broker.broker_id)
         return ClusterInfo(
@@ -88,7 +88,7 @@ class ClusterAdmin:
             topic_name=CLUSTER_METADATA_TOPIC,
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
         )
-        answer = await self._caller.any(DescribeQuorumRequest(topics=[topic]), DescribeQuorumResponse)
+        answer = await self._requests.any(DescribeQuorumRequest(topics=[topic]), DescribeQuorumResponse)
         raise_error(answer, "quorum")
         state = answer.topics[0].partitions[0]
         raise_error(state, "quorum")
@@ -106,7 +106,7 @@ class ClusterAdmin:
         """
         request = AddRaftVoterRequest(
             cluster_id=None,
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
             voter_id=voter_id,
             voter_directory_id=directory_id,
             listeners=[
@@ -114,19 +114,19 @@ class ClusterAdmin:
                 for name, address in listeners.items()
             ],
         )
-        answer = await self._caller.controller(request, AddRaftVoterResponse, lambda r: [r.error_code])
+        answer = await self._requests.controller(request, AddRaftVoterResponse, lambda r: [r.error_code])
         raise_error(answer, f"voter {voter_id}")
 
     async def remove_voter(self, voter_id: int, directory_id: bytes) -> None:
         """Takes a voter out of the quorum; VOTER_NOT_FOUND if there is none of this id and directory."""
         request = RemoveRaftVoterRequest(cluster_id=None, voter_id=voter_id, voter_directory_id=directory_id)
-        answer = await self._caller.controller(request, RemoveRaftVoterResponse, lambda r: [r.error_code])
+        answer = await self._requests.controller(request, RemoveRaftVoterResponse, lambda r: [r.error_code])
         raise_error(answer, f"voter {voter_id}")
 
     async def api_versions(self) -> list[tuple[int, int, int]]:
         """(API key, first version, last version) of what a broker announces, by key."""
         request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
-        answer = await self._caller.any(request, ApiVersionsResponse)
+        answer = await self._requests.any(request, ApiVersionsResponse)
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         return sorted((api.api_key, api.min_version, api.max_version) for api in answer.api_keys)
@@ -134,7 +134,7 @@ class ClusterAdmin:
     async def features(self) -> dict[str, Feature]:
         """Features by name: the levels that brokers support, and the one that is in force."""
         request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
-        answer = await self._caller.any(request, ApiVersionsResponse)
+        answer = await self._requests.any(request, ApiVersionsResponse)
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
@@ -152,14 +152,14 @@ class ClusterAdmin:
     ) -> None:
         """Sets features to these levels; 0 removes one."""
         request = UpdateFeaturesRequest(
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
             feature_updates=[
                 FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
                 for name, level in levels.items()
             ],
             validate_only=validate_only,
         )
-        answer = await self._caller.controller(request, UpdateFeaturesResponse, lambda r: [r.error_code])
+        answer = await self._requests.controller(request, UpdateFeaturesResponse, lambda r: [r.error_code])
         raise_error(answer, "features")
         for result in answer.results:
             raise_error(result, f"feature {result.feature!r}")
@@ -167,5 +167,5 @@ class ClusterAdmin:
     async def unregister_broker(self, broker_id: int) -> None:
         """Forgets a broker that will not come back; BROKER_ID_NOT_REGISTERED if there is none of this id."""
         request = UnregisterBrokerRequest(broker_id=broker_id)
-        answer = await self._caller.controller(request, UnregisterBrokerResponse, lambda r: [r.error_code])
+        answer = await self._requests.controller(request, UnregisterBrokerResponse, lambda r: [r.error_code])
         raise_error(answer, f"broker {broker_id}")

@@ -76,10 +76,10 @@ class Config:
 
 
 class ConfigsAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     async def describe(
         self,
@@ -104,9 +104,9 @@ class ConfigsAdmin:
         if documentation and not await self._supports_documentation():
             request.include_documentation = False
         if self._asks_one_broker(resource_type, name):
-            answer = await self._caller.node(int(name), request, DescribeConfigsResponse)
+            answer = await self._requests.node(int(name), request, DescribeConfigsResponse)
         else:
-            answer = await self._caller.any(request, DescribeConfigsResponse)
+            answer = await self._requests.any(request, DescribeConfigsResponse)
         result = answer.results[0]
         raise_error(result, f"{resource_type.name.lower()} {name!r}")
         return {
@@ -156,20 +156,20 @@ class ConfigsAdmin:
             validate_only=validate_only,
         )
         if self._asks_one_broker(resource_type, name):
-            answer = await self._caller.node(int(name), request, IncrementalAlterConfigsResponse)
+            answer = await self._requests.node(int(name), request, IncrementalAlterConfigsResponse)
         else:
-            answer = await self._caller.controller(
+            answer = await self._requests.controller(
                 request, IncrementalAlterConfigsResponse, lambda r: (x.error_code for x in r.responses)
             )
         raise_error(answer.responses[0], f"{resource_type.name.lower()} {name!r}")
 
     async def resources(self, *types: ResourceType) -> list[tuple[ResourceType, str]]:
         """What has a configuration of its own: all kinds, or those asked for."""
-        connection = await self._caller.cluster.any_connection()
+        connection = await self._requests.cluster.any_connection()
         request = ListConfigResourcesRequest(resource_types=list(types))
         if connection.version_for(ListConfigResourcesRequest) == 0:
             request.resource_types = []
-        answer = await self._caller.any(request, ListConfigResourcesResponse)
+        answer = await self._requests.any(request, ListConfigResourcesResponse)
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         return [(ResourceType(r.resource_type), r.resource_name) for r in answer.config_resources]
@@ -179,7 +179,7 @@ class ConfigsAdmin:
         return resource_type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and name != ""
 
     async def _supports_documentation(self) -> bool:
-        connection = await self._caller.cluster.any_connection()
+        connection = await self._requests.cluster.any_connection()
         return connection.version_for(DescribeConfigsRequest) >= 3
 
 

@@ -68,27 +68,27 @@ class GroupInfo:
 
 
 class GroupsAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     def _coordinator(self, group_id: str) -> CoordinatorClient:
         return CoordinatorClient(
-            self._caller.cluster, CoordinatorType.GROUP, group_id, timeout_ms=self._caller.timeout_ms
+            self._requests.cluster, CoordinatorType.GROUP, group_id, timeout_ms=self._requests.timeout_ms
         )
 
     def _offsets(self, group_id: str) -> GroupOffsets:
-        return GroupOffsets(self._caller.cluster, group_id, self._coordinator(group_id))
+        return GroupOffsets(self._requests.cluster, group_id, self._coordinator(group_id))
 
     async def list(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[ListedGroupInfo]:
         """The groups of all brokers by name; only those in one of these states and of these types, if any
         are named.
         """
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
-        brokers = (await self._caller.cluster.refresh()).brokers
+        brokers = (await self._requests.cluster.refresh()).brokers
         answers = await asyncio.gather(
-            *(self._caller.node(broker, request, ListGroupsResponse) for broker in sorted(brokers))
+            *(self._requests.node(broker, request, ListGroupsResponse) for broker in sorted(brokers))
         )
         found: dict[str, ListedGroup] = {}
         for answer in answers:
@@ -186,7 +186,7 @@ class GroupsAdmin:
         """Commits offsets in a group's name; refused while it has members."""
         if not offsets:
             return {}
-        await self._caller.cluster.refresh(topics={partition.topic for partition in offsets})
+        await self._requests.cluster.refresh(topics={partition.topic for partition in offsets})
         return await self._offsets(group_id).commit({p: CommittedOffset(o) for p, o in offsets.items()})
 
     async def delete_offsets(

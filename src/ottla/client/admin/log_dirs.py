@@ -47,10 +47,10 @@ class LogDir:
 
 
 class LogDirsAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     async def describe(
         self, *, brokers: Iterable[int] | None = None, topics: Iterable[str] | None = None
@@ -58,10 +58,10 @@ class LogDirsAdmin:
         """The directories of all brokers, or of some; with only the replicas of some topics if these are
         named.
         """
-        view = await self._caller.cluster.refresh()
+        view = await self._requests.cluster.refresh()
         wanted = None
         if topics is not None:
-            partitions = [p for topic in topics for p in await self._caller.partitions_of(topic)]
+            partitions = [p for topic in topics for p in await self._requests.partitions_of(topic)]
             wanted = [
                 DescribableLogDirTopic(topic=topic, partitions=indexes)
                 for topic, indexes in by_topic(partitions).items()
@@ -69,7 +69,7 @@ class LogDirsAdmin:
         request = DescribeLogDirsRequest(topics=wanted)
         ids = sorted(view.brokers) if brokers is None else list(brokers)
         answers = await asyncio.gather(
-            *(self._caller.node(broker, request, DescribeLogDirsResponse) for broker in ids)
+            *(self._requests.node(broker, request, DescribeLogDirsResponse) for broker in ids)
         )
         return [
             LogDir(
@@ -109,7 +109,7 @@ class LogDirsAdmin:
                 for path, partitions in by_path.items()
             ]
         )
-        answer = await self._caller.node(broker_id, request, AlterReplicaLogDirsResponse)
+        answer = await self._requests.node(broker_id, request, AlterReplicaLogDirsResponse)
         return {
             partition: _move_error(p.error_code, partition, moves[partition])
             for topic in answer.results

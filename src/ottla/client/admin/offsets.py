@@ -51,10 +51,10 @@ class FoundOffset(NamedTuple):
 
 
 class OffsetsAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     async def list(
         self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
@@ -79,9 +79,9 @@ class OffsetsAdmin:
                     )
                     for topic, indexes in by_topic(partitions).items()
                 ],
-                timeout_ms=self._caller.cluster.config.request_timeout_ms,
+                timeout_ms=self._requests.cluster.config.request_timeout_ms,
             )
-            answer = await self._caller.cluster.request(node_id, request, ListOffsetsResponse)
+            answer = await self._requests.cluster.request(node_id, request, ListOffsetsResponse)
             return {
                 partition: FoundOffset(entry.offset, entry.timestamp, entry.leader_epoch)
                 if not entry.error_code
@@ -91,7 +91,7 @@ class OffsetsAdmin:
                 for partition in [TopicPartition(topic.name, entry.partition_index)]
             }
 
-        return await self._caller.by_leader(wanted, ask, "ListOffsets")
+        return await self._requests.by_leader(wanted, ask, "ListOffsets")
 
     async def of_replica(
         self, broker_id: int, partitions: Iterable[TopicPartition]
@@ -109,9 +109,9 @@ class OffsetsAdmin:
                 )
                 for topic, indexes in by_topic(partitions).items()
             ],
-            timeout_ms=self._caller.cluster.config.request_timeout_ms,
+            timeout_ms=self._requests.cluster.config.request_timeout_ms,
         )
-        answer = await self._caller.node(broker_id, request, ListOffsetsResponse)
+        answer = await self._requests.node(broker_id, request, ListOffsetsResponse)
         return {
             partition: KafkaError(ErrorCode.of(entry.error_code), f"{partition}: not on broker {broker_id}")
             if entry.error_code
@@ -125,7 +125,7 @@ class OffsetsAdmin:
         self, topic: str, spec: int, *, read_committed: bool = False
     ) -> dict[int, FoundOffset]:
         """The same for all partitions of a topic, by partition number; the first failure is raised."""
-        partitions = await self._caller.partitions_of(topic)
+        partitions = await self._requests.partitions_of(topic)
         found = await self.list(dict.fromkeys(partitions, spec), read_committed=read_committed)
         return {p.partition: result for p, result in all_or_raise(found).items()}
 
@@ -159,9 +159,9 @@ class OffsetsAdmin:
                     )
                     for topic, indexes in by_topic(partitions).items()
                 ],
-                timeout_ms=self._caller.timeout_ms,
+                timeout_ms=self._requests.timeout_ms,
             )
-            answer = await self._caller.cluster.request(node_id, request, DeleteRecordsResponse)
+            answer = await self._requests.cluster.request(node_id, request, DeleteRecordsResponse)
             return {
                 partition: entry.low_watermark
                 if not entry.error_code
@@ -173,7 +173,7 @@ class OffsetsAdmin:
                 for partition in [TopicPartition(topic.name, entry.partition_index)]
             }
 
-        return await self._caller.by_leader(before, ask, "DeleteRecords")
+        return await self._requests.by_leader(before, ask, "DeleteRecords")
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -49,17 +49,17 @@ class Reassignment:
 
 
 class PartitionsAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     async def reassign(
         self, targets: Mapping[TopicPartition, Sequence[int] | None]
     ) -> dict[TopicPartition, KafkaError | None]:
         """Starts moving partitions to other replicas; None cancels a move under way."""
         request = AlterPartitionReassignmentsRequest(
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
             topics=[
                 ReassignableTopic(
                     name=topic,
@@ -74,7 +74,7 @@ class PartitionsAdmin:
                 for topic, indexes in by_topic(targets).items()
             ],
         )
-        answer = await self._caller.controller(
+        answer = await self._requests.controller(
             request, AlterPartitionReassignmentsResponse, lambda r: [r.error_code]
         )
         raise_error(answer, "reassignment")
@@ -95,8 +95,8 @@ class PartitionsAdmin:
                 ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)
                 for topic, indexes in by_topic(partitions).items()
             ]
-        request = ListPartitionReassignmentsRequest(timeout_ms=self._caller.timeout_ms, topics=wanted)
-        answer = await self._caller.controller(
+        request = ListPartitionReassignmentsRequest(timeout_ms=self._requests.timeout_ms, topics=wanted)
+        answer = await self._requests.controller(
             request, ListPartitionReassignmentsResponse, lambda r: [r.error_code]
         )
         raise_error(answer, "reassignments")
@@ -121,9 +121,9 @@ class PartitionsAdmin:
                 for topic, indexes in by_topic(partitions).items()
             ]
         request = ElectLeadersRequest(
-            election_type=election, topic_partitions=wanted, timeout_ms=self._caller.timeout_ms
+            election_type=election, topic_partitions=wanted, timeout_ms=self._requests.timeout_ms
         )
-        answer = await self._caller.controller(request, ElectLeadersResponse, lambda r: [r.error_code])
+        answer = await self._requests.controller(request, ElectLeadersResponse, lambda r: [r.error_code])
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         return {
@@ -147,7 +147,7 @@ class PartitionsAdmin:
                     for topic, indexes in by_topic(owned).items()
                 ]
             )
-            answer = await self._caller.cluster.request(node_id, request, DescribeProducersResponse)
+            answer = await self._requests.cluster.request(node_id, request, DescribeProducersResponse)
             return {
                 partition: error_of(result, str(partition)) or result.active_producers
                 for topic in answer.topics
@@ -155,4 +155,4 @@ class PartitionsAdmin:
                 for partition in [TopicPartition(topic.name, result.partition_index)]
             }
 
-        return await self._caller.by_leader(partitions, ask, "DescribeProducers")
+        return await self._requests.by_leader(partitions, ask, "DescribeProducers")

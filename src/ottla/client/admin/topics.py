@@ -44,10 +44,10 @@ class NewTopic:
 
 
 class TopicsAdmin:
-    __slots__ = ("_caller",)
+    __slots__ = ("_requests",)
 
     def __init__(self, caller: AdminRequests) -> None:
-        self._caller = caller
+        self._requests = caller
 
     async def create(
         self,
@@ -83,10 +83,10 @@ class TopicsAdmin:
                 )
                 for topic in topics
             ],
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
             validate_only=validate_only,
         )
-        answer = await self._caller.controller(
+        answer = await self._requests.controller(
             request, CreateTopicsResponse, lambda r: (topic.error_code for topic in r.topics)
         )
         return {result.name: error_of(result, f"topic {result.name!r}") for result in answer.topics}
@@ -103,12 +103,12 @@ class TopicsAdmin:
         request = DeleteTopicsRequest(
             topics=[DeleteTopicState(name=name) for name in wanted],
             topic_names=wanted,
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
         )
-        connection = await self._caller.cluster.any_connection()
+        connection = await self._requests.cluster.any_connection()
         if connection.version_for(DeleteTopicsRequest) < 6:
             request.topics = []
-        answer = await self._caller.controller(
+        answer = await self._requests.controller(
             request, DeleteTopicsResponse, lambda r: (topic.error_code for topic in r.responses)
         )
         return {
@@ -119,7 +119,7 @@ class TopicsAdmin:
 
     async def list(self, *, include_internal: bool = False) -> list[TopicInfo]:
         """All topics by name."""
-        view = await self._caller.cluster.refresh(all_topics=True)
+        view = await self._requests.cluster.refresh(all_topics=True)
         return [
             view.topics[name]
             for name in sorted(view.topics)
@@ -128,7 +128,7 @@ class TopicsAdmin:
 
     async def describe(self, name: str) -> TopicInfo:
         """The topic as the cluster knows it now; UNKNOWN_TOPIC_OR_PARTITION if there is none of this name."""
-        info = (await self._caller.cluster.refresh(topics=[name])).topics.get(name)
+        info = (await self._requests.cluster.refresh(topics=[name])).topics.get(name)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
             raise KafkaError(code, f"topic {name!r}: {code.text}")
@@ -153,10 +153,10 @@ class TopicsAdmin:
                     else [CreatePartitionsAssignment(broker_ids=list(ids)) for ids in assignments],
                 )
             ],
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
             validate_only=validate_only,
         )
-        answer = await self._caller.controller(
+        answer = await self._requests.controller(
             request, CreatePartitionsResponse, lambda r: (topic.error_code for topic in r.results)
         )
         error = error_of(answer.results[0], f"topic {name!r}")

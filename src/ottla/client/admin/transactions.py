@@ -59,10 +59,10 @@ class OpenTransaction:
 
 
 class TransactionsAdmin:
-    __slots__ = ("_caller", "_partitions")
+    __slots__ = ("_partitions", "_requests")
 
     def __init__(self, caller: AdminRequests, partitions: PartitionsAdmin) -> None:
-        self._caller = caller
+        self._requests = caller
         self._partitions = partitions
 
     async def list(
@@ -80,9 +80,9 @@ class TransactionsAdmin:
             duration_filter=-1 if longer_than_ms is None else longer_than_ms,
             transactional_id_pattern=pattern,
         )
-        brokers = (await self._caller.cluster.refresh()).brokers
+        brokers = (await self._requests.cluster.refresh()).brokers
         answers = await asyncio.gather(
-            *(self._caller.node(broker, request, ListTransactionsResponse) for broker in sorted(brokers))
+            *(self._requests.node(broker, request, ListTransactionsResponse) for broker in sorted(brokers))
         )
         found: dict[str, ListedTransaction] = {}
         for answer in answers:
@@ -133,10 +133,10 @@ class TransactionsAdmin:
 
     def _coordinator(self, transactional_id: str) -> CoordinatorClient:
         return CoordinatorClient(
-            self._caller.cluster,
+            self._requests.cluster,
             CoordinatorType.TRANSACTION,
             transactional_id,
-            timeout_ms=self._caller.timeout_ms,
+            timeout_ms=self._requests.timeout_ms,
         )
 
     async def find_hanging(
@@ -205,10 +205,10 @@ class TransactionsAdmin:
         request = WriteTxnMarkersRequest(markers=[marker])
 
         async def ask(node_id: int, owned: list[TopicPartition]) -> dict[TopicPartition, bool | KafkaError]:
-            answer = await self._caller.cluster.request(node_id, request, WriteTxnMarkersResponse)
+            answer = await self._requests.cluster.request(node_id, request, WriteTxnMarkersResponse)
             code = ErrorCode.of(answer.markers[0].topics[0].partitions[0].error_code)
             return {owned[0]: KafkaError(code, f"{partition}: {code.text}") if code else True}
 
-        result = (await self._caller.by_leader([partition], ask, "WriteTxnMarkers"))[partition]
+        result = (await self._requests.by_leader([partition], ask, "WriteTxnMarkers"))[partition]
         if isinstance(result, KafkaError):
             raise result

@@ -1,6 +1,6 @@
-"""Fetched chunks as columns, with the topic and the partition that they come from.
+"""Fetched fetches as columns, with the topic and the partition that they come from.
 
-What is here may run beside the event loop: it reads chunks and changes none.
+What is here may run beside the event loop: it reads fetches and changes none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.arrow import arrow_schema as record_schema
 from ottla.records.arrow import repeated
 
-__all__ = ["arrow_schema", "decode_chunks"]
+__all__ = ["arrow_schema", "decode_fetches"]
 
 _SOURCE = {
     "topic": pa.field("topic", pa.string(), nullable=False),
@@ -31,21 +31,21 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([_SOURCE[name] if name in _SOURCE else inner.field(name) for name in columns])
 
 
-def decode_chunks(
-    chunks: Iterable[tuple[CompletedFetch, int]], columns: Sequence[str]
+def decode_fetches(
+    fetches: Iterable[tuple[CompletedFetch, int]], columns: Sequence[str]
 ) -> tuple[list[pa.RecordBatch], KafkaError | None]:
-    """One batch for each chunk, from the position given with it on; up to the first that cannot be read, and
+    """One batch for each fetch, from the position given with it on; up to the first that cannot be read, and
     why it cannot.
     """
     schema = arrow_schema(tuple(columns))
     inner = [name for name in columns if name not in _SOURCE]
     batches: list[pa.RecordBatch] = []
-    for chunk, position in chunks:
+    for fetch, position in fetches:
         try:
-            batch = chunk.decode_arrow(inner, position)
+            batch = fetch.decode_arrow(inner, position)
         except KafkaError as error:
             return batches, error
-        batches.append(_with_source(batch, chunk.state.partition, schema))
+        batches.append(_with_source(batch, fetch.state.partition, schema))
     return batches, None
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STALE_RETRIES = 5
-MAX_BESIDE = 1_000
+MAX_ASYNC_COMMITS = 1_000
 # The group has moved on to a newer epoch, and this member perhaps with it.
 _STALE = frozenset(
     {ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
@@ -46,17 +46,17 @@ class CommitRequestManager:
         self._config = config
         self._offsets = offsets
         self._positions = positions
-        self._next_at: float | None = None
+        self._next_auto_commit_at: float | None = None
         self._under_way: asyncio.Task[None] | None = None
         self._last: dict[TopicPartition, CommittedOffset] = {}
-        self._beside: list[asyncio.Task[Any]] = []
+        self._async_commits: list[asyncio.Task[Any]] = []
         self.membership: GroupMembership | None = None
 
     @property
     def member(self) -> GroupMemberIdentity:
         return self.membership.member if self.membership is not None else GroupMemberIdentity()
 
-    def checked_member(self) -> GroupMemberIdentity:
+    def require_member(self) -> GroupMemberIdentity:
         """Who commits. KafkaError UNKNOWN_MEMBER_ID after this consumer fell out of its group: as nobody the
         broker might let it pass, over what the partitions' new owner committed.
         """
@@ -74,12 +74,12 @@ class CommitRequestManager:
     async def commit(self, offsets: Offsets) -> None:
         """Commits all of them or raises why not."""
         for attempt in range(STALE_RETRIES):
-            results = await self._offsets.commit(offsets, member=self.checked_member())
+            results = await self._offsets.commit(offsets, member=self.require_member())
             error = next((error for error in results.values() if error is not None), None)
             if error is None:
                 return
             stale = error.code in _STALE and self.membership is not None
-            if stale and attempt + 1 < STALE_RETRIES and await self.membership.refresh_member():  # type: ignore[union-attr]
+            if stale and attempt + 1 < STALE_RETRIES and await self.membership.refresh_epoch():  # type: ignore[union-attr]
                 continue
             if error.code in _NOT_OURS:
                 raise KafkaError(
@@ -89,11 +89,11 @@ class CommitRequestManager:
                 )
             raise error
 
-    def in_turn(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    def commit_in_turn(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Begins a commit that nobody waits for, after those that began before it."""
-        if len(self._beside) >= MAX_BESIDE:
-            raise RuntimeError(f"{MAX_BESIDE} commits wait for their turn already; await one of them")
-        before = self._beside[-1:]
+        if len(self._async_commits) >= MAX_ASYNC_COMMITS:
+            raise RuntimeError(f"{MAX_ASYNC_COMMITS} commits wait for their turn already; await one of them")
+        before = self._async_commits[-1:]
 
         async def turn() -> T:
             if before:
@@ -101,37 +101,37 @@ class CommitRequestManager:
             return await commit()
 
         task = asyncio.get_running_loop().create_task(turn())
-        self._beside.append(task)
-        task.add_done_callback(self._committed_beside)
+        self._async_commits.append(task)
+        task.add_done_callback(self._on_async_commit_done)
         return task
 
-    def _committed_beside(self, task: asyncio.Task[Any]) -> None:
-        self._beside.remove(task)
+    def _on_async_commit_done(self, task: asyncio.Task[Any]) -> None:
+        self._async_commits.remove(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("commit: %s", error)
 
-    async def finish_beside(self) -> None:
+    async def wait_for_async_commits(self) -> None:
         """Waits for the commits that nobody waits for."""
-        if self._beside:
-            await asyncio.wait(list(self._beside))
+        if self._async_commits:
+            await asyncio.wait(list(self._async_commits))
 
     # By themselves.
 
-    def commit_if_due(self) -> None:
+    def maybe_auto_commit(self) -> None:
         """Called with each poll, before anything new is handed out."""
         if not self._config.enable_auto_commit:
             return
         now = asyncio.get_running_loop().time()
         interval = self._config.auto_commit_interval_ms / 1000
-        if self._next_at is None:
-            self._next_at = now + interval
-        elif now >= self._next_at and (self._under_way is None or self._under_way.done()):
-            self._next_at = now + interval
+        if self._next_auto_commit_at is None:
+            self._next_auto_commit_at = now + interval
+        elif now >= self._next_auto_commit_at and (self._under_way is None or self._under_way.done()):
+            self._next_auto_commit_at = now + interval
             offsets = self._changed()
             if offsets:
-                self._under_way = asyncio.get_running_loop().create_task(self._quietly(offsets))
+                self._under_way = asyncio.get_running_loop().create_task(self._auto_commit(offsets))
 
-    async def commit_last(self) -> None:
+    async def maybe_auto_commit_sync(self) -> None:
         """Before partitions go: waits for the commit."""
         if not self._config.enable_auto_commit:
             return
@@ -139,7 +139,7 @@ class CommitRequestManager:
             await asyncio.gather(self._under_way, return_exceptions=True)
         offsets = self._changed()
         if offsets:
-            await self._quietly(offsets)
+            await self._auto_commit(offsets)
 
     def _changed(self) -> dict[TopicPartition, CommittedOffset]:
         return {p: offset for p, offset in self._positions().items() if self._last.get(p) != offset}
@@ -149,7 +149,7 @@ class CommitRequestManager:
         for partition in partitions:
             self._last.pop(partition, None)
 
-    async def _quietly(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
+    async def _auto_commit(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
         try:
             await self.commit(offsets)
             self._last.update(offsets)
@@ -157,7 +157,7 @@ class CommitRequestManager:
             log.warning("automatic commit: %s", error)
 
     async def close(self) -> None:
-        tasks = [*self._beside, *([self._under_way] if self._under_way is not None else [])]
+        tasks = [*self._async_commits, *([self._under_way] if self._under_way is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

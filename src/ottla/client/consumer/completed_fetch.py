@@ -1,6 +1,6 @@
 """Fetched bytes of one partition that wait for the user, decoded only as far as he asks.
 
-A chunk is one fetch's worth. `take` decodes it piece by piece, a few batches at a time. What was decoded
+A fetch is one fetch's worth. `take` decodes it piece by piece, a few batches at a time. What was decoded
 and not taken stays in `_decoded`. `decode_arrow` turns all that is left into columns at once.
 """
 
@@ -147,7 +147,7 @@ class CompletedFetch:
         return found
 
     def _passed(self) -> None:
-        """The position is the chunk's end. The last batch may be one that no user sees, as a marker; its
+        """The position is the fetch's end. The last batch may be one that no user sees, as a marker; its
         epoch is the one to ask for all the same, or the next leader would seem to have cut the log before it.
         """
         state = self.state
@@ -194,7 +194,7 @@ class CompletedFetch:
         return decoder.finish()
 
     def taken_arrow(self) -> None:
-        """The user has all of it: the position is the chunk's end."""
+        """The user has all of it: the position is the fetch's end."""
         self._at, self._decoded = self.size, []
         self._passed()
 

@@ -1,9 +1,9 @@
 """The consumer's face: from partitions to records in the user's hands.
 
-Three tasks work behind it, each on its own: `MetadataUpdater` keeps metadata, `OffsetFetcher` finds where to begin, and
-`Fetcher` keeps bytes ready. A call of the user only takes what they have prepared, so records that were
-handed out are exactly those below the positions. In a group, a `GroupMembership` says which partitions; it does
-so within `poll`, and nowhere else are partitions taken away.
+Three tasks work behind it, each on its own: `MetadataUpdater` keeps metadata, `OffsetFetcher` finds where to
+begin, and `Fetcher` keeps bytes ready. A call of the user only takes what they have prepared, so records that
+were handed out are exactly those below the positions. In a group, a `GroupMembership` says which partitions;
+it does so within `poll`, and nowhere else are partitions taken away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from ottla.client.admin.offsets import FoundOffset, OffsetSpec, all_or_raise
 from ottla.client.consumer.commit_request_manager import CommitRequestManager
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
-from ottla.client.consumer.consumer_coordinator import ConsumerCoordinator
+from ottla.client.consumer.consumer_coordinator import ClassicConsumerCoordinator
 from ottla.client.consumer.consumer_membership_manager import ConsumerMembershipManager
 from ottla.client.consumer.fetch_collector import FetchCollector
 from ottla.client.consumer.fetcher import Fetcher
@@ -87,9 +87,9 @@ class Consumer(Generic[K, V]):
         self._own_runtime = runtime is None
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._cluster = NetworkClient(self._runtime, connection_config(self.config))
-        self._assignment = SubscriptionState()
-        self._refresher = MetadataUpdater(self._cluster, self._metadata_changed)
-        self._committer: CommitRequestManager | None = None
+        self._subscriptions = SubscriptionState()
+        self._metadata_updater = MetadataUpdater(self._cluster, self._on_metadata_update)
+        self._commit_manager: CommitRequestManager | None = None
         if self.config.group_id is not None:
             coordinator = CoordinatorClient(
                 self._cluster,
@@ -98,23 +98,23 @@ class Consumer(Generic[K, V]):
                 timeout_ms=self.config.default_api_timeout_ms,
             )
             offsets = GroupOffsets(self._cluster, self.config.group_id, coordinator)
-            self._committer = CommitRequestManager(self.config, offsets, self.positions)
-        self._positions = OffsetFetcher(
+            self._commit_manager = CommitRequestManager(self.config, offsets, self.positions)
+        self._offset_fetcher = OffsetFetcher(
             self._cluster,
             self.config,
-            self._assignment,
-            self._positions_changed,
-            self._committer.fetch if self._committer is not None else None,
+            self._subscriptions,
+            self._on_position_change,
+            self._commit_manager.fetch if self._commit_manager is not None else None,
         )
         self._fetcher = Fetcher(
-            self._cluster, self.config, self._assignment, self._refresher, self._positions.wake
+            self._cluster, self.config, self._subscriptions, self._metadata_updater, self._offset_fetcher.wake
         )
-        self._reader: FetchCollector[K, V] = FetchCollector(
+        self._fetch_collector: FetchCollector[K, V] = FetchCollector(
             self._fetcher,
-            self._assignment,
+            self._subscriptions,
             deserializer(key_deserializer),
             deserializer(value_deserializer),
-            self._metadata_changed,
+            self._on_metadata_update,
             self._runtime.pool,
         )
         self._membership: GroupMembership | None = None
@@ -147,7 +147,7 @@ class Consumer(Generic[K, V]):
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(part.run(), name=f"ottla-consumer-{type(part).__name__.lower()}")
-            for part in (self._refresher, self._positions, self._fetcher)
+            for part in (self._metadata_updater, self._offset_fetcher, self._fetcher)
         ]
 
     async def close(self) -> None:
@@ -156,17 +156,17 @@ class Consumer(Generic[K, V]):
             return
         self._closed = True
         try:
-            if self._committer is not None and self._tasks:
-                await self._committer.finish_beside()
-                await self._committer.commit_last()
+            if self._commit_manager is not None and self._tasks:
+                await self._commit_manager.wait_for_async_commits()
+                await self._commit_manager.maybe_auto_commit_sync()
             if self._membership is not None:
                 await self._membership.leave()
         finally:
             await self._release()
 
     async def _release(self) -> None:
-        if self._committer is not None:
-            await self._committer.close()
+        if self._commit_manager is not None:
+            await self._commit_manager.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -183,7 +183,7 @@ class Consumer(Generic[K, V]):
         self._check_open()
         if self._membership is not None or self._starting_membership is not None:
             raise RuntimeError("this consumer has subscribed to topics: its group assigns the partitions")
-        self.take_over(TopicPartition(*partition) for partition in partitions)
+        self.assign_from_subscribed(TopicPartition(*partition) for partition in partitions)
 
     def subscribe(
         self,
@@ -204,7 +204,7 @@ class Consumer(Generic[K, V]):
         text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
         subscription = Subscription(names, text)
         self._listener = listener
-        self._refresher.ask(names)
+        self._metadata_updater.request_update(names)
         if self._membership is not None:
             self._membership.subscribe(subscription, listener)
         else:
@@ -216,31 +216,31 @@ class Consumer(Generic[K, V]):
         self._starting_membership = None
         if self._membership is not None:
             membership, self._membership = self._membership, None
-            await self.commit_owned()
+            await self.commit_before_revocation()
             await membership.leave()
-            if self._committer is not None:
-                self._committer.membership = None
-        self.take_over([])
+            if self._commit_manager is not None:
+                self._commit_manager.membership = None
+        self.assign_from_subscribed([])
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read now."""
-        return self._assignment.partitions
+        return self._subscriptions.partitions
 
     def pause(self, *partitions: Partition) -> None:
         """Keeps the partitions and their positions, and gives no records of them."""
         for state in self._states(partitions):
             state.paused = True
-            self._reader.rewind({state.partition})
+            self._fetch_collector.rewind({state.partition})
 
     def resume(self, *partitions: Partition) -> None:
         """Goes on with partitions that were paused."""
         for state in self._states(partitions):
             state.paused = False
-        self._positions_changed()
+        self._on_position_change()
 
     def paused(self) -> list[TopicPartition]:
         """The partitions that are held back."""
-        return [state.partition for state in self._assignment if state.paused]
+        return [state.partition for state in self._subscriptions if state.paused]
 
     # Where to read.
 
@@ -248,10 +248,10 @@ class Consumer(Generic[K, V]):
         """The next record from this partition is the one at `offset`, or the first after it."""
         if offset < 0:
             raise ValueError(f"offset {offset} is negative; use seek_to_beginning or seek_to_end")
-        state = self._assignment.of(TopicPartition(*partition))
-        self._reader.drop({state.partition})
+        state = self._subscriptions.of(TopicPartition(*partition))
+        self._fetch_collector.drop({state.partition})
         state.seek(offset, leader_epoch)
-        self._metadata_changed()
+        self._on_metadata_update()
 
     def seek_to_beginning(self, *partitions: Partition) -> None:
         """To the first record of these partitions, or of all that are assigned."""
@@ -266,11 +266,11 @@ class Consumer(Generic[K, V]):
         self._seek_by((), None)
 
     def _seek_by(self, partitions: Sequence[Partition], policy: ResetPolicy | None) -> None:
-        states = self._states(partitions) if partitions else list(self._assignment)
-        self._reader.drop({state.partition for state in states})
+        states = self._states(partitions) if partitions else list(self._subscriptions)
+        self._fetch_collector.drop({state.partition for state in states})
         for state in states:
             state.seek_by(policy)
-        self._positions.wake()
+        self._offset_fetcher.wake()
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: Partition) -> None:
         """To the first record at or after a time; to the end where there is none."""
@@ -284,31 +284,31 @@ class Consumer(Generic[K, V]):
 
     async def position(self, partition: Partition) -> int:
         """The offset of the next record that the user gets; waits until it is known."""
-        state = self._assignment.of(TopicPartition(*partition))
+        state = self._subscriptions.of(TopicPartition(*partition))
         deadline = self._deadline(self.config.default_api_timeout_ms)
         while state.position is None:
             if state.error is not None:
                 error, state.error = state.error, None
                 raise error
             self._fetcher.arrived.clear()
-            self._positions.wake()
-            if not await self._reader.wait(deadline):
+            self._offset_fetcher.wake()
+            if not await self._fetch_collector.wait(deadline):
                 raise KafkaError(
                     ErrorCode.REQUEST_TIMED_OUT,
                     f"{state.partition}: no position within "
                     f"default.api.timeout.ms={self.config.default_api_timeout_ms}",
                 )
-        return self._reader.unread().get(state.partition, state.position)
+        return self._fetch_collector.unread().get(state.partition, state.position)
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """All positions that are known, as `commit` would commit them."""
-        return self._reader.positions()
+        return self._fetch_collector.positions()
 
     def lag(self, partition: Partition) -> int | None:
         """Records between the position and the end, as of the last fetch; None before the first."""
-        state = self._assignment.of(TopicPartition(*partition))
+        state = self._subscriptions.of(TopicPartition(*partition))
         end = state.last_stable_offset if self.config.read_committed else state.high_watermark
-        position = self._reader.unread().get(state.partition, state.position)
+        position = self._fetch_collector.unread().get(state.partition, state.position)
         return max(end - position, 0) if end is not None and position is not None else None
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -331,7 +331,7 @@ class Consumer(Generic[K, V]):
         return {partition: result if result.offset >= 0 else None for partition, result in found.items()}
 
     async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundOffset]:
-        found = await self._positions.offsets.list(wanted, read_committed=self.config.read_committed)
+        found = await self._offset_fetcher.offsets.list(wanted, read_committed=self.config.read_committed)
         return all_or_raise(found)
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
@@ -347,20 +347,20 @@ class Consumer(Generic[K, V]):
         """Records as soon as there are any, up to `max_records` (default: `max.poll.records`); none after
         `timeout_ms`. None waits for ever. Raises what stops a partition, once; the others go on.
         """
-        self._reader.rewind()
+        self._fetch_collector.rewind()
         return await self._poll(max_records or self.config.max_poll_records, timeout_ms)
 
     async def _poll(self, most: int, timeout_ms: float | None) -> list[ConsumerRecord[K, V]]:
         deadline = self._deadline(timeout_ms)
         while True:
             await self._turn()
-            records = self._reader.take(most)
+            records = self._fetch_collector.take(most)
             if records:
                 for interceptor in self._interceptors:
                     records = interceptor.on_consume(records)
                 return records
             self._raise_error()
-            if not await self._reader.wait(deadline):
+            if not await self._fetch_collector.wait(deadline):
                 return []
 
     async def poll_arrow(
@@ -381,23 +381,23 @@ class Consumer(Generic[K, V]):
 
         from ottla.client.consumer.arrow import arrow_schema
 
-        self._reader.rewind()
+        self._fetch_collector.rewind()
         schema = arrow_schema(tuple(columns))
         deadline = self._deadline(timeout_ms)
         while True:
             await self._turn()
-            batches = await self._reader.take_arrow(columns, max_bytes)
+            batches = await self._fetch_collector.take_arrow(columns, max_bytes)
             if batches:
                 return pa.Table.from_batches(batches, schema)
             self._raise_error()
-            if not await self._reader.wait(deadline):
+            if not await self._fetch_collector.wait(deadline):
                 return schema.empty_table()
 
     def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
         return self
 
     async def __anext__(self) -> ConsumerRecord[K, V]:
-        reader = self._reader
+        reader = self._fetch_collector
         while not reader.has_next:
             if self._closed:
                 raise StopAsyncIteration
@@ -411,14 +411,14 @@ class Consumer(Generic[K, V]):
         # Whoever only polls must not keep the loop from receiving what comes next, nor from its other tasks.
         await asyncio.sleep(0)
         self._fetcher.arrived.clear()
-        if self._committer is not None:
-            self._committer.commit_if_due()
+        if self._commit_manager is not None:
+            self._commit_manager.maybe_auto_commit()
         if self._starting_membership is not None:
             subscription, self._starting_membership = self._starting_membership, None
             await self._join(subscription)
         if self._membership is not None:
-            self._membership.polled()
-            await self._membership.step()
+            self._membership.on_poll()
+            await self._membership.poll()
 
     # Committed offsets.
 
@@ -468,7 +468,7 @@ class Consumer(Generic[K, V]):
         """
         self._check_open()
         wanted = self._to_commit(offsets)
-        return self._commits().in_turn(partial(self._commit, wanted))
+        return self._commits().commit_in_turn(partial(self._commit, wanted))
 
     def group_member(self) -> GroupMember:
         """In whose name a transaction commits this consumer's offsets. KafkaError UNKNOWN_MEMBER_ID if it is
@@ -476,19 +476,19 @@ class Consumer(Generic[K, V]):
         """
         if self.config.group_id is None:
             raise ValueError("committed offsets belong to a group; set group.id")
-        return GroupMember(self.config.group_id, self._commits().checked_member())
+        return GroupMember(self.config.group_id, self._commits().require_member())
 
     def _commits(self) -> CommitRequestManager:
-        if self._committer is None:
+        if self._commit_manager is None:
             raise ValueError("committed offsets belong to a group; set group.id")
-        return self._committer
+        return self._commit_manager
 
     # For the membership.
 
     async def _join(self, subscription: Subscription) -> None:
-        assert self._committer is not None
+        assert self._commit_manager is not None
         assert self.config.group_id is not None
-        side = HeartbeatThread(
+        thread = HeartbeatThread(
             self._runtime,
             connection_config(self.config),
             self.config.group_id,
@@ -497,32 +497,34 @@ class Consumer(Generic[K, V]):
         )
         membership: GroupMembership
         if self.config.group_protocol == "consumer":
-            membership = ConsumerMembershipManager(self._cluster, self.config, side, self, self._on_stalled)
+            membership = ConsumerMembershipManager(self._cluster, self.config, thread, self, self._on_stalled)
         else:
-            membership = ConsumerCoordinator(self._cluster, self.config, side, self, self._on_stalled)
+            membership = ClassicConsumerCoordinator(
+                self._cluster, self.config, thread, self, self._on_stalled
+            )
         await membership.start()
-        self._membership = self._committer.membership = membership
+        self._membership = self._commit_manager.membership = membership
         membership.subscribe(subscription, self._listener)
 
-    def owned(self) -> list[TopicPartition]:
-        return self._assignment.partitions
+    def owned_partitions(self) -> list[TopicPartition]:
+        return self._subscriptions.partitions
 
-    def take_over(self, partitions: Iterable[TopicPartition]) -> None:
+    def assign_from_subscribed(self, partitions: Iterable[TopicPartition]) -> None:
         """From now on exactly these partitions."""
         wanted = list(partitions)
-        gone = [p for p in self._assignment.partitions if p not in set(wanted)]
-        self._reader.drop(gone)
-        if self._committer is not None:
-            self._committer.forget(gone)
-        self._assignment.replace(wanted)
+        gone = [p for p in self._subscriptions.partitions if p not in set(wanted)]
+        self._fetch_collector.drop(gone)
+        if self._commit_manager is not None:
+            self._commit_manager.forget(gone)
+        self._subscriptions.replace(wanted)
         unknown = {p.topic for p in wanted if self._cluster.metadata.leader(p) is None}
         if unknown:
-            self._refresher.ask(unknown)
-        self._metadata_changed()
+            self._metadata_updater.request_update(unknown)
+        self._on_metadata_update()
 
-    async def commit_owned(self) -> None:
-        if self._committer is not None:
-            await self._committer.commit_last()
+    async def commit_before_revocation(self) -> None:
+        if self._commit_manager is not None:
+            await self._commit_manager.maybe_auto_commit_sync()
 
     def wake(self) -> None:
         self._fetcher.arrived.set()
@@ -536,15 +538,15 @@ class Consumer(Generic[K, V]):
             raise RuntimeError("the consumer has not been started: use `async with`, or await start()")
 
     def _states(self, partitions: Iterable[Partition]) -> list[TopicPartitionState]:
-        return [self._assignment.of(TopicPartition(*partition)) for partition in partitions]
+        return [self._subscriptions.of(TopicPartition(*partition)) for partition in partitions]
 
-    def _metadata_changed(self) -> None:
-        self._positions.wake()
+    def _on_metadata_update(self) -> None:
+        self._offset_fetcher.wake()
         self._fetcher.wake()
         if self._membership is not None:
-            self._membership.metadata_changed()
+            self._membership.on_metadata_update()
 
-    def _positions_changed(self) -> None:
+    def _on_position_change(self) -> None:
         self._fetcher.wake()
         self._fetcher.arrived.set()
 
@@ -552,9 +554,9 @@ class Consumer(Generic[K, V]):
         for task in self._tasks:
             if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
                 raise failure
-        error = self._assignment.take_error()
+        error = self._subscriptions.take_error()
         if error is not None:
-            self._metadata_changed()
+            self._on_metadata_update()
             raise error
 
     def _deadline(self, timeout_ms: float | None) -> float | None:

@@ -3,7 +3,7 @@
     OUTSIDE -> JOINING -> STABLE -> OUTSIDE, whenever the group rebalances
 
 Joining runs as a task, as it can take as long as the slowest member; everything that the user has to do with
-runs in `step`, within his `poll`. With the cooperative protocol he keeps reading meanwhile.
+runs in `poll`, within his `poll`. With the cooperative protocol he keeps reading meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ottla.client.consumer.group_membership import (
     RebalanceListener,
     Stalled,
     Subscription,
-    notify,
+    notify_listener,
     report_stall,
 )
 from ottla.client.consumer.heartbeat_thread import HeartbeatThread
@@ -55,7 +55,7 @@ from ottla.protocol.subscription import (
 )
 from ottla.rpc.channel import Lane
 
-__all__ = ["ClassicHeartbeatSender", "ConsumerCoordinator", "assignors_of"]
+__all__ = ["ClassicHeartbeatSender", "ClassicConsumerCoordinator", "assignors_of"]
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +98,13 @@ def assignors_of(names: str | object) -> list[Assignor]:
     return found
 
 
-class ConsumerCoordinator:
+class ClassicConsumerCoordinator:
     def __init__(
         self,
         cluster: NetworkClient,
         config: ConsumerConfig,
-        side: HeartbeatThread,
-        hands: MembershipOwner,
+        thread: HeartbeatThread,
+        owner: MembershipOwner,
         on_stalled: OnStalled | None,
     ) -> None:
         assert config.group_id is not None
@@ -118,8 +118,8 @@ class ConsumerCoordinator:
             timeout_ms=config.default_api_timeout_ms,
             lane=Lane.GROUP,
         )
-        self._side = side
-        self._hands = hands
+        self._thread = thread
+        self._owner = owner
         self._listener: RebalanceListener | None = None
         self._assignors = assignors_of(config.partition_assignment_strategy)
         # Members can mix protocols only if all of theirs let partitions stay; otherwise all are given up.
@@ -133,7 +133,9 @@ class ConsumerCoordinator:
         self._reason = "first join"
         self._backoff_until = 0.0
         self._backoff = cluster.new_backoff()
-        self._beats = ClassicHeartbeatSender(side, config, self._group_id, self._heard, on_stalled)
+        self._heartbeats = ClassicHeartbeatSender(
+            thread, config, self._group_id, self._on_heartbeat_error, on_stalled
+        )
 
     @property
     def member(self) -> GroupMemberIdentity:
@@ -144,17 +146,17 @@ class ConsumerCoordinator:
         return self._phase is _Phase.STABLE
 
     async def start(self) -> None:
-        await self._side.start(self._beats.run)
+        await self._thread.start(self._heartbeats.run)
 
     def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None:
         self._listener = listener
         self._subscription = subscription
         self._rejoin("the subscription changed")
 
-    def polled(self) -> None:
-        self._beats.polled()
+    def on_poll(self) -> None:
+        self._heartbeats.on_poll()
 
-    def metadata_changed(self) -> None:
+    def on_metadata_update(self) -> None:
         """The leader looks whether the topics are still those that it dealt out."""
         if self._phase is _Phase.STABLE and self._joined is not None and self._joined.basis is not None:
             basis = self._joined.basis
@@ -162,7 +164,7 @@ class ConsumerCoordinator:
             if now != basis:
                 self._rejoin("topics or partitions changed")
 
-    async def refresh_member(self) -> bool:
+    async def refresh_epoch(self) -> bool:
         """A join under way ends in a new generation: who keeps partitions meanwhile may commit in it."""
         joining = self._joining
         if joining is None or not self._cooperative:
@@ -170,16 +172,16 @@ class ConsumerCoordinator:
         await asyncio.wait([joining], timeout=self._config.default_api_timeout_ms / 1000)
         return joining.done() and not joining.cancelled() and joining.exception() is None
 
-    def _heard(self, code: ErrorCode) -> None:
+    def _on_heartbeat_error(self, code: ErrorCode) -> None:
         """What a heartbeat brought, other than success."""
         if self._phase is not _Phase.STABLE:
             return
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._rejoin("the group is rebalancing")
         else:
-            self._forget_member(code)
+            self._on_member_lost(code)
 
-    def _forget_member(self, code: ErrorCode) -> None:
+    def _on_member_lost(self, code: ErrorCode) -> None:
         log.info("group %r: out of it: %s", self._group_id, code.name)
         self._lost = True
         keep_id = code is ErrorCode.ILLEGAL_GENERATION
@@ -193,31 +195,31 @@ class ConsumerCoordinator:
         self._reason = reason
         if self._phase is _Phase.STABLE:
             self._phase = _Phase.OUTSIDE
-        self._hands.wake()
+        self._owner.wake()
 
     # Within the user's poll.
 
-    async def step(self) -> None:
+    async def poll(self) -> None:
         if self._phase is _Phase.JOINING and self._joining is not None and self._joining.done():
             await self._finish_joining()
         if self._phase is _Phase.OUTSIDE and asyncio.get_running_loop().time() >= self._backoff_until:
             await self._prepare_joining()
 
     async def _prepare_joining(self) -> None:
-        owned = self._hands.owned()
+        owned = self._owner.owned_partitions()
         if self._lost:
             self._lost = False
-            self._hands.take_over([])
-            await notify(self._listener, "on_partitions_lost", owned)
+            self._owner.assign_from_subscribed([])
+            await notify_listener(self._listener, "on_partitions_lost", owned)
         elif owned and not self._cooperative:
-            await self._hands.commit_owned()
-            await notify(self._listener, "on_partitions_revoked", owned)
-            self._hands.take_over([])
+            await self._owner.commit_before_revocation()
+            await notify_listener(self._listener, "on_partitions_revoked", owned)
+            self._owner.assign_from_subscribed([])
         elif self._cooperative:
             await self._give_up([p for p in owned if not self._still_wanted(p)])
         self._phase = _Phase.JOINING
         self._joining = asyncio.get_running_loop().create_task(self._join(), name="ottla-join")
-        self._joining.add_done_callback(lambda _: self._hands.wake())
+        self._joining.add_done_callback(lambda _: self._owner.wake())
 
     def _still_wanted(self, partition: TopicPartition) -> bool:
         return self._subscription.pattern is not None or partition.topic in self._subscription.topics
@@ -225,9 +227,9 @@ class ConsumerCoordinator:
     async def _give_up(self, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
-        await self._hands.commit_owned()
-        await notify(self._listener, "on_partitions_revoked", partitions)
-        self._hands.take_over([p for p in self._hands.owned() if p not in partitions])
+        await self._owner.commit_before_revocation()
+        await notify_listener(self._listener, "on_partitions_revoked", partitions)
+        self._owner.assign_from_subscribed([p for p in self._owner.owned_partitions() if p not in partitions])
 
     async def _finish_joining(self) -> None:
         assert self._joining is not None
@@ -241,23 +243,23 @@ class ConsumerCoordinator:
         self._backoff.reset()
         self._joined, self._member = joined, joined.member
         self._phase = _Phase.STABLE
-        owned, assigned = set(self._hands.owned()), set(joined.assigned)
+        owned, assigned = set(self._owner.owned_partitions()), set(joined.assigned)
         if joined.assignor.cooperative and owned - assigned:
             await self._give_up(sorted(owned - assigned))
             self._rejoin("partitions were given up, for others to take")
-        self._hands.take_over(joined.assigned)
-        await notify(self._listener, "on_partitions_assigned", assigned - owned)
+        self._owner.assign_from_subscribed(joined.assigned)
+        await notify_listener(self._listener, "on_partitions_assigned", assigned - owned)
 
     def _join_failed(self, error: KafkaError) -> None:
         wait = self._backoff.next_ms() / 1000
         if error.code in _LOST:
-            self._forget_member(error.code)
+            self._on_member_lost(error.code)
         elif error.code not in _REJOIN and not error.retriable:
             raise error
         log.debug("group %r: %s; joining again in %.0f ms", self._group_id, error, wait * 1000)
         loop = asyncio.get_running_loop()
         self._backoff_until = loop.time() + wait
-        loop.call_later(wait, self._hands.wake)
+        loop.call_later(wait, self._owner.wake)
 
     # The exchange with the coordinator.
 
@@ -312,11 +314,11 @@ class ConsumerCoordinator:
             assignor.name,
             self._reason,
         )
-        self._beats.beat_as(member)
+        self._heartbeats.beat_as(member)
         return _Joined(member, assignor, assigned, basis)
 
     async def _send_join(self) -> JoinGroupResponse:
-        owned = self._hands.owned()
+        owned = self._owner.owned_partitions()
         topics = self._topics()
         return await self._ask(
             JoinGroupRequest(
@@ -384,7 +386,7 @@ class ConsumerCoordinator:
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
-        await self._side.stop()
+        await self._thread.stop()
         if not self._member.member_id or self._config.group_instance_id is not None:
             return
         try:
@@ -445,13 +447,13 @@ class ClassicHeartbeatSender:
 
     def __init__(
         self,
-        side: HeartbeatThread,
+        thread: HeartbeatThread,
         config: ConsumerConfig,
         group_id: str,
         on_error: Callable[[ErrorCode], object],
         on_stalled: OnStalled | None = None,
     ) -> None:
-        self._side = side
+        self._thread = thread
         self._config = config
         self._group_id = group_id
         self._on_error = on_error
@@ -463,10 +465,10 @@ class ClassicHeartbeatSender:
         self._last_answer = 0.0
 
     def beat_as(self, member: GroupMemberIdentity) -> None:
-        self._side.post(self._set_member, member)
+        self._thread.post(self._set_member, member)
 
-    def polled(self) -> None:
-        self._side.post(self._note_poll)
+    def on_poll(self) -> None:
+        self._thread.post(self._note_poll)
 
     # Over there.
 
@@ -498,7 +500,7 @@ class ClassicHeartbeatSender:
                 # A member that is asked to join again goes on until it does, lest it be taken for dead.
                 if code is not ErrorCode.REBALANCE_IN_PROGRESS:
                     self._member = None
-                self._side.tell(self._on_error, code)
+                self._thread.call_back(self._on_error, code)
 
     def _is_stalled(self) -> bool:
         return self._silent_ms() > self._config.max_poll_interval_ms
@@ -509,7 +511,7 @@ class ClassicHeartbeatSender:
     async def _beat(self, member: GroupMemberIdentity) -> ErrorCode | None:
         loop = asyncio.get_running_loop()
         try:
-            answer = await self._side.coordinator.once(
+            answer = await self._thread.coordinator.once(
                 HeartbeatRequest(
                     group_id=self._group_id,
                     generation_id=member.epoch,
@@ -527,7 +529,7 @@ class ClassicHeartbeatSender:
             return None
         code = ErrorCode.of(answer.error_code)
         if code in _MOVED:
-            self._side.coordinator.forget()
+            self._thread.coordinator.forget()
         if code in _MOVED or code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             return None
         self._last_answer = loop.time()
@@ -540,9 +542,9 @@ class ClassicHeartbeatSender:
         if member.instance_id is None:
             identity = MemberIdentity(member_id=member.member_id, reason="the consumer does not poll")
             try:
-                await self._side.coordinator.once(
+                await self._thread.coordinator.once(
                     LeaveGroupRequest(group_id=self._group_id, members=[identity]), LeaveGroupResponse
                 )
             except KafkaError as error:
                 log.debug("group %r: leaving: %s", self._group_id, error)
-        self._side.tell(self._on_error, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._thread.call_back(self._on_error, ErrorCode.UNKNOWN_MEMBER_ID)

@@ -1,8 +1,8 @@
 """Membership in a group of the consumer protocol: the broker decides, the member follows.
 
-Everything goes through heartbeats (`ConsumerHeartbeatRequestManager`, beside the user's loop). They bring what this member
-shall own; `step`, within the user's poll, gives up what is not in it, takes over the rest, and reports what
-is owned now. There is no barrier: other members go on meanwhile.
+Everything goes through heartbeats (`ConsumerHeartbeatRequestManager`, beside the user's loop). They bring
+what this member shall own; `poll`, within the user's poll, gives up what is not in it, takes over the rest,
+and reports what is owned now. There is no barrier: other members go on meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ottla.client.consumer.group_membership import (
     RebalanceListener,
     Stalled,
     Subscription,
-    notify,
+    notify_listener,
     report_stall,
 )
 from ottla.client.consumer.heartbeat_thread import HeartbeatThread
@@ -44,16 +44,16 @@ class ConsumerMembershipManager:
         self,
         cluster: NetworkClient,
         config: ConsumerConfig,
-        side: HeartbeatThread,
-        hands: MembershipOwner,
+        thread: HeartbeatThread,
+        owner: MembershipOwner,
         on_stalled: OnStalled | None,
     ) -> None:
         assert config.group_id is not None
         self._cluster = cluster
         self._config = config
         self._group_id = config.group_id
-        self._side = side
-        self._hands = hands
+        self._thread = thread
+        self._owner = owner
         self._listener: RebalanceListener | None = None
         self._subscription = Subscription()
         # What the group wants this member to own, until it does.
@@ -62,79 +62,81 @@ class ConsumerMembershipManager:
         self._lost = False
         self._failure: KafkaError | None = None
         self._epoch_changed = asyncio.Event()
-        self._beats = ConsumerHeartbeatRequestManager(
-            side,
+        self._heartbeats = ConsumerHeartbeatRequestManager(
+            thread,
             config,
             self._group_id,
             member_id=_member_id(cluster.runtime.random.uuid()),
-            on_target=self._told,
-            on_lost=self._was_lost,
-            on_failure=self._failed,
+            on_target=self._on_target,
+            on_lost=self._on_lost,
+            on_failure=self._on_failure,
             on_epoch=self._epoch_changed.set,
             on_stalled=on_stalled,
         )
 
     @property
     def member(self) -> GroupMemberIdentity:
-        return GroupMemberIdentity(self._beats.member_id, self._beats.epoch, self._config.group_instance_id)
+        return GroupMemberIdentity(
+            self._heartbeats.member_id, self._heartbeats.epoch, self._config.group_instance_id
+        )
 
     @property
     def is_stable(self) -> bool:
-        return self._beats.epoch > 0 and self._target is None and self._owned_once
+        return self._heartbeats.epoch > 0 and self._target is None and self._owned_once
 
     async def start(self) -> None:
-        await self._side.start(self._beats.run)
+        await self._thread.start(self._heartbeats.run)
 
     def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None:
         self._listener = listener
         self._subscription = subscription
-        self._side.post(self._beats.subscribe, subscription)
+        self._thread.post(self._heartbeats.subscribe, subscription)
 
-    def polled(self) -> None:
-        self._side.post(self._beats.note_poll)
+    def on_poll(self) -> None:
+        self._thread.post(self._heartbeats.note_poll)
 
-    def metadata_changed(self) -> None:
+    def on_metadata_update(self) -> None:
         if self._target is not None:
-            self._hands.wake()
+            self._owner.wake()
 
-    async def refresh_member(self) -> bool:
+    async def refresh_epoch(self) -> bool:
         """The epoch moves with the group; a commit under the old one is repeated under the new."""
         self._epoch_changed.clear()
-        self._side.post(self._beats.hurry)
+        self._thread.post(self._heartbeats.wake)
         try:
             async with asyncio.timeout(EPOCH_WAIT_S):
                 await self._epoch_changed.wait()
         except TimeoutError:
             return False
-        return self._beats.epoch > 0
+        return self._heartbeats.epoch > 0
 
     # Told from beside.
 
-    def _told(self, target: Target) -> None:
+    def _on_target(self, target: Target) -> None:
         self._target = target
-        self._hands.wake()
+        self._owner.wake()
 
-    def _was_lost(self) -> None:
+    def _on_lost(self) -> None:
         self._lost = True
         self._target = None
-        self._hands.wake()
+        self._owner.wake()
 
-    def _failed(self, error: KafkaError) -> None:
+    def _on_failure(self, error: KafkaError) -> None:
         self._failure = error
-        self._hands.wake()
+        self._owner.wake()
 
     # Within the user's poll.
 
-    async def step(self) -> None:
+    async def poll(self) -> None:
         if self._failure is not None:
             error, self._failure = self._failure, None
             raise error
         if self._lost:
             self._lost = self._owned_once = False
-            owned = self._hands.owned()
-            self._hands.take_over([])
-            await notify(self._listener, "on_partitions_lost", owned)
-            self._side.post(self._beats.rejoin)
+            owned = self._owner.owned_partitions()
+            self._owner.assign_from_subscribed([])
+            await notify_listener(self._listener, "on_partitions_lost", owned)
+            self._thread.post(self._heartbeats.rejoin)
         if self._target is not None:
             await self._reconcile(self._target)
 
@@ -145,20 +147,20 @@ class ConsumerMembershipManager:
         assigned = {
             TopicPartition(names[topic], p) for topic, partitions in target.items() for p in partitions
         }
-        owned = set(self._hands.owned())
+        owned = set(self._owner.owned_partitions())
         if owned - assigned:
-            await self._hands.commit_owned()
-            await notify(self._listener, "on_partitions_revoked", owned - assigned)
+            await self._owner.commit_before_revocation()
+            await notify_listener(self._listener, "on_partitions_revoked", owned - assigned)
         if target is not self._target or self._lost:
             return  # the group has thought better of it meanwhile
         self._target = None
         new = assigned - owned
-        self._hands.take_over(sorted(assigned))
-        self._side.post(self._beats.own, target)
+        self._owner.assign_from_subscribed(sorted(assigned))
+        self._thread.post(self._heartbeats.own, target)
         if new or not self._owned_once:
-            await notify(self._listener, "on_partitions_assigned", new)
+            await notify_listener(self._listener, "on_partitions_assigned", new)
         self._owned_once = True
-        log.info("group %r: epoch %d, %d partitions", self._group_id, self._beats.epoch, len(assigned))
+        log.info("group %r: epoch %d, %d partitions", self._group_id, self._heartbeats.epoch, len(assigned))
 
     async def _names(self, target: Target) -> dict[bytes, str] | None:
         known = self._cluster.metadata.names_by_id
@@ -172,14 +174,14 @@ class ConsumerMembershipManager:
             known = view.names_by_id
         names = {topic: known[topic] for topic in target if topic in known}
         if len(names) < len(target):
-            asyncio.get_running_loop().call_later(self._config.retry_backoff_ms / 1000, self._hands.wake)
+            asyncio.get_running_loop().call_later(self._config.retry_backoff_ms / 1000, self._owner.wake)
             return None
         return names
 
     async def leave(self) -> None:
-        self._side.post(self._beats.leave)
-        await self._beats.left(self._config.request_timeout_ms)
-        await self._side.stop()
+        self._thread.post(self._heartbeats.leave)
+        await self._heartbeats.left(self._config.request_timeout_ms)
+        await self._thread.stop()
 
 
 def _member_id(uuid: bytes) -> str:
@@ -204,7 +206,7 @@ class ConsumerHeartbeatRequestManager:
 
     def __init__(
         self,
-        side: HeartbeatThread,
+        thread: HeartbeatThread,
         config: ConsumerConfig,
         group_id: str,
         *,
@@ -215,7 +217,7 @@ class ConsumerHeartbeatRequestManager:
         on_epoch: Callable[[], object],
         on_stalled: OnStalled | None = None,
     ) -> None:
-        self._side = side
+        self._thread = thread
         self._config = config
         self._group_id = group_id
         self.member_id = member_id
@@ -228,9 +230,9 @@ class ConsumerHeartbeatRequestManager:
         self._subscription: Subscription | None = None
         self._owned: Target = {}
         # Whether there is something to say before the next beat is due, and of what kind.
-        self._say_all = True
-        self._say_subscription = False
-        self._say_owned = False
+        self._send_all = True
+        self._send_subscription = False
+        self._send_owned = False
         self._interval_s = FIRST_INTERVAL_MS / 1000
         self._wake: asyncio.Event | None = None
         self._active = False
@@ -243,35 +245,35 @@ class ConsumerHeartbeatRequestManager:
 
     def subscribe(self, subscription: Subscription) -> None:
         self._subscription = subscription
-        self._say_subscription = True
+        self._send_subscription = True
         self._active = True
         self.note_poll()
-        self.hurry()
+        self.wake()
 
     def own(self, owned: Target) -> None:
         self._owned = owned
-        self._say_owned = True
-        self.hurry()
+        self._send_owned = True
+        self.wake()
 
     def rejoin(self) -> None:
         """Everything was given up; join as a new member."""
         self.epoch = JOIN_EPOCH
         self._owned = {}
-        self._say_all = True
+        self._send_all = True
         self._active = True
         self.note_poll()
-        self.hurry()
+        self.wake()
 
     def note_poll(self) -> None:
         self._last_poll = asyncio.get_running_loop().time()
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
     def leave(self) -> None:
         self._leaving = True
-        self.hurry()
+        self.wake()
 
     async def left(self, timeout_ms: int) -> None:
         """On the user's side: waits until the good-bye was said, or could not be."""
@@ -290,17 +292,17 @@ class ConsumerHeartbeatRequestManager:
             while not self._leaving:
                 wait = backoff_s if self._active else None
                 if self._active and not backoff_s:
-                    wait = 0.0 if self._has_something_to_say else self._until_next_beat()
+                    wait = 0.0 if self._has_changes else self._until_next_beat()
                 await self._pause(wait)
                 if self._leaving or not self._active:
                     continue
                 if self._is_stalled():
-                    await self._step_aside()
+                    await self._leave_stalled_group()
                     continue
-                backoff_s = 0.0 if await self._beat() else self._config.retry_backoff_ms / 1000
-            await self._say_goodbye()
+                backoff_s = 0.0 if await self._heartbeat() else self._config.retry_backoff_ms / 1000
+            await self._send_leave()
         finally:
-            self._side.tell(self._gone.set)
+            self._thread.call_back(self._gone.set)
 
     def _until_next_beat(self) -> float:
         """The interval, or less if the user's silence becomes too long before."""
@@ -308,8 +310,8 @@ class ConsumerHeartbeatRequestManager:
         return max(min(self._interval_s, stalls_at - asyncio.get_running_loop().time() + 0.001), 0.001)
 
     @property
-    def _has_something_to_say(self) -> bool:
-        return self._say_all or self._say_subscription or self._say_owned
+    def _has_changes(self) -> bool:
+        return self._send_all or self._send_subscription or self._send_owned
 
     async def _pause(self, seconds: float | None) -> None:
         assert self._wake is not None
@@ -329,35 +331,35 @@ class ConsumerHeartbeatRequestManager:
     def _silent_ms(self) -> int:
         return int((asyncio.get_running_loop().time() - self._last_poll) * 1000)
 
-    async def _step_aside(self) -> None:
+    async def _leave_stalled_group(self) -> None:
         stalled = Stalled(self._group_id, self.member_id, self._silent_ms())
         report_stall(stalled, self._config, self._on_stalled)
-        await self._say_goodbye()
+        await self._send_leave()
         self._lose()
 
     def _lose(self) -> None:
         """Nothing more is said until the user's side has given everything up."""
         self.epoch = JOIN_EPOCH
         self._active = False
-        self._side.tell(self._on_lost)
+        self._thread.call_back(self._on_lost)
 
-    async def _beat(self) -> bool:
+    async def _heartbeat(self) -> bool:
         """One exchange; False if it should be repeated after a back-off."""
         request = self._request()
-        said_owned = self._owned if request.topic_partitions is not None else None
-        said_subscription = self._subscription if request.subscribed_topic_names is not None else None
+        sent_owned = self._owned if request.topic_partitions is not None else None
+        sent_subscription = self._subscription if request.subscribed_topic_names is not None else None
         try:
-            answer = await self._side.coordinator.once(request, ConsumerGroupHeartbeatResponse)
+            answer = await self._thread.coordinator.once(request, ConsumerGroupHeartbeatResponse)
         except KafkaError as error:
             if not error.retriable:
                 self._fail(error)
                 return True
             log.debug("group %r: heartbeat: %s", self._group_id, error)
-            self._say_all = True  # whether it was heard is not known
+            self._send_all = True  # whether it was heard is not known
             return False
         code = ErrorCode.of(answer.error_code)
         if code in _MOVED:
-            self._side.coordinator.forget()
+            self._thread.coordinator.forget()
         if code in _LATER:
             return False
         if code in _LOST:
@@ -367,11 +369,11 @@ class ConsumerHeartbeatRequestManager:
         if code:
             self._fail(KafkaError(code, f"group {self._group_id!r}: {answer.error_message or code.text}"))
             return True
-        self._say_all = False
-        if said_owned is self._owned:
-            self._say_owned = False
-        if said_subscription is self._subscription:
-            self._say_subscription = False
+        self._send_all = False
+        if sent_owned is self._owned:
+            self._send_owned = False
+        if sent_subscription is self._subscription:
+            self._send_subscription = False
         self._take(answer)
         return True
 
@@ -381,10 +383,10 @@ class ConsumerHeartbeatRequestManager:
         if answer.heartbeat_interval_ms > 0:
             self._interval_s = answer.heartbeat_interval_ms / 1000
         self.epoch = answer.member_epoch
-        self._side.tell(self._on_epoch)
+        self._thread.call_back(self._on_epoch)
         if answer.assignment is not None:
             target = {t.topic_id: tuple(sorted(t.partitions)) for t in answer.assignment.topic_partitions}
-            self._side.tell(self._on_target, target)
+            self._thread.call_back(self._on_target, target)
 
     def _request(self) -> ConsumerGroupHeartbeatRequest:
         request = ConsumerGroupHeartbeatRequest(
@@ -395,15 +397,15 @@ class ConsumerHeartbeatRequestManager:
         )
         subscription = self._subscription
         assert subscription is not None, "a member without a subscription does not heartbeat"
-        if self._say_all:
+        if self._send_all:
             request.rack_id = self._config.client_rack or None
             request.rebalance_timeout_ms = self._config.max_poll_interval_ms
             request.server_assignor = self._config.group_remote_assignor
-        if self._say_all or self._say_subscription:
+        if self._send_all or self._send_subscription:
             # Names are told as empty beside a pattern, to take back those of an earlier subscription.
             request.subscribed_topic_names = sorted(subscription.topics)
             request.subscribed_topic_regex = subscription.pattern or ("" if self.epoch > 0 else None)
-        if self._say_all or self._say_owned:
+        if self._send_all or self._send_owned:
             request.topic_partitions = [
                 TopicPartitions(topic_id=topic, partitions=list(partitions))
                 for topic, partitions in self._owned.items()
@@ -412,14 +414,14 @@ class ConsumerHeartbeatRequestManager:
 
     def _fail(self, error: KafkaError) -> None:
         self._active = False
-        self._side.tell(self._on_failure, error)
+        self._thread.call_back(self._on_failure, error)
 
-    async def _say_goodbye(self) -> None:
+    async def _send_leave(self) -> None:
         if self.epoch <= 0:
             return
         static = self._config.group_instance_id is not None
         try:
-            await self._side.coordinator.once(
+            await self._thread.coordinator.once(
                 ConsumerGroupHeartbeatRequest(
                     group_id=self._group_id,
                     member_id=self.member_id,

@@ -37,14 +37,14 @@ class FetchCollector(Generic[K, V]):
     def __init__(
         self,
         fetcher: Fetcher,
-        assignment: SubscriptionState,
+        subscriptions: SubscriptionState,
         key_deserializer: Deserializer | None,
         value_deserializer: Deserializer | None,
         on_seek: Callable[[], object],
         pool: Pool,
     ) -> None:
         self._fetcher = fetcher
-        self._assignment = assignment
+        self._subscriptions = subscriptions
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._on_seek = on_seek
@@ -56,41 +56,41 @@ class FetchCollector(Generic[K, V]):
         """Decodes up to `most` records. An error waits where there are records before it."""
         taken: list[ConsumerRecord[K, V]] = []
         while len(taken) < most:
-            chunk = self._fetcher.first_readable()
-            if chunk is None:
+            fetch = self._fetcher.first_readable()
+            if fetch is None:
                 break
             try:
-                taken += chunk.take(most - len(taken), self._key_deserializer, self._value_deserializer)
+                taken += fetch.take(most - len(taken), self._key_deserializer, self._value_deserializer)
             except KafkaError:
                 if taken:
                     break
                 raise
-            if chunk.is_empty:
-                self._fetcher.finish(chunk)
+            if fetch.is_empty:
+                self._fetcher.finish(fetch)
         return taken
 
     async def take_arrow(self, columns: Sequence[str], max_bytes: int | None) -> list[pa.RecordBatch]:
-        """Decodes whole chunks to columns until they hold `max_bytes`, aside if it is much: meanwhile the
+        """Decodes whole fetches to columns until they hold `max_bytes`, aside if it is much: meanwhile the
         loop receives what comes next. Nothing is taken before all is decoded, so a cancelled wait loses
         nothing.
         """
-        from ottla.client.consumer.arrow import decode_chunks
+        from ottla.client.consumer.arrow import decode_fetches
 
-        chunks = self._fetcher.readable(max_bytes)
-        if not chunks:
+        fetches = self._fetcher.readable(max_bytes)
+        if not fetches:
             return []
-        work = [(chunk, chunk.state.position or 0) for chunk in chunks]
-        effort = sum(chunk.size * (COMPRESSED_EFFORT if chunk.is_compressed else 1) for chunk in chunks)
+        work = [(fetch, fetch.state.position or 0) for fetch in fetches]
+        effort = sum(fetch.size * (COMPRESSED_EFFORT if fetch.is_compressed else 1) for fetch in fetches)
         if effort < DECODED_ASIDE_BYTES:
-            decoded, error = decode_chunks(work, columns)
+            decoded, error = decode_fetches(work, columns)
         else:
-            decoded, error = await self._pool.run(decode_chunks, work, columns)
+            decoded, error = await self._pool.run(decode_fetches, work, columns)
         batches: list[pa.RecordBatch] = []
-        for chunk, batch in zip(chunks, decoded, strict=False):
+        for fetch, batch in zip(fetches, decoded, strict=False):
             # The user may have sought or paused meanwhile.
-            if chunk.is_readable:
-                chunk.taken_arrow()
-                self._fetcher.finish(chunk)
+            if fetch.is_readable:
+                fetch.taken_arrow()
+                self._fetcher.finish(fetch)
                 if batch.num_rows:
                     batches.append(batch)
         if error is not None and not batches:
@@ -125,7 +125,7 @@ class FetchCollector(Generic[K, V]):
         unread = self.unread()
         return {
             s.partition: CommittedOffset(unread.get(s.partition, s.position), s.position_epoch)
-            for s in self._assignment
+            for s in self._subscriptions
             if s.position is not None
         }
 
@@ -141,7 +141,7 @@ class FetchCollector(Generic[K, V]):
         if not self.has_next:
             return
         for partition, offset in self.unread().items():
-            state = self._assignment.get(partition)
+            state = self._subscriptions.get(partition)
             if state is not None and (only is None or partition in only):
                 state.seek(offset, state.position_epoch)
                 self._on_seek()

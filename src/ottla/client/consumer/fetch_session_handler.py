@@ -60,12 +60,12 @@ class FetchSessionHandler:
             request.forgotten_topics_data = _forgotten(gone)
         self._sent = dict(wanted)
 
-    def answered(self, session_id: int, error: int) -> bool:
+    def handle_response(self, session_id: int, error: int) -> bool:
         """Takes the head of an answer; False if the session is denied and its body means nothing."""
         if error:
             if error in _DENIED:
                 self._id = 0
-            self.lost()
+            self.handle_error()
             return error not in _DENIED
         if self._epoch and session_id == self._id:
             self._epoch = self._epoch + 1 if self._epoch < MAX_EPOCH else 1
@@ -74,7 +74,7 @@ class FetchSessionHandler:
             self._epoch = 1 if session_id else 0
         return True
 
-    def lost(self) -> None:
+    def handle_error(self) -> None:
         """The next request is a full one."""
         self._epoch = 0
 

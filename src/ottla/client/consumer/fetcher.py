@@ -1,6 +1,6 @@
 """Fetches ahead of the user: one request under way to each broker, for all partitions that want bytes.
 
-A partition wants bytes while few chunks of it wait. What waits and what may come in is bounded:
+A partition wants bytes while few fetches of it wait. What waits and what may come in is bounded:
 each broker has an equal share of `prefetch.max.bytes`, and a request never asks for more than is left of
 it. (Only a single batch larger than that is delivered all the same, as Kafka promises.)
 """
@@ -29,7 +29,7 @@ __all__ = ["Fetcher"]
 
 log = logging.getLogger(__name__)
 
-CHUNKS_AHEAD = 4
+FETCHES_AHEAD = 4
 WITHOUT_TOPIC_IDS = 12
 _STALE_METADATA = frozenset(
     {
@@ -62,20 +62,20 @@ class Fetcher:
         self,
         cluster: NetworkClient,
         config: ConsumerConfig,
-        assignment: SubscriptionState,
+        subscriptions: SubscriptionState,
         refresher: MetadataUpdater,
         on_reset: Callable[[], object],
     ) -> None:
         self._cluster = cluster
         self._config = config
-        self._assignment = assignment
-        self._refresher = refresher
+        self._subscriptions = subscriptions
+        self._metadata_updater = refresher
         self._on_reset = on_reset
         self._wake = asyncio.Event()
         self._sessions: dict[int, FetchSessionHandler] = {}
         self._under_way: dict[int, asyncio.Task[None]] = {}
         # Arrived and not used up, oldest first, and their bytes by the broker they came from.
-        self.chunks: deque[CompletedFetch] = deque()
+        self.fetches: deque[CompletedFetch] = deque()
         self._waiting_bytes: dict[int, int] = {}
         # Set when there is something for whoever polls: bytes, or an error.
         self.arrived = asyncio.Event()
@@ -101,33 +101,33 @@ class Fetcher:
         return sum(self._waiting_bytes.values())
 
     def first_readable(self) -> CompletedFetch | None:
-        """The oldest chunk that the user may get from now; drops those that nobody needs any more."""
-        for _ in range(len(self.chunks)):
-            chunk = self.chunks[0]
-            if not chunk.dropped and not chunk.is_empty:
+        """The oldest fetch that the user may get from now; drops those that nobody needs any more."""
+        for _ in range(len(self.fetches)):
+            fetch = self.fetches[0]
+            if not fetch.dropped and not fetch.is_empty:
                 break
-            self.finish(chunk)
-        return next((chunk for chunk in self.chunks if chunk.is_readable), None)
+            self.finish(fetch)
+        return next((fetch for fetch in self.fetches if fetch.is_readable), None)
 
     def readable(self, max_bytes: int | None) -> list[CompletedFetch]:
-        """All chunks that the user may get, oldest first, until they hold `max_bytes`."""
+        """All fetches that the user may get, oldest first, until they hold `max_bytes`."""
         first = self.first_readable()
         found: list[CompletedFetch] = []
         size = 0
-        for chunk in self.chunks if first is not None else ():
+        for fetch in self.fetches if first is not None else ():
             if max_bytes is not None and size >= max_bytes:
                 break
-            if chunk.is_readable:
-                found.append(chunk)
-                size += chunk.size
+            if fetch.is_readable:
+                found.append(fetch)
+                size += fetch.size
         return found
 
-    def finish(self, chunk: CompletedFetch) -> None:
-        """The chunk is used up, or of no use."""
-        self.chunks.remove(chunk)
-        self._waiting_bytes[chunk.node_id] -= chunk.size
-        if not chunk.dropped:
-            chunk.state.chunks.remove(chunk)
+    def finish(self, fetch: CompletedFetch) -> None:
+        """The fetch is used up, or of no use."""
+        self.fetches.remove(fetch)
+        self._waiting_bytes[fetch.node_id] -= fetch.size
+        if not fetch.dropped:
+            fetch.state.fetches.remove(fetch)
         self._wake.set()
 
     # Asking.
@@ -137,16 +137,16 @@ class Fetcher:
         by_node: dict[int, list[tuple[TopicPartitionState, PartitionInfo]]] = {}
         full: set[int] = set()
         stale = set()
-        for state in self._assignment:
+        for state in self._subscriptions:
             info = self._cluster.metadata.leader(state.partition)
             if info is None:
                 stale.add(state.partition.topic)
             elif self._wants_bytes(state, info):
                 by_node.setdefault(self._source(state, info, now), []).append((state, info))
-            elif len(state.chunks) >= CHUNKS_AHEAD and state.chunks[0].is_readable:
+            elif len(state.fetches) >= FETCHES_AHEAD and state.fetches[0].is_readable:
                 full.add(self._source(state, info, now))
         if stale:
-            self._refresher.ask(stale)
+            self._metadata_updater.request_update(stale)
         nodes = len(by_node.keys() | self._under_way.keys())
         for node_id, wanting in by_node.items():
             if node_id in self._under_way:
@@ -162,7 +162,7 @@ class Fetcher:
             state.position is not None
             and state.error is None
             and not (state.paused or state.revoking or state.fetching)
-            and len(state.chunks) < CHUNKS_AHEAD
+            and len(state.fetches) < FETCHES_AHEAD
             # A position from before the leader changed has to be checked first.
             and (state.position_epoch < 0 or state.validated_epoch >= info.leader_epoch)
         )
@@ -201,10 +201,10 @@ class Fetcher:
         """Lets go of what nobody is going to read soon: bytes of former positions, and of partitions that are
         paused, which fetch them again when they go on. Otherwise those that are read would wait for them.
         """
-        for chunk in [c for c in self.chunks if c.node_id == node_id and (c.dropped or c.state.paused)]:
-            if not chunk.dropped:
-                chunk.state.forget_fetched()
-            self.finish(chunk)
+        for fetch in [c for c in self.fetches if c.node_id == node_id and (c.dropped or c.state.paused)]:
+            if not fetch.dropped:
+                fetch.state.forget_fetched()
+            self.finish(fetch)
 
     def _ask(self, node_id: int, wanting: list[tuple[TopicPartitionState, PartitionInfo]], room: int) -> None:
         """Asks a broker for bytes: at once if it is connected, as it can then work while the user does."""
@@ -225,7 +225,7 @@ class Fetcher:
                 answer = self._send(connection, node_id, wanted, room)
             except KafkaError:
                 # It is tried again below, and what is wrong then shows there; this one was not heard.
-                self._session(node_id).lost()
+                self._session(node_id).handle_error()
         for entry in sent.values():
             entry.state.fetching = True
         fetch = self._fetch(node_id, sent, wanted, room, answer)
@@ -262,17 +262,17 @@ class Fetcher:
                 connection = await self._cluster.connection(node_id, Lane.FETCH)
                 await connection.drain()
                 answer = self._send(connection, node_id, wanted, room)
-            await self._answered(node_id, self._session(node_id), sent, await answer)
+            await self._handle_fetch_response(node_id, self._session(node_id), sent, await answer)
         except KafkaError as error:
-            self._session(node_id).lost()
-            await self._could_not_ask(node_id, sent, error)
+            self._session(node_id).handle_error()
+            await self._handle_fetch_failure(node_id, sent, error)
         except Exception as error:
             # A fault of ours: whoever polls shall hear of it, rather than wait for ever.
             log.exception("fetch from broker %d", node_id)
-            self._session(node_id).lost()
+            self._session(node_id).handle_error()
             for partition, entry in sent.items():
                 what = f"{partition}: the fetcher has broken down: {error!r}"
-                self._stop(entry.state, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, what))
+                self._stop_partition(entry.state, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, what))
         finally:
             del self._under_way[node_id]
             for entry in sent.values():
@@ -287,29 +287,29 @@ class Fetcher:
         topic = self._cluster.metadata.topics.get(name)
         return topic.topic_id if topic is not None else None
 
-    async def _could_not_ask(
+    async def _handle_fetch_failure(
         self, node_id: int, sent: dict[TopicPartition, _Sent], error: KafkaError
     ) -> None:
         log.debug("fetch from broker %d: %s", node_id, error)
         for entry in sent.values():
             entry.state.preferred_replica = -1
-        self._refresher.ask({partition.topic for partition in sent})
+        self._metadata_updater.request_update({partition.topic for partition in sent})
         await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 
     # Answers.
 
-    async def _answered(
+    async def _handle_fetch_response(
         self,
         node_id: int,
         session: FetchSessionHandler,
         sent: dict[TopicPartition, _Sent],
         answer: FetchResponse,
     ) -> None:
-        if not session.answered(answer.session_id, answer.error_code):
+        if not session.handle_response(answer.session_id, answer.error_code):
             return
         if answer.error_code:
             error = KafkaError(ErrorCode.of(answer.error_code), f"fetch from broker {node_id}")
-            await self._could_not_ask(node_id, sent, error)
+            await self._handle_fetch_failure(node_id, sent, error)
             return
         names = self._cluster.metadata.names_by_id
         failed = False
@@ -321,16 +321,16 @@ class Fetcher:
                     continue
                 if data.error_code:
                     failed = True
-                    self._refused(node_id, entry, ErrorCode.of(data.error_code))
+                    self._handle_partition_error(node_id, entry, ErrorCode.of(data.error_code))
                 else:
-                    self._take(node_id, entry, data)
+                    self._add_completed_fetch(node_id, entry, data)
         wait_ms = answer.throttle_time_ms
         if failed:
             wait_ms = max(wait_ms, self._config.retry_backoff_ms)
         if wait_ms:
             await asyncio.sleep(wait_ms / 1000)
 
-    def _take(self, node_id: int, entry: _Sent, data: PartitionData) -> None:
+    def _add_completed_fetch(self, node_id: int, entry: _Sent, data: PartitionData) -> None:
         state = entry.state
         state.high_watermark = data.high_watermark
         state.last_stable_offset = data.last_stable_offset
@@ -343,7 +343,7 @@ class Fetcher:
             return
         aborted = [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()]
         try:
-            chunk = CompletedFetch(
+            fetch = CompletedFetch(
                 state,
                 data.records,
                 fetch_offset=entry.offset,
@@ -352,36 +352,36 @@ class Fetcher:
                 node_id=node_id,
             )
         except KafkaError as error:
-            self._stop(state, error)
+            self._stop_partition(state, error)
             return
-        state.chunks.append(chunk)
-        self.chunks.append(chunk)
-        self._waiting_bytes[node_id] = self._waiting_bytes.get(node_id, 0) + chunk.size
+        state.fetches.append(fetch)
+        self.fetches.append(fetch)
+        self._waiting_bytes[node_id] = self._waiting_bytes.get(node_id, 0) + fetch.size
         self.arrived.set()
 
-    def _refused(self, node_id: int, entry: _Sent, code: ErrorCode) -> None:
+    def _handle_partition_error(self, node_id: int, entry: _Sent, code: ErrorCode) -> None:
         state = entry.state
         if code in _STALE_METADATA:
             state.preferred_replica = -1
-            self._refresher.ask([state.partition.topic])
+            self._metadata_updater.request_update([state.partition.topic])
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range(node_id, entry)
+            self._handle_offset_out_of_range(node_id, entry)
         elif code is ErrorCode.UNKNOWN_SERVER_ERROR or code.retriable:
             log.debug("%s: %s; trying again", state.partition, code.name)
         else:
-            self._stop(
+            self._stop_partition(
                 state,
                 KafkaError(code, f"{state.partition}: cannot fetch from offset {entry.offset}: {code.text}"),
             )
 
-    def _out_of_range(self, node_id: int, entry: _Sent) -> None:
+    def _handle_offset_out_of_range(self, node_id: int, entry: _Sent) -> None:
         state = entry.state
         if state.preferred_replica == node_id:
             state.preferred_replica = -1  # a follower may lag; the leader knows
-        elif state.chunks:
+        elif state.fetches:
             pass  # found beyond what the user has; he reads that first
         elif self._config.reset_policy.reset is Reset.NONE:
-            self._stop(
+            self._stop_partition(
                 state,
                 KafkaError(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -399,6 +399,6 @@ class Fetcher:
             state.seek_by(self._config.reset_policy)
             self._on_reset()
 
-    def _stop(self, state: TopicPartitionState, error: KafkaError) -> None:
+    def _stop_partition(self, state: TopicPartitionState, error: KafkaError) -> None:
         state.error = error
         self.arrived.set()

@@ -21,7 +21,7 @@ __all__ = [
     "RebalanceListener",
     "Stalled",
     "Subscription",
-    "notify",
+    "notify_listener",
     "report_stall",
 ]
 
@@ -95,13 +95,13 @@ class Subscription:
 class MembershipOwner(Protocol):
     """What a membership may do with its consumer."""
 
-    def owned(self) -> list[TopicPartition]: ...
+    def owned_partitions(self) -> list[TopicPartition]: ...
 
-    def take_over(self, partitions: Iterable[TopicPartition]) -> None:
+    def assign_from_subscribed(self, partitions: Iterable[TopicPartition]) -> None:
         """From now on exactly these partitions."""
         ...
 
-    async def commit_owned(self) -> None:
+    async def commit_before_revocation(self) -> None:
         """The last commit before partitions go, if commits are automatic."""
         ...
 
@@ -123,17 +123,17 @@ class GroupMembership(Protocol):
 
     def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None: ...
 
-    async def step(self) -> None:
+    async def poll(self) -> None:
         """Does what has to be done within `poll`: listeners, and taking over what was assigned."""
         ...
 
-    def polled(self) -> None:
+    def on_poll(self) -> None:
         """The user is alive."""
         ...
 
-    def metadata_changed(self) -> None: ...
+    def on_metadata_update(self) -> None: ...
 
-    async def refresh_member(self) -> bool:
+    async def refresh_epoch(self) -> bool:
         """After a commit was refused as stale: waits for a newer epoch, or generation. False if there is none
         to expect.
         """
@@ -142,7 +142,7 @@ class GroupMembership(Protocol):
     async def leave(self) -> None: ...
 
 
-async def notify(
+async def notify_listener(
     listener: RebalanceListener | None, event: str, partitions: Iterable[TopicPartition]
 ) -> None:
     found = sorted(partitions)

@@ -22,7 +22,7 @@ __all__ = ["HeartbeatThread"]
 
 
 class HeartbeatThread:
-    """`post` goes there, `tell` comes back; `coordinator` is to be used over there only."""
+    """`post` goes there, `call_back` comes back; `coordinator` is to be used over there only."""
 
     def __init__(
         self, runtime: Runtime, config: ConnectionConfig, group_id: str, *, timeout_ms: int, threaded: bool
@@ -62,7 +62,7 @@ class HeartbeatThread:
         elif self._home is not None:
             self._home.call_soon(call, *args)
 
-    def tell(self, call: Callable[..., object], *args: Any) -> None:
+    def call_back(self, call: Callable[..., object], *args: Any) -> None:
         """From over there to the user's loop; nothing is told to a loop that has ended."""
         assert self._home is not None
         if self._thread is None:

@@ -41,13 +41,13 @@ class OffsetFetcher:
         self,
         cluster: NetworkClient,
         config: ConsumerConfig,
-        assignment: SubscriptionState,
+        subscriptions: SubscriptionState,
         on_change: Callable[[], object],
         fetch_committed: FetchCommitted | None,
     ) -> None:
         self._cluster = cluster
         self._config = config
-        self._assignment = assignment
+        self._subscriptions = subscriptions
         self._on_change = on_change
         self._fetch_committed = fetch_committed
         self._wake = asyncio.Event()
@@ -63,9 +63,9 @@ class OffsetFetcher:
         while True:
             self._wake.clear()
             try:
-                await self._initialize()
-                await self._reset()
-                await self._validate()
+                await self._init_positions()
+                await self._reset_positions()
+                await self._validate_positions()
                 backoff.reset()
             except KafkaError as error:
                 if not error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -76,13 +76,13 @@ class OffsetFetcher:
             await self._wake.wait()
 
     def _stop_all(self, error: KafkaError) -> None:
-        for state in self._assignment:
+        for state in self._subscriptions:
             if state.position is None and state.error is None:
                 state.error = error
         self._on_change()
 
-    async def _initialize(self) -> None:
-        new = [s for s in self._assignment if s.position is None and s.reset is None and s.error is None]
+    async def _init_positions(self) -> None:
+        new = [s for s in self._subscriptions if s.position is None and s.reset is None and s.error is None]
         if not new:
             return
         seeks = {state.partition: state.seeks for state in new}
@@ -105,10 +105,10 @@ class OffsetFetcher:
                 state.reset = self._config.reset_policy
         self._on_change()
 
-    async def _reset(self) -> None:
+    async def _reset_positions(self) -> None:
         waiting = {
             s.partition: (s, s.seeks, self._timestamp(s.reset))
-            for s in self._assignment
+            for s in self._subscriptions
             # Without a leader nobody can be asked; metadata will tell of one.
             if s.reset is not None
             and s.error is None
@@ -164,9 +164,9 @@ class OffsetFetcher:
 
     # After a change of leader.
 
-    async def _validate(self) -> None:
+    async def _validate_positions(self) -> None:
         by_leader: dict[int, list[tuple[TopicPartitionState, int, int]]] = {}
-        for state in self._assignment:
+        for state in self._subscriptions:
             info = self._cluster.metadata.leader(state.partition)
             if info is None or state.position is None or state.position_epoch < 0:
                 continue
@@ -230,11 +230,13 @@ class OffsetFetcher:
         state.validated_epoch = epoch
         assert state.position is not None
         if end_offset < 0 or end_epoch < 0:
-            self._truncated(state, epoch, None, end_epoch)
+            self._on_truncation(state, epoch, None, end_epoch)
         elif end_offset < state.position:
-            self._truncated(state, epoch, end_offset, end_epoch)
+            self._on_truncation(state, epoch, end_offset, end_epoch)
 
-    def _truncated(self, state: TopicPartitionState, epoch: int, good: int | None, good_epoch: int) -> None:
+    def _on_truncation(
+        self, state: TopicPartitionState, epoch: int, good: int | None, good_epoch: int
+    ) -> None:
         if self._config.reset_policy.reset is Reset.NONE:
             where = f"; the log now parts at offset {good}" if good is not None else ""
             state.error = KafkaError(

@@ -1,7 +1,7 @@
 """What a consumer reads and how far it is: one `TopicPartitionState` for each partition assigned to it.
 
 `position` is the offset of the next record that the user gets; everything fetched beyond it waits in
-`chunks`. It is None until the positions task has found out where to begin, and nothing is fetched before.
+`fetches`. It is None until the positions task has found out where to begin, and nothing is fetched before.
 `seeks` counts the jumps: an answer to a fetch that was sent before a jump is thrown away.
 """
 
@@ -25,8 +25,8 @@ NO_EPOCH = -1
 
 class TopicPartitionState:
     __slots__ = (
-        "chunks",
         "error",
+        "fetches",
         "fetching",
         "high_watermark",
         "last_stable_offset",
@@ -56,7 +56,7 @@ class TopicPartitionState:
         self.paused = False
         self.revoking = False
         self.fetching = False
-        self.chunks: deque[CompletedFetch] = deque()
+        self.fetches: deque[CompletedFetch] = deque()
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
         self.log_start_offset: int | None = None
@@ -80,15 +80,15 @@ class TopicPartitionState:
 
     def forget_fetched(self) -> None:
         self.seeks += 1
-        for chunk in self.chunks:
-            chunk.dropped = True
-        self.chunks.clear()
+        for fetch in self.fetches:
+            fetch.dropped = True
+        self.fetches.clear()
 
     @property
     def fetch_offset(self) -> int:
         """Where the next fetch begins."""
-        if self.chunks:
-            return self.chunks[-1].next_offset
+        if self.fetches:
+            return self.fetches[-1].next_offset
         assert self.position is not None, f"{self.partition} has no position yet"
         return self.position
 

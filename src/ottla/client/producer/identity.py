@@ -41,9 +41,9 @@ class ProducerIdentity(Protocol):
 
     def produce_version(self, at_most: int | None) -> int | None: ...
 
-    def wrote(self, partition: TopicPartition) -> None: ...
+    def on_written(self, partition: TopicPartition) -> None: ...
 
-    def failed(self, partition: TopicPartition, error: KafkaError) -> None: ...
+    def on_failed(self, partition: TopicPartition, error: KafkaError) -> None: ...
 
 
 class IdempotentProducerIdentity:
@@ -85,8 +85,8 @@ class IdempotentProducerIdentity:
     def produce_version(self, at_most: int | None) -> int | None:
         return at_most
 
-    def wrote(self, partition: TopicPartition) -> None:
+    def on_written(self, partition: TopicPartition) -> None:
         pass
 
-    def failed(self, partition: TopicPartition, error: KafkaError) -> None:
+    def on_failed(self, partition: TopicPartition, error: KafkaError) -> None:
         pass

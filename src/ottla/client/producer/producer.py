@@ -125,7 +125,7 @@ class Producer:
         self._router = RecordRouter(self._cluster, self.config, self._accumulator, chosen)
         self._routes = self._router.routes
         self._keyless_stick = chosen is None
-        self._refresher = MetadataUpdater(self._cluster, self._wake_sender)
+        self._metadata_updater = MetadataUpdater(self._cluster, self._wake_sender)
         self._transactions: Transactions | None = None
         identity: ProducerIdentity
         if self.config.transactional_id is not None:
@@ -134,7 +134,7 @@ class Producer:
             identity = manager
         else:
             identity = IdempotentProducerIdentity(self._cluster)
-        self._sender = Sender(self._cluster, self.config, self._accumulator, identity, self._refresher)
+        self._sender = Sender(self._cluster, self.config, self._accumulator, identity, self._metadata_updater)
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -168,7 +168,7 @@ class Producer:
             raise
         self._tasks = [
             loop.create_task(self._sender.run(), name="ottla-producer-sender"),
-            loop.create_task(self._refresher.run(), name="ottla-producer-refresher"),
+            loop.create_task(self._metadata_updater.run(), name="ottla-producer-refresher"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -207,9 +207,9 @@ class Producer:
             self._runtime.close()
 
     def _fail_all(self, error: KafkaError) -> None:
-        for batch in self._accumulator.unsettled():
+        for batch in self._accumulator.incomplete_batches():
             batch.fail(KafkaError(error.code, f"{batch.partition}: {error.message}"))
-            self._accumulator.settled(batch)
+            self._accumulator.deallocate(batch)
 
     # Records.
 
@@ -363,7 +363,7 @@ class Producer:
         self._accumulator.flushing += 1
         try:
             self._sender.wake()
-            for batch in self._accumulator.unsettled():
+            for batch in self._accumulator.incomplete_batches():
                 await asyncio.shield(batch.done())
         finally:
             self._accumulator.flushing -= 1

@@ -48,7 +48,7 @@ class ProducerBatch:
         "encode",
         "error",
         "is_closed",
-        "is_settled",
+        "is_done",
         "limit",
         "not_before",
         "order",
@@ -90,7 +90,7 @@ class ProducerBatch:
         self.producer_id = -1
         self.producer_epoch = -1
         self.base_sequence = -1
-        self.is_settled = False
+        self.is_done = False
         self.error: KafkaError | None = None
         self.base_offset = NO_OFFSET
         self.append_time_ms = -1
@@ -110,18 +110,18 @@ class ProducerBatch:
             self.timestamps.append(timestamp)
         return added
 
-    def settle(self, base_offset: int, append_time_ms: int) -> None:
+    def complete(self, base_offset: int, append_time_ms: int) -> None:
         self.base_offset = base_offset
         self.append_time_ms = append_time_ms
-        self._settled()
+        self._on_done()
 
     def fail(self, error: KafkaError) -> None:
         self.error = error
-        self._settled()
+        self._on_done()
 
-    def _settled(self) -> None:
-        assert not self.is_settled, f"a batch of {self.partition} was settled twice"
-        self.is_settled = True
+    def _on_done(self) -> None:
+        assert not self.is_done, f"a batch of {self.partition} was settled twice"
+        self.is_done = True
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
         if self.callbacks is not None:
@@ -129,8 +129,8 @@ class ProducerBatch:
             for callback, delivery in self.callbacks:
                 loop.call_soon(callback, delivery)
             self.callbacks = None
-        if self.parent is not None and all(part.is_settled for part in self.parent.parts):
-            self.parent._settled()
+        if self.parent is not None and all(part.is_done for part in self.parent.parts):
+            self.parent._on_done()
 
     def split(self, limit_bytes: int) -> list[ProducerBatch]:
         """The same records in batches of at most `limit_bytes`, numbered as they were. The handles on this
@@ -165,7 +165,7 @@ class ProducerBatch:
         """Done when the batch is settled; it never fails, the handles do."""
         if self._done is None:
             self._done = asyncio.get_running_loop().create_future()
-            if self.is_settled:
+            if self.is_done:
                 self._done.set_result(None)
         return self._done
 
@@ -204,30 +204,30 @@ class Delivery:
         self._index = index
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        if not self._batch.is_settled:
+        if not self._batch.is_done:
             # Shielded: whoever stops waiting for one record must not disturb those who wait for the others.
             yield from asyncio.shield(self._batch.done()).__await__()
         return self._batch.metadata(self._index)
 
     def done(self) -> bool:
         """Whether the record was delivered or has failed."""
-        return self._batch.is_settled
+        return self._batch.is_done
 
     def result(self) -> RecordMetadata:
         """The metadata, or the error raised; InvalidStateError before the record was delivered or failed."""
-        if not self._batch.is_settled:
+        if not self._batch.is_done:
             raise asyncio.InvalidStateError("the record is still on its way")
         return self._batch.metadata(self._index)
 
     def exception(self) -> KafkaError | None:
         """Why the record failed; None if it was delivered, InvalidStateError before either."""
-        if not self._batch.is_settled:
+        if not self._batch.is_done:
             raise asyncio.InvalidStateError("the record is still on its way")
         return self._batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
         """Calls `callback(self)` on the event loop once the record was delivered or failed."""
-        if self._batch.is_settled:
+        if self._batch.is_done:
             asyncio.get_running_loop().call_soon(callback, self)
         elif self._batch.callbacks is None:
             self._batch.callbacks = [(callback, self)]

@@ -89,7 +89,7 @@ class PartitionQueue:
         self.producer_id = self.epoch = -1
         self.lost_place = False
 
-    def put_back(self, batch: ProducerBatch) -> None:
+    def reenqueue(self, batch: ProducerBatch) -> None:
         """Back to its place among those that wait."""
         position = 0
         for waiting in self.batches:
@@ -220,30 +220,30 @@ class RecordAccumulator:
             del self.waiting[queue.partition]
         return batch
 
-    def put_back(self, batch: ProducerBatch) -> None:
+    def reenqueue(self, batch: ProducerBatch) -> None:
         queue = self.queue(batch.partition)
-        queue.put_back(batch)
+        queue.reenqueue(batch)
         self.waiting[queue.partition] = queue
 
-    def settled(self, batch: ProducerBatch) -> None:
+    def deallocate(self, batch: ProducerBatch) -> None:
         """The batch is over: its memory is free."""
         self._unsettled.pop(batch, None)
         self.used_bytes -= batch.size
         self._room.set()
 
-    def split(self, batch: ProducerBatch, parts: Sequence[ProducerBatch]) -> None:
+    def split_and_reenqueue(self, batch: ProducerBatch, parts: Sequence[ProducerBatch]) -> None:
         """The parts carry on in the place of the batch, and with its memory."""
         self._unsettled.pop(batch, None)
         self._unsettled.update(dict.fromkeys(parts))
         self.used_bytes += sum(part.size for part in parts) - batch.size
         for part in parts:
-            self.put_back(part)
+            self.reenqueue(part)
 
-    def unsettled(self) -> list[ProducerBatch]:
+    def incomplete_batches(self) -> list[ProducerBatch]:
         """All batches that wait or are under way."""
         return list(self._unsettled)
 
-    def drop_waiting(self) -> list[ProducerBatch]:
+    def abort_undrained_batches(self) -> list[ProducerBatch]:
         """Takes out everything that is not under way."""
         dropped: list[ProducerBatch] = []
         for queue in list(self.waiting.values()):

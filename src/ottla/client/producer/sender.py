@@ -77,7 +77,7 @@ class Sender:
         self._config = config
         self._accumulator = accumulator
         self._identity = identity
-        self._refresher = refresher
+        self._metadata_updater = refresher
         self._wake = asyncio.Event()
         self._in_flight: dict[int, int] = {}  # requests by broker
         # Until when a broker asked to be left alone, because a quota is used up.
@@ -127,7 +127,7 @@ class Sender:
             elif self._may_send(queue):
                 leader = self._cluster.metadata.leader(queue.partition)
                 if leader is None:
-                    self._refresher.ask([queue.partition.topic])
+                    self._metadata_updater.request_update([queue.partition.topic])
                 else:
                     due.setdefault(leader.leader, []).append(queue)
         for node_id, queues in due.items():
@@ -229,15 +229,15 @@ class Sender:
                 timeout_ms = self._config.request_timeout_ms
                 answer = connection.send(request, ProduceResponse, timeout_ms=timeout_ms, version=version)
         except KafkaError as error:
-            self._not_answered([batch for _, batch in batches], error)
+            self._handle_disconnect([batch for _, batch in batches], error)
             return
         if self._config.required_acks == 0:
             for queue, batch in batches:
                 queue.in_flight.remove(batch)
-                self._settle(batch, None)
+                self._complete(batch, None)
             return
         self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
-        answer.add_done_callback(partial(self._exchanged, node_id, [batch for _, batch in batches]))
+        answer.add_done_callback(partial(self._on_produce_done, node_id, [batch for _, batch in batches]))
 
     def _topic_id(self, name: str) -> bytes | None:
         topic = self._cluster.metadata.topics.get(name)
@@ -245,7 +245,7 @@ class Sender:
 
     # Answers.
 
-    def _exchanged(
+    def _on_produce_done(
         self, node_id: int, batches: list[ProducerBatch], answer: asyncio.Future[ProduceResponse]
     ) -> None:
         self._in_flight[node_id] -= 1
@@ -255,19 +255,19 @@ class Sender:
             if throttle_ms > 0:
                 now = asyncio.get_running_loop().time()
                 self._muted_until[node_id] = now + throttle_ms / 1000
-            self._answered(batches, answer.result())
+            self._handle_produce_response(batches, answer.result())
         elif isinstance(error, KafkaError):
-            self._not_answered(batches, error)
+            self._handle_disconnect(batches, error)
         else:
             raise error
         self._wake.set()
 
-    def _not_answered(self, batches: list[ProducerBatch], error: KafkaError) -> None:
+    def _handle_disconnect(self, batches: list[ProducerBatch], error: KafkaError) -> None:
         for batch in batches:
-            self._failed(batch, error)
-        self._refresher.ask({batch.partition.topic for batch in batches})
+            self._fail_or_retry(batch, error)
+        self._metadata_updater.request_update({batch.partition.topic for batch in batches})
 
-    def _answered(self, batches: list[ProducerBatch], answer: ProduceResponse) -> None:
+    def _handle_produce_response(self, batches: list[ProducerBatch], answer: ProduceResponse) -> None:
         names = self._cluster.metadata.names_by_id
         results = {
             (topic.name or names.get(topic.topic_id, ""), result.index): result
@@ -280,34 +280,36 @@ class Sender:
             if result is None:
                 # It may be written or not: only a retry with the same numbers can tell.
                 missing = f"{batch.partition}: the answer has no result for it"
-                self._failed(batch, KafkaError(ErrorCode.NETWORK_EXCEPTION, missing))
+                self._fail_or_retry(batch, KafkaError(ErrorCode.NETWORK_EXCEPTION, missing))
                 stale.add(batch.partition.topic)
             elif result.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                queue = self._leave(batch)
+                queue = self._remove_in_flight(batch)
                 if (batch.producer_id, batch.producer_epoch) == (queue.producer_id, queue.epoch):
                     queue.is_established = True
-                self._identity.wrote(batch.partition)
-                if not batch.is_settled:
-                    batch.settle(result.base_offset, result.log_append_time_ms)
-                    self._accumulator.settled(batch)
+                self._identity.on_written(batch.partition)
+                if not batch.is_done:
+                    batch.complete(result.base_offset, result.log_append_time_ms)
+                    self._accumulator.deallocate(batch)
             else:
                 error = _error_of(batch, result)
-                self._failed(batch, error)
+                self._fail_or_retry(batch, error)
                 if error.code in _STALE_METADATA:
                     stale.add(batch.partition.topic)
         if stale:
-            self._refresher.ask(stale)
+            self._metadata_updater.request_update(stale)
 
     # Failures.
 
-    def _failed(self, batch: ProducerBatch, error: KafkaError) -> None:
-        self._leave(batch)
-        if batch.is_settled:
+    def _fail_or_retry(self, batch: ProducerBatch, error: KafkaError) -> None:
+        self._remove_in_flight(batch)
+        if batch.is_done:
             return  # given up meanwhile, by an aborted transaction or a close
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             size = batch.builder.uncompressed_size
-            self._accumulator.split(batch, batch.split(max(min(size // 2, self._config.batch_size), 1)))
-        elif self._is_worth_another_try(batch, error):
+            self._accumulator.split_and_reenqueue(
+                batch, batch.split(max(min(size // 2, self._config.batch_size), 1))
+            )
+        elif self._can_retry(batch, error):
             backoff = min(
                 self._config.retry_backoff_ms << min(batch.attempts - 1, 20),
                 self._config.retry_backoff_max_ms,
@@ -316,16 +318,16 @@ class Sender:
                 backoff = min(backoff, BRIEF_WAIT_MS)
             batch.not_before = asyncio.get_running_loop().time() + backoff / 1000
             log.debug("%s: %s; trying again in %d ms", batch.partition, error, backoff)
-            self._accumulator.put_back(batch)
+            self._accumulator.reenqueue(batch)
         else:
-            self._settle(batch, error)
+            self._complete(batch, error)
 
-    def _leave(self, batch: ProducerBatch) -> PartitionQueue:
+    def _remove_in_flight(self, batch: ProducerBatch) -> PartitionQueue:
         queue = self._accumulator.queue(batch.partition)
         queue.in_flight.remove(batch)
         return queue
 
-    def _is_worth_another_try(self, batch: ProducerBatch, error: KafkaError) -> bool:
+    def _can_retry(self, batch: ProducerBatch, error: KafkaError) -> bool:
         now = asyncio.get_running_loop().time()
         if now - batch.created_at > self._config.delivery_timeout_ms / 1000:
             return False
@@ -345,21 +347,25 @@ class Sender:
         return any(other.order < batch.order for other in (*queue.in_flight, *queue.batches))
 
     def _expire(self, batch: ProducerBatch) -> None:
-        why = f"; last: {self._refresher.last_error}" if self._refresher.last_error is not None else ""
+        why = (
+            f"; last: {self._metadata_updater.last_error}"
+            if self._metadata_updater.last_error is not None
+            else ""
+        )
         error = KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"{batch.partition}: {batch.count} record(s) not delivered within "
             f"delivery.timeout.ms={self._config.delivery_timeout_ms} after {batch.attempts} attempt(s){why}",
         )
-        self._settle(batch, error)
+        self._complete(batch, error)
 
-    def _settle(self, batch: ProducerBatch, error: KafkaError | None) -> None:
+    def _complete(self, batch: ProducerBatch, error: KafkaError | None) -> None:
         if error is None:
-            batch.settle(-1, -1)
+            batch.complete(-1, -1)
         else:
-            self._identity.failed(batch.partition, error)
+            self._identity.on_failed(batch.partition, error)
             batch.fail(error)
-        self._accumulator.settled(batch)
+        self._accumulator.deallocate(batch)
 
     # Connections.
 
@@ -372,7 +378,7 @@ class Sender:
         def connected(done: asyncio.Task[BrokerConnection]) -> None:
             self._connecting.pop(node_id, None)
             if not done.cancelled() and isinstance(done.exception(), KafkaError):
-                self._refresher.ask()
+                self._metadata_updater.request_update()
             self._wake.set()
 
         task.add_done_callback(connected)

@@ -2,9 +2,10 @@
 
 The states and what leads from one to the other:
 
-    NEW -> READY -> OPEN -> (PREPARED ->) READY, by commit or abort
-    OPEN -> DOOMED when something of it failed: only an abort leads on, if the producer was not replaced
-    any -> DEAD when another producer took the transactional id over, or an end remained unknown
+    UNINITIALIZED -> READY -> IN_TRANSACTION -> (PREPARED_TRANSACTION ->) READY, by commit or abort
+    IN_TRANSACTION -> ABORTABLE_ERROR when something of it failed: only an abort leads on, if the producer was
+    not replaced any -> FATAL_ERROR when another producer took the transactional id over, or an end remained
+    unknown
 
 With brokers of transaction.version 2 a partition joins by being written to, and each end brings a new epoch,
 so that nothing late can slip into the next transaction. Older brokers have to be told first, and keep the
@@ -55,7 +56,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 LAST_VERSION_1 = {"produce": 11, "add_partitions": 3, "end": 4, "offsets": 4}
-_DEADLY = frozenset(
+_FATAL = frozenset(
     {
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.INVALID_PRODUCER_ID_MAPPING,
@@ -65,16 +66,16 @@ _DEADLY = frozenset(
     }
 )
 # The end of the transaction before has not reached all partitions yet; it is a matter of milliseconds.
-_SOON = (ErrorCode.CONCURRENT_TRANSACTIONS,)
+_CONCURRENT = (ErrorCode.CONCURRENT_TRANSACTIONS,)
 
 
 class TransactionManagerState(Enum):
-    NEW = "not initialized"
+    UNINITIALIZED = "not initialized"
     READY = "no transaction open"
-    OPEN = "a transaction is open"
-    PREPARED = "a prepared transaction waits for its end"
-    DOOMED = "the transaction can only be aborted"
-    DEAD = "the producer is of no use any more"
+    IN_TRANSACTION = "a transaction is open"
+    PREPARED_TRANSACTION = "a prepared transaction waits for its end"
+    ABORTABLE_ERROR = "the transaction can only be aborted"
+    FATAL_ERROR = "the producer is of no use any more"
 
 
 class PreparedTransaction(NamedTuple):
@@ -113,7 +114,7 @@ class TransactionManager:
         self._coordinator = CoordinatorClient(
             cluster, CoordinatorType.TRANSACTION, self._id, timeout_ms=config.max_block_ms
         )
-        self.state = TransactionManagerState.NEW
+        self.state = TransactionManagerState.UNINITIALIZED
         self.producer_id = -1
         self.epoch = -1
         self._version_2 = False
@@ -151,13 +152,13 @@ class TransactionManager:
             return at_most
         return LAST_VERSION_1["produce"] if at_most is None else min(at_most, LAST_VERSION_1["produce"])
 
-    def wrote(self, partition: TopicPartition) -> None:
+    def on_written(self, partition: TopicPartition) -> None:
         self._joined.add(partition)
 
-    def failed(self, partition: TopicPartition, error: KafkaError) -> None:
+    def on_failed(self, partition: TopicPartition, error: KafkaError) -> None:
         """A record that is missing makes the whole transaction worthless."""
         self._joined.add(partition)  # whether anything of it was written is not known
-        self._doom(error)
+        self._transition_to_abortable_error(error)
 
     # The life of a transaction.
 
@@ -178,13 +179,13 @@ class TransactionManager:
             InitProducerIdResponse,
             lambda answer: [answer.error_code],
             unstable=two_phase,
-            also_later=_SOON,
+            also_later=_CONCURRENT,
         )
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             kept = keep_prepared and code is ErrorCode.UNSUPPORTED_VERSION
             why = ": this broker cannot keep prepared transactions" if kept else ""
-            raise self._died(code, f"cannot be initialized{why}")
+            raise self._transition_to_fatal_error(code, f"cannot be initialized{why}")
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         versions = (await self._coordinator.connection()).versions
         self._version_2 = versions is not None and versions.features.get("transaction.version", 0) >= 2
@@ -193,29 +194,29 @@ class TransactionManager:
             self.prepared = PreparedTransaction(
                 answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch
             )
-            self.state = TransactionManagerState.PREPARED
+            self.state = TransactionManagerState.PREPARED_TRANSACTION
             self._has_offsets = True  # something is to be ended, whatever it was
         self._wake()
 
     def begin(self) -> None:
         if self.state is not TransactionManagerState.READY:
-            raise self._refusal("begin a transaction")
+            raise self._invalid_state("begin a transaction")
         self._joined.clear()
         self._wanted.clear()
         self._has_offsets = False
         self.prepared = None
         self._cause = None
-        self.state = TransactionManagerState.OPEN
+        self.state = TransactionManagerState.IN_TRANSACTION
 
     def check_open(self) -> None:
-        if self.state is not TransactionManagerState.OPEN:
-            raise self._refusal("send")
+        if self.state is not TransactionManagerState.IN_TRANSACTION:
+            raise self._invalid_state("send")
 
     def prepare(self) -> PreparedTransaction:
         """After everything was flushed: only an end may follow, in this process or in another."""
-        if self.state is not TransactionManagerState.OPEN:
-            raise self._refusal("prepare")
-        self.state = TransactionManagerState.PREPARED
+        if self.state is not TransactionManagerState.IN_TRANSACTION:
+            raise self._invalid_state("prepare")
+        self.state = TransactionManagerState.PREPARED_TRANSACTION
         self.prepared = PreparedTransaction(self.producer_id, self.epoch)
         return self.prepared
 
@@ -223,12 +224,12 @@ class TransactionManager:
         """Commits or aborts, after everything was flushed or given up. `lost_place` tells that a batch with
         a sequence number was given up, so that the next one needs a new epoch.
         """
-        allowed = {TransactionManagerState.OPEN, TransactionManagerState.PREPARED}
+        allowed = {TransactionManagerState.IN_TRANSACTION, TransactionManagerState.PREPARED_TRANSACTION}
         if not commit:
-            allowed.add(TransactionManagerState.DOOMED)
+            allowed.add(TransactionManagerState.ABORTABLE_ERROR)
         if self.state not in allowed:
-            raise self._refusal("commit" if commit else "abort")
-        lost_place |= self.state is TransactionManagerState.DOOMED
+            raise self._invalid_state("commit" if commit else "abort")
+        lost_place |= self.state is TransactionManagerState.ABORTABLE_ERROR
         if self._joined or self._wanted or self._has_offsets:
             await self._end(commit)
             if lost_place and not self._version_2:
@@ -248,25 +249,29 @@ class TransactionManager:
                 EndTxnResponse,
                 lambda answer: [answer.error_code],
                 at_most=None if self._version_2 else LAST_VERSION_1["end"],
-                also_later=_SOON,
+                also_later=_CONCURRENT,
             )
         except KafkaError as error:
-            self.state, self._cause = TransactionManagerState.DEAD, error
+            self.state, self._cause = TransactionManagerState.FATAL_ERROR, error
             raise KafkaError(
                 error.code,
                 f"transactional.id {self._id!r}: whether the {what} happened is not known ({error}); "
                 "a new producer with the same id settles it",
             ) from error
         except asyncio.CancelledError:
-            self.state = TransactionManagerState.DOOMED if not commit else TransactionManagerState.DEAD
+            self.state = (
+                TransactionManagerState.ABORTABLE_ERROR if not commit else TransactionManagerState.FATAL_ERROR
+            )
             self._cause = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"the {what} was cancelled")
             raise
         code = ErrorCode.of(answer.error_code)
         if code is ErrorCode.TRANSACTION_ABORTABLE:
-            self._doom(KafkaError(code, f"transactional.id {self._id!r}: {code.text}"))
-            raise self._refusal(what)
+            self._transition_to_abortable_error(
+                KafkaError(code, f"transactional.id {self._id!r}: {code.text}")
+            )
+            raise self._invalid_state(what)
         if code:
-            raise self._died(code, f"cannot {what}")
+            raise self._transition_to_fatal_error(code, f"cannot {what}")
         if answer.producer_id >= 0:
             self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
 
@@ -275,7 +280,7 @@ class TransactionManager:
     async def _join(self) -> None:
         """Tells the coordinator of partitions before they are written to (transaction.version 0 and 1)."""
         try:
-            while self._wanted - self._joined and self.state is TransactionManagerState.OPEN:
+            while self._wanted - self._joined and self.state is TransactionManagerState.IN_TRANSACTION:
                 wanted = self._wanted - self._joined
                 topics: dict[str, list[int]] = {}
                 for topic, index in sorted(wanted):
@@ -293,7 +298,7 @@ class TransactionManager:
                     AddPartitionsToTxnResponse,
                     _join_errors,
                     at_most=LAST_VERSION_1["add_partitions"],
-                    also_later=(*_SOON, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                    also_later=(*_CONCURRENT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
                 )
                 code = ErrorCode.of(next((code for code in _join_errors(answer) if code), 0))
                 if code:
@@ -301,7 +306,7 @@ class TransactionManager:
                     return
                 self._joined |= wanted
         except KafkaError as error:
-            self._doom(error)
+            self._transition_to_abortable_error(error)
         finally:
             self._joining = None
             self._wake()
@@ -310,8 +315,8 @@ class TransactionManager:
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember
     ) -> None:
         """Makes a group's commit part of the transaction."""
-        if self.state is not TransactionManagerState.OPEN:
-            raise self._refusal("commit offsets in it")
+        if self.state is not TransactionManagerState.IN_TRANSACTION:
+            raise self._invalid_state("commit offsets in it")
         if not offsets:
             return
         self._has_offsets = True
@@ -325,7 +330,7 @@ class TransactionManager:
                 ),
                 AddOffsetsToTxnResponse,
                 lambda answer: [answer.error_code],
-                also_later=_SOON,
+                also_later=_CONCURRENT,
             )
             if answer.error_code:
                 raise self._fail(ErrorCode.of(answer.error_code), "cannot take offsets in")
@@ -363,7 +368,7 @@ class TransactionManager:
             TxnOffsetCommitResponse,
             _offset_errors,
             at_most=None if self._version_2 else LAST_VERSION_1["offsets"],
-            also_later=(*_SOON, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            also_later=(*_CONCURRENT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         )
         code = ErrorCode.of(next((code for code in _offset_errors(answer) if code), 0))
         if code:
@@ -371,36 +376,36 @@ class TransactionManager:
 
     # What goes wrong.
 
-    def _doom(self, error: KafkaError) -> None:
-        if error.code in _DEADLY:
-            self.state, self._cause = TransactionManagerState.DEAD, error
-        elif self.state is TransactionManagerState.OPEN:
-            self.state, self._cause = TransactionManagerState.DOOMED, error
+    def _transition_to_abortable_error(self, error: KafkaError) -> None:
+        if error.code in _FATAL:
+            self.state, self._cause = TransactionManagerState.FATAL_ERROR, error
+        elif self.state is TransactionManagerState.IN_TRANSACTION:
+            self.state, self._cause = TransactionManagerState.ABORTABLE_ERROR, error
 
     def _fail(self, code: ErrorCode, what: str) -> KafkaError:
         """What to raise for an answer of a coordinator."""
         code = _as_fenced(code)
-        if code in _DEADLY:
-            return self._died(code, what)
+        if code in _FATAL:
+            return self._transition_to_fatal_error(code, what)
         error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}; abort the transaction")
-        self._doom(error)
+        self._transition_to_abortable_error(error)
         return error
 
-    def _died(self, code: ErrorCode, what: str) -> KafkaError:
+    def _transition_to_fatal_error(self, code: ErrorCode, what: str) -> KafkaError:
         code = _as_fenced(code)
         hint = ""
         if code is ErrorCode.PRODUCER_FENCED:
             hint = "; another producer has taken the id over, or the transaction took too long"
         error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}{hint}")
-        self.state, self._cause = TransactionManagerState.DEAD, error
+        self.state, self._cause = TransactionManagerState.FATAL_ERROR, error
         return error
 
-    def _refusal(self, what: str) -> KafkaError:
-        if self.state is TransactionManagerState.DOOMED:
+    def _invalid_state(self, what: str) -> KafkaError:
+        if self.state is TransactionManagerState.ABORTABLE_ERROR:
             return TransactionAborted(
                 f"transactional.id {self._id!r}: cannot {what}, as the transaction has failed: {self._cause}"
             )
-        if self.state is TransactionManagerState.DEAD and self._cause is not None:
+        if self.state is TransactionManagerState.FATAL_ERROR and self._cause is not None:
             return self._cause
         return KafkaError(
             ErrorCode.INVALID_TXN_STATE,
@@ -478,10 +483,10 @@ class Transactions:
 
     async def abort(self) -> None:
         """Gives up what was not sent yet and aborts the rest."""
-        dropped = self._accumulator.drop_waiting()
+        dropped = self._accumulator.abort_undrained_batches()
         for batch in dropped:
             batch.fail(TransactionAborted(f"{batch.partition}: the transaction was aborted"))
-            self._accumulator.settled(batch)
+            self._accumulator.deallocate(batch)
         await self._flush()
         # What came back for another try meanwhile was flushed, too, or has failed.
         await self._manager.end(commit=False, lost_place=any(batch.base_sequence >= 0 for batch in dropped))
@@ -534,13 +539,13 @@ class Transaction:
             except TransactionAborted:
                 await self._abort()
                 raise
-        elif self._transactions.state is not TransactionManagerState.DEAD:
+        elif self._transactions.state is not TransactionManagerState.FATAL_ERROR:
             await self._abort()
 
     async def _abort(self) -> None:
         """Consumers whose offsets were in it go back to what is committed, and read the same again."""
         try:
-            if self._transactions.state is not TransactionManagerState.DEAD:
+            if self._transactions.state is not TransactionManagerState.FATAL_ERROR:
                 await self._transactions.abort()
         finally:
             for consumer in self._consumers:

@@ -108,8 +108,8 @@ class TransactionEnder:
     def __init__(self, cluster: NetworkClient, *, timeout_ms: int) -> None:
         self._cluster = cluster
         self._timeout_ms = timeout_ms
-        self._caller = AdminRequests(cluster, timeout_ms)
-        self._admin = TransactionsAdmin(self._caller, PartitionsAdmin(self._caller))
+        self._requests = AdminRequests(cluster, timeout_ms)
+        self._admin = TransactionsAdmin(self._requests, PartitionsAdmin(self._requests))
 
     async def end(self, transaction: TaskTransaction, *, commit: bool) -> EndResult:
         """Commit or abort the transaction of exactly this producer id and epoch."""
@@ -176,7 +176,7 @@ class TransactionEnder:
                 nodes.setdefault(node, []).append(name)
             answers = await asyncio.gather(
                 *(
-                    self._caller.node(
+                    self._requests.node(
                         node,
                         DescribeTransactionsRequest(transactional_ids=names),
                         DescribeTransactionsResponse,

@@ -29,18 +29,18 @@ def asked(
 def test_after_the_first_request_only_changes_are_told() -> None:
     session = FetchSessionHandler()
     assert asked(session, p0=want(0), p1=want(0)) == (0, 0, {0: 0, 1: 0}, [])
-    assert session.answered(77, 0)
+    assert session.handle_response(77, 0)
     assert asked(session, p0=want(5), p1=want(0)) == (77, 1, {0: 5}, [])
-    assert session.answered(77, 0)
+    assert session.handle_response(77, 0)
     assert asked(session, p1=want(0)) == (77, 2, {}, [(ID, 0)])
-    assert session.answered(77, 0)
+    assert session.handle_response(77, 0)
     assert asked(session, p0=want(5), p1=want(0)) == (77, 3, {0: 5}, [])
 
 
 def test_a_topic_made_anew_is_forgotten_and_asked_for() -> None:
     session = FetchSessionHandler()
     asked(session, p0=want(9))
-    session.answered(77, 0)
+    session.handle_response(77, 0)
     assert asked(session, p0=want(0, OTHER_ID)) == (77, 1, {0: 0}, [(ID, 0)])
 
 
@@ -48,22 +48,22 @@ def test_a_broker_without_sessions_gets_everything_each_time() -> None:
     session = FetchSessionHandler()
     for offset in (0, 5):
         assert asked(session, p0=want(offset), p1=want(0)) == (0, 0, {0: offset, 1: 0}, [])
-        assert session.answered(0, 0)
+        assert session.handle_response(0, 0)
 
 
 def test_a_session_that_the_broker_does_not_know_begins_anew() -> None:
     session = FetchSessionHandler()
     asked(session, p0=want(0))
-    session.answered(77, 0)
+    session.handle_response(77, 0)
     asked(session, p0=want(5))
-    assert not session.answered(0, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    assert not session.handle_response(0, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     assert asked(session, p0=want(5)) == (0, 0, {0: 5}, [])
 
 
 def test_after_a_lost_answer_the_old_session_is_ended_by_a_full_request() -> None:
     session = FetchSessionHandler()
     asked(session, p0=want(0))
-    session.answered(77, 0)
+    session.handle_response(77, 0)
     asked(session, p0=want(5))
-    session.lost()
+    session.handle_error()
     assert asked(session, p0=want(5)) == (77, 0, {0: 5}, [])

@@ -9,7 +9,7 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 
 
-def chunk_with_a_marker_of_the_next_leader() -> CompletedFetch:
+def fetch_with_a_marker_of_the_next_leader() -> CompletedFetch:
     records = build_batch([(1, None, b"a"), (2, None, b"b")], base_offset=0, leader_epoch=1)
     marker = build_end_transaction_marker(
         EndTransactionMarker(ControlType.COMMIT, 0),
@@ -25,18 +25,18 @@ def chunk_with_a_marker_of_the_next_leader() -> CompletedFetch:
 
 
 def test_the_epoch_behind_a_marker_is_the_markers() -> None:
-    chunk = chunk_with_a_marker_of_the_next_leader()
-    assert len(chunk.take(10, None, None)) == 2
-    assert (chunk.state.position, chunk.state.position_epoch) == (3, 2)
+    fetch = fetch_with_a_marker_of_the_next_leader()
+    assert len(fetch.take(10, None, None)) == 2
+    assert (fetch.state.position, fetch.state.position_epoch) == (3, 2)
 
 
 def test_the_epoch_behind_a_record_is_the_records() -> None:
-    chunk = chunk_with_a_marker_of_the_next_leader()
-    assert len(chunk.take(1, None, None)) == 1
-    assert (chunk.state.position, chunk.state.position_epoch) == (1, 1)
+    fetch = fetch_with_a_marker_of_the_next_leader()
+    assert len(fetch.take(1, None, None)) == 1
+    assert (fetch.state.position, fetch.state.position_epoch) == (1, 1)
 
 
-def test_a_whole_chunk_as_columns_ends_with_the_epoch_of_its_marker() -> None:
-    chunk = chunk_with_a_marker_of_the_next_leader()
-    chunk.taken_arrow()
-    assert (chunk.state.position, chunk.state.position_epoch) == (3, 2)
+def test_a_whole_fetch_as_columns_ends_with_the_epoch_of_its_marker() -> None:
+    fetch = fetch_with_a_marker_of_the_next_leader()
+    fetch.taken_arrow()
+    assert (fetch.state.position, fetch.state.position_epoch) == (3, 2)

@@ -389,6 +389,45 @@ def _is_loop(owner: str) -> bool:
 _COMPILED_IMPORT = re.compile(r"^\s*(?:from|import|cimport)\s+([\w.]+)", re.MULTILINE)
 
 
+# Rooms of pure state machines -> the modules in them that drive them. Time is passed to a pure module as
+# `now_ms`; it awaits nothing and holds no clock.
+PURE_ROOMS: Mapping[str, tuple[str, ...]] = {
+    "ottla.raft": ("ottla.raft.driver",),
+    "ottla.metadata.image": (),
+    "ottla.metadata.controller": ("ottla.metadata.controller.quorum_controller",),
+    "ottla.coordinator.group": ("ottla.coordinator.group.service",),
+    "ottla.coordinator.transaction": (
+        "ottla.coordinator.transaction.service",
+        "ottla.coordinator.transaction.transaction_marker_channel_manager",
+    ),
+    "ottla.replication.partition": (),
+}
+IMPURE_IMPORTS = ("asyncio", "ottla.runtime.clock", "ottla.runtime.runtime", "ottla.runtime.network")
+
+
+def purity_breaches(modules: Iterable[Module]) -> Iterator[str]:
+    """Clocks, event loops and awaits in a room of pure state machines."""
+    for module in modules:
+        if not _is_pure(module.name):
+            continue
+        for imported in imports(module):
+            if _is_within(imported.target, IMPURE_IMPORTS):
+                yield f"{module.path}:{imported.line}: imports {imported.target}: pass `now_ms` in instead"
+        for node in ast.walk(_parse(module.source)):
+            if isinstance(node, ast.AsyncFunctionDef):
+                yield f"{module.path}:{node.lineno}: {node.name} is async: await in the driver instead"
+
+
+def _is_pure(name: str) -> bool:
+    return any(
+        _is_within(name, (room,)) and not _is_within(name, drivers) for room, drivers in PURE_ROOMS.items()
+    )
+
+
+def _is_within(name: str, rooms: Iterable[str]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
 def compiled_door_breaches(path: str, source: str) -> Iterator[str]:
     """The same for Cython, which has no parser here: by its import lines."""
     for match in _COMPILED_IMPORT.finditer(source):

@@ -69,6 +69,9 @@ class TestTheHouse:
     def test_only_the_runtime_opens_doors_to_the_world(self, modules: list[Module]) -> None:
         hold(checks.door_breaches(modules))
 
+    def test_state_machines_hold_no_clock_and_await_nothing(self, modules: list[Module]) -> None:
+        hold(checks.purity_breaches(modules))
+
     def test_compiled_code_opens_no_doors_either(self) -> None:
         compiled = [*SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.pxi"), *SOURCE.rglob("*.pxd")]
         assert compiled
@@ -79,6 +82,28 @@ class TestTheHouse:
         rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
         assert rooms
         assert rooms <= set(FLOORS)
+
+
+class TestPurityCheck:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import asyncio",
+            "from asyncio import sleep",
+            "from ottla.runtime.clock import Clock",
+            "def f():\n    from ottla.runtime.runtime import Runtime",
+            "async def f():\n    pass",
+        ],
+    )
+    def test_a_clock_a_loop_and_an_await_are_found_in_a_pure_room(self, source: str) -> None:
+        (breach,) = checks.purity_breaches([module("ottla.raft.machine", source)])
+        assert breach.startswith("ottla/raft/machine.py:")
+        assert not list(checks.purity_breaches([module("ottla.raft.driver.kafka_raft_client", source)]))
+
+    def test_every_pure_room_and_its_drivers_exist(self, modules: list[Module]) -> None:
+        names = {each.name for each in modules}
+        for room, drivers in checks.PURE_ROOMS.items():
+            assert {room, *drivers} <= names
 
 
 class TestFloorCheck:

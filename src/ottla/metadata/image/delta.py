@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, metadata_version
 from ottla.metadata.image.entities import (
+    NO_LEADER,
     AccessControlEntry,
     BrokerRegistration,
     ConfigResource,
@@ -55,6 +56,7 @@ from ottla.protocol.metadata_records import (
     ZkMigrationRecord,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime import invariants
 
 
 class ReplayError(Exception):
@@ -224,7 +226,13 @@ class MetadataDelta:
         return self._brokers
 
     def _register_broker(self, record: RegisterBrokerRecord) -> None:
-        self._writable_brokers()[record.broker_id] = BrokerRegistration.from_record(record)
+        brokers = self._writable_brokers()
+        before = brokers.get(record.broker_id)
+        if invariants.thorough:
+            assert before is None or record.broker_epoch >= before.epoch, (
+                f"the epoch of broker {record.broker_id} goes back from {before} to {record}"
+            )
+        brokers[record.broker_id] = BrokerRegistration.from_record(record)
         self.changed_brokers.add(record.broker_id)
 
     def _broker(self, record: object, id: int, epoch: int) -> BrokerRegistration:
@@ -305,7 +313,21 @@ class MetadataDelta:
 
     def _put_partition(self, record: PartitionRecord) -> None:
         topic = self._topic(record, bytes(record.topic_id))
-        topic.changes[record.partition_id] = _checked(record, PartitionRegistration.from_record, record)
+        self._set_partition(
+            topic, record.partition_id, _checked(record, PartitionRegistration.from_record, record)
+        )
+
+    def _set_partition(self, topic: TopicDelta, partition_id: int, partition: PartitionRegistration) -> None:
+        if invariants.thorough:
+            before = topic.partition(partition_id)
+            assert before is None or (
+                partition.leader_epoch >= before.leader_epoch
+                and partition.partition_epoch >= before.partition_epoch
+            ), f"the epochs of {topic.name}-{partition_id} go back from {before} to {partition}"
+            assert partition.leader == NO_LEADER or partition.leader in partition.isr, (
+                f"the leader of {topic.name}-{partition_id} is not in its ISR: {partition}"
+            )
+        topic.changes[partition_id] = partition
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         topic = self._topic(record, bytes(record.topic_id))
@@ -314,7 +336,7 @@ class MetadataDelta:
             raise ReplayError(
                 f"{record} is about partition {record.partition_id} of {topic.name}, which does not exist"
             )
-        topic.changes[record.partition_id] = _checked(record, current.merge, record)
+        self._set_partition(topic, record.partition_id, _checked(record, current.merge, record))
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         topic = self._topic(record, bytes(record.topic_id))
@@ -351,7 +373,7 @@ class MetadataDelta:
         clear = PartitionChangeRecord(topic_id=topic_id, eligible_leader_replicas=[], last_known_elr=[])
         for index, registration in partitions.items():
             if registration.elr or registration.last_known_elr:
-                self._topic(clear, topic_id).changes[index] = registration.merge(clear)
+                self._set_partition(self._topic(clear, topic_id), index, registration.merge(clear))
 
     def _apply_topics(self) -> TopicsImage:
         if not self.topics and not self.deleted_topics:

@@ -23,10 +23,6 @@ ROOMS_WITH_PACKAGE_CYCLES = [
 DUPLICATED_NAMES = frozenset(
     (
         "CommittedOffset",
-        "FetchSession",
-        "GroupMember",
-        "ResourceType",
-        "RoundRobin",
         "TransactionState",
     )
 )

@@ -6,7 +6,7 @@ import pytest
 
 from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
 from tests.metadata.world import World, directory_of, topic
@@ -229,7 +229,7 @@ def test_the_metadata_topic_cannot_be_created() -> None:
 
 def test_who_may_not_create_is_refused_and_who_may_not_describe_configs_sees_none() -> None:
     def allowed(operation: int, kind: int, name: str) -> bool:
-        return kind == ResourceType.TOPIC and operation == AclOperation.CREATE and name == "mine"
+        return kind == AclResourceType.TOPIC and operation == AclOperation.CREATE and name == "mine"
 
     world = World()
     context = ControllerRequestContext(allowed=allowed)

@@ -6,7 +6,7 @@ import pytest
 
 from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsAssignment,
@@ -105,7 +105,7 @@ class TestDelete:
         assert (result.error_code, result.name) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
         reader = ControllerRequestContext(
             allowed=lambda operation, kind, name: (
-                kind == ResourceType.TOPIC and operation == AclOperation.DESCRIBE
+                kind == AclResourceType.TOPIC and operation == AclOperation.DESCRIBE
             )
         )
         [result] = delete(world, ids=(topic_id,), context=reader)

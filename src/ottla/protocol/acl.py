@@ -25,7 +25,7 @@ class AclOperation(IntEnum):
     TWO_PHASE_COMMIT = 15
 
 
-class ResourceType(IntEnum):
+class AclResourceType(IntEnum):
     ANY = 1
     TOPIC = 2
     GROUP = 3
@@ -39,7 +39,7 @@ class ResourceType(IntEnum):
 CLUSTER_NAME: Final = "kafka-cluster"
 
 SUPPORTED_OPERATIONS: Final[Mapping[int, tuple[AclOperation, ...]]] = {
-    ResourceType.TOPIC: (
+    AclResourceType.TOPIC: (
         AclOperation.READ,
         AclOperation.WRITE,
         AclOperation.CREATE,
@@ -49,14 +49,14 @@ SUPPORTED_OPERATIONS: Final[Mapping[int, tuple[AclOperation, ...]]] = {
         AclOperation.DESCRIBE_CONFIGS,
         AclOperation.ALTER_CONFIGS,
     ),
-    ResourceType.GROUP: (
+    AclResourceType.GROUP: (
         AclOperation.READ,
         AclOperation.DELETE,
         AclOperation.DESCRIBE,
         AclOperation.DESCRIBE_CONFIGS,
         AclOperation.ALTER_CONFIGS,
     ),
-    ResourceType.CLUSTER: (
+    AclResourceType.CLUSTER: (
         AclOperation.CREATE,
         AclOperation.ALTER,
         AclOperation.DESCRIBE,

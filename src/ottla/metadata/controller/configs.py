@@ -25,7 +25,7 @@ from ottla.metadata.controller.state import (
 )
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, config_record
 from ottla.metadata.records import MetadataRecord
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_configs import (
     AlterableConfig as LegacyAlterableConfig,
@@ -195,11 +195,11 @@ def _alter(
 
 def _authorize(resource: ConfigResource, context: ControllerRequestContext) -> None:
     if resource.type == ConfigResourceType.TOPIC:
-        kind, name, error = ResourceType.TOPIC, resource.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        kind, name, error = AclResourceType.TOPIC, resource.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     elif resource.type == ConfigResourceType.GROUP:
-        kind, name, error = ResourceType.GROUP, resource.name, ErrorCode.GROUP_AUTHORIZATION_FAILED
+        kind, name, error = AclResourceType.GROUP, resource.name, ErrorCode.GROUP_AUTHORIZATION_FAILED
     else:
-        kind, name, error = ResourceType.CLUSTER, CLUSTER_NAME, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        kind, name, error = AclResourceType.CLUSTER, CLUSTER_NAME, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     if not context.allowed(AclOperation.ALTER_CONFIGS, kind, name):
         raise KafkaError(error, error.text)
 

@@ -19,7 +19,7 @@ from ottla.metadata.controller.state import (
 )
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.records import MetadataRecord
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -67,7 +67,7 @@ def create_topics(
     }
     wanted = [topic for topic in request.topics if topic.name not in duplicates]
     _check_total_partitions(state, wanted)
-    may_create_all = context.allowed(AclOperation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME)
+    may_create_all = context.allowed(AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME)
     records: list[MetadataRecord] = []
     results: list[CreatableTopicResult] = []
     created_keys: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def create_topics(
                     f"Creation of internal topic {CLUSTER_METADATA_TOPIC} is prohibited.",
                 )
             if not may_create_all and not context.allowed(
-                AclOperation.CREATE, ResourceType.TOPIC, topic.name
+                AclOperation.CREATE, AclResourceType.TOPIC, topic.name
             ):
                 raise KafkaError(
                     ErrorCode.TOPIC_AUTHORIZATION_FAILED, "The client is not authorized to create the topic."
@@ -160,7 +160,7 @@ def _create_topic(
     context.charge_partitions(len(partitions))
     topic_id = state.new_uuid()
     result = CreatableTopicResult(name=topic.name, topic_id=topic_id)
-    if context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name):
+    if context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, topic.name):
         result.num_partitions = len(partitions)
         result.replication_factor = len(partitions[0].replicas)
         result.configs = _shown_configs(state, overrides, shown)
@@ -299,10 +299,10 @@ def delete_topics(
     for topic_id in sorted(duplicate_ids):
         respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic id."))
 
-    cluster_wide = context.allowed(AclOperation.DELETE, ResourceType.CLUSTER, CLUSTER_NAME)
+    cluster_wide = context.allowed(AclOperation.DELETE, AclResourceType.CLUSTER, CLUSTER_NAME)
 
     def allowed(operation: int, name: str) -> bool:
-        return cluster_wide or context.allowed(operation, ResourceType.TOPIC, name)
+        return cluster_wide or context.allowed(operation, AclResourceType.TOPIC, name)
 
     denied = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED.text)
     doomed: dict[bytes, TopicImage] = {}
@@ -367,7 +367,7 @@ def create_partitions(
             continue
         error = NO_ERROR
         try:
-            if not context.allowed(AclOperation.ALTER, ResourceType.TOPIC, topic.name):
+            if not context.allowed(AclOperation.ALTER, AclResourceType.TOPIC, topic.name):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             records += _grow_topic(state, topic, context)
         except KafkaError as raised:

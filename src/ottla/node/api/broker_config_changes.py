@@ -19,7 +19,7 @@ from ottla.node.config.loggers import LOG4J_LEVELS, ROOT, logger_levels, set_lev
 from ottla.node.config.node_config import broker_key
 from ottla.node.config.schema import check_broker_settings
 from ottla.node.config.types import ConfigType
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
@@ -168,7 +168,7 @@ def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str,
 def _change_loggers(
     context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
 ) -> None:
-    if not context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME):
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         raise KafkaError(error, error.text)
     own = context.config.node_id

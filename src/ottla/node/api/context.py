@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ottla.metadata.controller.state import ControllerRequestContext
-from ottla.protocol.acl import CLUSTER_NAME, SUPPORTED_OPERATIONS, AclOperation, ResourceType, operation_bits
+from ottla.protocol.acl import (
+    CLUSTER_NAME,
+    SUPPORTED_OPERATIONS,
+    AclOperation,
+    AclResourceType,
+    operation_bits,
+)
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -72,7 +78,7 @@ class ApiRequestContext(ABC):
 
     def require_of_cluster(self, operation: AclOperation) -> None:
         """Raise CLUSTER_AUTHORIZATION_FAILED unless the client may do this to the cluster."""
-        if not self.allowed(operation, ResourceType.CLUSTER, CLUSTER_NAME):
+        if not self.allowed(operation, AclResourceType.CLUSTER, CLUSTER_NAME):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     def authorized_operations(self, resource_type: int, name: str) -> int:

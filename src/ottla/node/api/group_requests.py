@@ -8,7 +8,7 @@ from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
@@ -32,13 +32,13 @@ def submit(
         context.version,
         context.client_id or "",
         f"/{context.client_host}",
-        lambda topic: context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic),
+        lambda topic: context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic),
     )
     return context.broker.groups.submit(group_id, request, guard=guard)
 
 
 def check_group(context: RequestContext, group_id: str, operation: AclOperation = AclOperation.READ) -> None:
-    if not context.allowed(operation, ResourceType.GROUP, group_id):
+    if not context.allowed(operation, AclResourceType.GROUP, group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.fetch.cold_reads import Missing
 from ottla.node.fetch.session import FetchContext, FetchKey, FetchResults
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
     AbortedTransaction,
@@ -126,7 +126,7 @@ class FetchReader:
         self._replica_epoch = request.replica_state.replica_epoch if version >= 15 else -1
         self.follower = self._replica_id >= 0
         if self.follower and not permissions.allowed(
-            AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
+            AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
         ):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
@@ -306,7 +306,7 @@ class FetchReader:
         else:
             name = topic
         if not (self._authorized or self.follower) and not self._permissions.allowed(
-            AclOperation.READ, ResourceType.TOPIC, name
+            AclOperation.READ, AclResourceType.TOPIC, name
         ):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if self._is_stale:

@@ -17,7 +17,7 @@ from ottla.coordinator.transaction.requests import AddPartitions
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.add_partitions_to_txn import as_known
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -26,9 +26,9 @@ _FIRST_VERSION_OF_FENCING: Final = 2
 
 
 def handle(context: RequestContext, request: AddOffsetsToTxnRequest) -> Awaitable[AddOffsetsToTxnResponse]:
-    if not context.allowed(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
+    if not context.allowed(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, request.transactional_id):
         raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    if not context.allowed(AclOperation.READ, ResourceType.GROUP, request.group_id):
+    if not context.allowed(AclOperation.READ, AclResourceType.GROUP, request.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     return _add(context, request)
 

@@ -18,7 +18,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.add_partitions_to_txn import as_known
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -82,7 +82,7 @@ async def _results(
     transactional_id, topics = transaction.transactional_id, transaction.topics
     from_client = context.version < _FIRST_VERSION_OF_BROKERS
     if from_client and not context.allowed(
-        AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+        AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
     ):
         return _all(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     checked = {
@@ -108,7 +108,7 @@ async def _results(
 
 def _check(context: RequestContext, topic: str, index: int, *, from_client: bool) -> ErrorCode:
     if from_client and (
-        topic in INTERNAL_TOPICS or not context.allowed(AclOperation.WRITE, ResourceType.TOPIC, topic)
+        topic in INTERNAL_TOPICS or not context.allowed(AclOperation.WRITE, AclResourceType.TOPIC, topic)
     ):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     found = context.image.topics.by_name.get(topic)

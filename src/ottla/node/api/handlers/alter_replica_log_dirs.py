@@ -6,7 +6,7 @@ The response says that the moves have begun; DescribeLogDirs shows how far they 
 from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
@@ -18,7 +18,7 @@ from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
-    allowed = context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
+    allowed = context.allowed(AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_NAME)
     topics: dict[str, AlterReplicaLogDirTopicResult] = {}
     for directory in request.dirs:
         for topic in directory.topics:

@@ -12,7 +12,7 @@ from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.api.group_requests import check_group, check_group_id
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -70,7 +70,7 @@ async def _describe(
             )
         else:
             if request.include_authorized_operations:
-                group.authorized_operations = context.authorized_operations(ResourceType.GROUP, group_id)
+                group.authorized_operations = context.authorized_operations(AclResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 
@@ -85,4 +85,4 @@ def _topics(group: DescribedGroup) -> set[str]:
 
 
 def _sees(context: RequestContext, topic: str) -> bool:
-    return context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
+    return context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import ConsumerGroupHeartbeat
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, submit
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -29,6 +29,6 @@ def handle(
     if not request.group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is empty")
     for topic in request.subscribed_topic_names or ():
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     return submit(context, request.group_id, ConsumerGroupHeartbeat, request).now_or_later()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import DeleteGroup
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.delete_groups import (
     DeletableGroupResult,
@@ -33,7 +33,7 @@ def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> Del
 
 
 def _ask(context: RequestContext, group_id: str) -> Ticket[ErrorCode] | None:
-    if not context.allowed(AclOperation.DELETE, ResourceType.GROUP, group_id):
+    if not context.allowed(AclOperation.DELETE, AclResourceType.GROUP, group_id):
         return None
     return context.broker.groups.submit(group_id, DeleteGroup(group_id))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -49,7 +49,7 @@ class _Deletions:
     def delete(self, topic: str, part: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         result = DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
         try:
-            if not self._context.allowed(AclOperation.DELETE, ResourceType.TOPIC, topic):
+            if not self._context.allowed(AclOperation.DELETE, AclResourceType.TOPIC, topic):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             tp = TopicPartition(topic, part.partition_index)
             partition = self._context.broker.replicas.partition(tp)

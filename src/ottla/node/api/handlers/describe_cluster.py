@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import advertised_controller_id, broker_address
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.describe_cluster import (
@@ -47,9 +47,9 @@ def handle(context: RequestContext, request: DescribeClusterRequest) -> Describe
         brokers=brokers,
     )
     if request.include_cluster_authorized_operations:
-        if context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
             response.cluster_authorized_operations = context.authorized_operations(
-                ResourceType.CLUSTER, CLUSTER_NAME
+                AclResourceType.CLUSTER, CLUSTER_NAME
             )
         else:
             response.cluster_authorized_operations = 0

@@ -14,7 +14,7 @@ from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.config.loggers import logger_levels
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -88,13 +88,13 @@ def _configs(
 
 def _authorize(context: RequestContext, kind: int, name: str) -> None:
     if kind == ConfigResourceType.TOPIC:
-        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
+        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, name)
         error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     elif kind == ConfigResourceType.GROUP:
-        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.GROUP, name)
+        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.GROUP, name)
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     else:
-        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME)
+        allowed = context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.CLUSTER, CLUSTER_NAME)
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     if not allowed:
         raise KafkaError(error, error.text)

@@ -15,7 +15,7 @@ from ottla.coordinator.group.requests import DescribeClassicGroup
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_groups import (
     DescribedGroup,
@@ -33,7 +33,7 @@ def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable
 
 
 def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | None:
-    if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
+    if not context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group_id):
         return None
     return context.broker.groups.submit(group_id, DescribeClassicGroup(group_id))
 
@@ -53,7 +53,7 @@ async def _describe(
             group = _failed(context, group_id, error)
         else:
             if request.include_authorized_operations:
-                group.authorized_operations = context.authorized_operations(ResourceType.GROUP, group_id)
+                group.authorized_operations = context.authorized_operations(AclResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 

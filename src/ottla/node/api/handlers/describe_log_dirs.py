@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.unified_log import UnifiedLog
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
@@ -24,7 +24,7 @@ from ottla.protocol.names import TopicPartition
 
 
 async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    if not context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     asked = None
     if request.topics is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import MAX_ITEMS_WITH_DUPLICATES
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -52,7 +52,7 @@ def _problem(context: RequestContext, topic: str) -> KafkaError | None:
     reason = invalid_topic_name(topic)
     if reason is not None:
         return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-    if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic):
+    if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic):
         return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if topic not in context.image.topics.by_name:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

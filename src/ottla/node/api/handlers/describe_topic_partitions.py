@@ -9,7 +9,7 @@ from __future__ import annotations
 from ottla.metadata.image.entities import TopicImage
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import TopicView
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_topic_partitions import (
     Cursor,
@@ -44,11 +44,11 @@ def handle(
     for name in names:
         start = first_partition if cursor is not None and name == cursor.topic_name else 0
         topic = image.topics.by_name.get(name)
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
             if request.topics:
                 response.topics.append(_error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0))
             continue
-        operations = context.authorized_operations(ResourceType.TOPIC, name)
+        operations = context.authorized_operations(AclResourceType.TOPIC, name)
         if topic is None:
             error = (
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -8,7 +8,7 @@ from ottla.coordinator.transaction.requests import DescribeTransaction
 from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -44,7 +44,7 @@ async def _describe(
 
 async def _state(context: RequestContext, transactional_id: str) -> TransactionState:
     try:
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         transaction = await context.broker.transactions.service.submit(DescribeTransaction(transactional_id))
     except KafkaError as error:
@@ -70,5 +70,5 @@ def _topics(context: RequestContext, transaction: TransactionMetadata) -> list[T
     return [
         topic
         for name, topic in topics.items()
-        if context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name)
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name)
     ]

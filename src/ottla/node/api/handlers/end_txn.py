@@ -17,7 +17,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import EndTransaction
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.add_partitions_to_txn import as_known
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
@@ -26,7 +26,7 @@ _FIRST_VERSION_OF_EPOCHS: Final = 5
 
 
 def handle(context: RequestContext, request: EndTxnRequest) -> Awaitable[EndTxnResponse]:
-    if not context.allowed(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
+    if not context.allowed(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, request.transactional_id):
         raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return _end(context, request)
 

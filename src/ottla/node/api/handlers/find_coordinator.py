@@ -17,7 +17,7 @@ from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import broker_address
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import (
     Coordinator,
@@ -108,10 +108,10 @@ def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinato
 
 def _check(context: RequestContext, key_type: int, key: str) -> None:
     if key_type == GROUP:
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, key):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, key):
             raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     elif key_type == TRANSACTION:
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, key):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     elif key_type == SHARE and context.version >= _FIRST_VERSION_OF_SHARES:
         if key.count(":") < 2:

@@ -17,7 +17,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.add_partitions_to_txn import as_known
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -36,7 +36,7 @@ def handle(
     if request.enable_2pc:
         operations.append(AclOperation.TWO_PHASE_COMMIT)
     for operation in operations:
-        if not context.allowed(operation, ResourceType.TRANSACTIONAL_ID, transactional_id):
+        if not context.allowed(operation, AclResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     _check_identity(request)
     return _transactional(context, request, transactional_id)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ottla.metadata.image.entities import ConfigResourceType
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.list_config_resources import (
     ConfigResource,
@@ -27,7 +27,7 @@ _TYPES = (
 
 
 def handle(context: RequestContext, request: ListConfigResourcesRequest) -> ListConfigResourcesResponse:
-    if not context.allowed(AclOperation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.CLUSTER, CLUSTER_NAME):
         return ListConfigResourcesResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     asked = [ConfigResourceType.CLIENT_METRICS] if context.version == 0 else request.resource_types or _TYPES
     if any(kind not in _TYPES for kind in asked):

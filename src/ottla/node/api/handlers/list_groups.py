@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
 
@@ -18,10 +18,10 @@ def handle(context: RequestContext, request: ListGroupsRequest) -> Awaitable[Lis
 
 async def _list(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     groups = await context.broker.groups.list_groups(request.states_filter, request.types_filter)
-    if not context.allowed(AclOperation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
         groups = [
             group
             for group in groups
-            if context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
+            if context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group.group_id)
         ]
     return ListGroupsResponse(groups=groups)

@@ -16,7 +16,7 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -75,7 +75,7 @@ def _topic(
     asked: Counter[tuple[str, int]],
     missing: Missing | None,
 ) -> ListOffsetsTopicResponse:
-    allowed = context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name)
+    allowed = context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
     results: dict[int, ListOffsetsPartitionResponse] = {}
     for part in topic.partitions:
         try:

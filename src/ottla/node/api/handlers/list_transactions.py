@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from ottla.coordinator.transaction.requests import ListTransactions
 from ottla.coordinator.transaction.transaction_metadata import BY_TITLE
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_transactions import (
     ListTransactionsRequest,
@@ -47,7 +47,7 @@ async def _list(
                 transaction_state=each.state.title,
             )
             for each in found
-            if context.allowed(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, each.transactional_id)
+            if context.allowed(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, each.transactional_id)
         ],
     )
 

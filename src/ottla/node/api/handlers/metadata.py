@@ -20,7 +20,7 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import TopicView, advertised_controller_id, live_brokers
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import (
     MetadataRequest,
@@ -51,7 +51,7 @@ def handle(
         for name in names
         if name not in context.image.topics.by_name
         and invalid_topic_name(name) is None
-        and context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name)
+        and context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name)
     ]
     may_create = request.allow_auto_topic_creation and context.config.flag("auto.create.topics.enable")
     if missing and may_create:
@@ -82,7 +82,7 @@ def _everything(context: RequestContext, request: MetadataRequest) -> MetadataRe
     topics = [
         builder.topic(topic)
         for topic in image.topics.by_name.values()
-        if context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
     ]
     return _response(context, request, image, topics)
 
@@ -97,7 +97,7 @@ def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) 
         if topic is None:
             error = ErrorCode.UNKNOWN_TOPIC_ID
             unknown.append(MetadataResponseTopic(name=None, topic_id=topic_id, error_code=error))
-        elif not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name):
+        elif not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name):
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             unknown.append(MetadataResponseTopic(name=None, topic_id=topic_id, error_code=error))
         else:
@@ -111,8 +111,8 @@ async def _by_name_creating(
     errors = {}
     allowed = []
     for name in missing:
-        if context.allowed(AclOperation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or context.allowed(
-            AclOperation.CREATE, ResourceType.TOPIC, name
+        if context.allowed(AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME) or context.allowed(
+            AclOperation.CREATE, AclResourceType.TOPIC, name
         ):
             allowed.append(name)
         else:
@@ -135,7 +135,7 @@ def _by_name(
     unknown: list[MetadataResponseTopic] = []
     for name in names:
         topic = image.topics.by_name.get(name)
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
             denied.append(builder.error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, internal=False))
         elif topic is not None:
             found.append(builder.topic(topic))
@@ -175,7 +175,7 @@ class _Topics:
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=partitions,
-            topic_authorized_operations=self._context.authorized_operations(ResourceType.TOPIC, topic.name)
+            topic_authorized_operations=self._context.authorized_operations(AclResourceType.TOPIC, topic.name)
             if self._operations
             else _NOT_ASKED,
         )
@@ -202,7 +202,7 @@ def _response(
         cluster_id=context.services.node.cluster_id,
         controller_id=advertised_controller_id(context),
         topics=topics,
-        cluster_authorized_operations=context.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME)
+        cluster_authorized_operations=context.authorized_operations(AclResourceType.CLUSTER, CLUSTER_NAME)
         if asked
         else _NOT_ASKED,
     )

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import CommitOffsets
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, existing, merge, submit
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -62,7 +62,7 @@ def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCod
         if known is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
         topic.name = known.name
-    if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
+    if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return ErrorCode.NONE if topic.name in topics.by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

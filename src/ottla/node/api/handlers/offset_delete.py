@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import DeleteOffsets
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, check_group_id, merge, submit
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -26,7 +26,7 @@ def handle(
     refused: list[OffsetDeleteResponseTopic] = []
     accepted: list[OffsetDeleteRequestTopic] = []
     for topic in _merged(request.topics):
-        if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
+        if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             continue
         image = context.image.topics.by_name.get(topic.name)

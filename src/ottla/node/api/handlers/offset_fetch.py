@@ -17,7 +17,7 @@ from ottla.coordinator.group.requests import FetchOffsets
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -77,7 +77,7 @@ class _Fetch:
         self._refused: list[OffsetFetchResponseTopics] = []
         self._ticket: Ticket[OffsetFetchResponseGroup] | None = None
         self._error: KafkaError | None = None
-        if not context.allowed(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id):
+        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group.group_id):
             self._error = KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
             return
         wanted = OffsetFetchRequestGroup(
@@ -107,7 +107,7 @@ class _Fetch:
         return known
 
     def _may_see(self, topic: str) -> bool:
-        return self._context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
+        return self._context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic)
 
     @property
     def done(self) -> bool:

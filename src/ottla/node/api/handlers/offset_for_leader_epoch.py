@@ -7,7 +7,7 @@ knows nothing of is answered with -1. Version 3 added the id of the replica that
 from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -20,7 +20,7 @@ from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    anything = context.allowed(AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+    anything = context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME)
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(
@@ -31,7 +31,7 @@ def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> Off
                         topic.topic,
                         part,
                         allowed=anything
-                        or context.allowed(AclOperation.DESCRIBE, ResourceType.TOPIC, topic.topic),
+                        or context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.topic),
                     )
                     for part in topic.partitions
                 ],

@@ -26,7 +26,7 @@ from ottla.log.producers.state_entry import SENTINEL_GUARD
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
 from ottla.node.network.connection import ProtocolViolation
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -201,7 +201,7 @@ class _Produce:
     def _check_transactional_id(self) -> None:
         transactional_id = self.request.transactional_id
         if transactional_id is None or not self.context.allowed(
-            AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+            AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
         ):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
@@ -278,7 +278,7 @@ class _Produce:
             if found is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
             name = found.name
-        if not self._authorized and not self.context.allowed(AclOperation.WRITE, ResourceType.TOPIC, name):
+        if not self._authorized and not self.context.allowed(AclOperation.WRITE, AclResourceType.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if name in INTERNAL_TOPICS and self.context.client_id != _ADMIN_CLIENT:
             raise KafkaError(

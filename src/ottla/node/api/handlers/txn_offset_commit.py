@@ -15,7 +15,7 @@ from ottla.coordinator.group.requests import CommitTransactionalOffsets
 from ottla.log.producers.state_entry import VerificationGuard
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, check_group_id, existing, merge, submit
-from ottla.protocol.acl import AclOperation, ResourceType
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -30,14 +30,14 @@ from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 def handle(
     context: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
-    if not context.allowed(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id):
+    if not context.allowed(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, request.transactional_id):
         raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     check_group(context, request.group_id)
     check_group_id(request.group_id)
     refused: list[TxnOffsetCommitResponseTopic] = []
     accepted: list[TxnOffsetCommitRequestTopic] = []
     for topic in request.topics:
-        if not context.allowed(AclOperation.READ, ResourceType.TOPIC, topic.name):
+        if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
             refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         elif topic.name not in context.image.topics.by_name:
             refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))

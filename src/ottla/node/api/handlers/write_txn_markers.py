@@ -16,7 +16,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.node.api.context import RequestContext
 from ottla.node.coordinators.marker_sender import Codes
-from ottla.protocol.acl import CLUSTER_NAME, AclOperation, ResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -30,8 +30,8 @@ from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]:
-    if not context.allowed(AclOperation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME) and not context.allowed(
-        AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME
+    if not context.allowed(AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_NAME) and not context.allowed(
+        AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
     ):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     return _write(context, request)

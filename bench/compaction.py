@@ -119,7 +119,7 @@ def measure(name: str, records: int, codec: Codec, target: str, megabytes: int =
     for _ in range(ROUNDS):
         log = bench.fresh_log()
         pairs.append((seconds(lambda log=log: bench.clean(log)), seconds(bench.copy)))  # type: ignore[misc]
-        log.release()
+        log.close_handlers()
     size = bench.log_bytes / 1e6
     bench.close()
     ratios = sorted(copied / cleaned for cleaned, copied in pairs)

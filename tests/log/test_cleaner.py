@@ -36,7 +36,7 @@ def lab() -> CompactionHarness:
         for key in "abcd":
             lab.put(key, f"{key}{round}" + "x" * 50)
         lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
     return lab
 
 
@@ -115,12 +115,12 @@ def test_the_dirtiest_of_several_logs_comes_first(lab: CompactionHarness) -> Non
     lab.clean()
     lab.put("a", "x")
     lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
     first, lab.log = lab.log, other
     for _ in range(3):
         lab.put("k", "v")
         lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
     logs = [first, other]
     cleaner = cleaner_of(lab, logs=logs)
     cleaned = []
@@ -191,7 +191,7 @@ def test_a_truncation_ends_the_cleaning(lab: CompactionHarness, after: int) -> N
     for key in "abcd":
         lab.put(key, "again")
     lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
     assert asyncio.run(cleaner.clean_filthiest_log())
     assert lab.values() == dict.fromkeys("abcd", "again")
 
@@ -281,7 +281,7 @@ def test_workers_take_different_logs(lab: CompactionHarness) -> None:
     for _ in range(4):
         lab.put("k", "v")
         lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
 
     async def scenario() -> None:
         cleaner = cleaner_of(lab, logs=[first, second], threads=2, io_buffer_size=400)
@@ -368,7 +368,7 @@ def test_damage_that_shows_before_the_cleaning_harms_no_other_log(lab: Compactio
     for value in "12":
         lab.put("k", value)
         lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
     cleaner = cleaner_of(lab, logs=[damaged, lab.log])
     assert asyncio.run(cleaner.clean_filthiest_log())
     assert list(cleaner.uncleanable) == [PARTITION]
@@ -490,6 +490,6 @@ def test_a_cleaning_waits_for_its_budget(lab: CompactionHarness, monkeypatch: py
     slept.clear()
     lab.put("a", "1")
     lab.roll()
-    lab.settle()
+    lab.replicate_and_flush()
     assert asyncio.run(cleaner.clean_filthiest_log())
     assert sum(slept) < 1

@@ -50,7 +50,7 @@ def lived(seed: int) -> CompactionHarness:
             lab.end(producer_id, commit=source.random() < 0.5)
     lab.roll()
     lab.append((b"last", b"one"))
-    lab.settle()
+    lab.replicate_and_flush()
     return lab
 
 
@@ -129,7 +129,7 @@ def test_crashes_in_one_cleaning_after_another(seed: int) -> None:
     for _ in range(12):
         crashed = crash_in_a_cleaning(lab, source.randrange(40))
         if not crashed:
-            lab.settle()
+            lab.replicate_and_flush()
             lab.directory.raise_recovery_points({PARTITION: lab.log.recovery_point})
             lab.disk.crash()
         lab.reload(clean=False)
@@ -139,7 +139,7 @@ def test_crashes_in_one_cleaning_after_another(seed: int) -> None:
             lab.append(*some_records(source))
             lab.pass_time(source.randrange(400))
         lab.roll()
-        lab.settle()
+        lab.replicate_and_flush()
     while lab.clean():
         check(lab)
     lab.check_complete()
@@ -151,7 +151,7 @@ def three_values() -> CompactionHarness:
         lab.put("a", value)
         lab.roll()
     lab.put("b", "1")
-    lab.settle()
+    lab.replicate_and_flush()
     lab.disk.sync_all()
     return lab
 

@@ -83,7 +83,7 @@ class CompactedLives(RuleBasedStateMachine):
     def recover(self) -> None:
         """Open the log as after a crash, with everything on the disk but no word of a clean shutdown."""
         lab = self.lab
-        lab.settle()
+        lab.replicate_and_flush()
         lab.directory.raise_recovery_points({PARTITION: lab.log.recovery_point})
         lab.disk.sync_all()
         lab.disk.crash()

@@ -9,8 +9,8 @@ import struct
 import pytest
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.segment.segment import CorruptBatch
 from ottla.log.segment.txn_index import AbortedTxn
+from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker

@@ -30,5 +30,5 @@ def test_without_its_place_the_package_serves(monkeypatch: pytest.MonkeyPatch, m
     def lost(name: str, path: list[str] | None = None) -> ModuleSpec | None:
         return None if name == missing else find(name, path)
 
-    monkeypatch.setattr(checksum.PathFinder, "find_spec", lost)
+    monkeypatch.setattr(PathFinder, "find_spec", lost)
     assert checksum._load() is package.crc32c

@@ -1,6 +1,4 @@
-"""Lives of a whole cluster, each from one seed: a few fresh ones in every run, thousands by
-``OTTLA_SIM_SEEDS``.
-"""
+"""Runs of a whole cluster, from one seed each: a few by default, thousands by `OTTLA_SIM_SEEDS`."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ ASKED = "OTTLA_SIM_SEEDS" in os.environ
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "6"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "5"))
 FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
-# Where nobody asked for a number of lives, no new one is begun after this time.
+# Without `OTTLA_SIM_SEEDS` no new run begins after this time.
 BUDGET_S = 20.0
-# How many lives a planted bug may stay unseen. Where it is rare, the seed that is tried first: with the next
-# change of the program it is just another one.
-PLANTED_LIVES = 120
+# In how many runs a planted bug must be found. For a rare bug, the seed that is tried first: after the next
+# change of the program it is a seed like others.
+PLANTED_RUNS = 120
 FIRST_SEEDS = {"marker-dropped": 4}
 
 
@@ -36,21 +34,21 @@ def explain(outcome: ClusterOutcome) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-def test_fresh_lives_keep_every_promise() -> None:
+def test_fresh_seeds_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
-    began, lives = time.monotonic(), 0
+    began, runs = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         outcome = ClusterRun(seed, seconds=SECONDS).run()
-        lives += 1
+        runs += 1
         coverage.update(outcome.coverage)
         assert not outcome.violations, explain(outcome)
         if not ASKED and time.monotonic() - began > BUDGET_S:
             break
-    assert coverage, "nothing ever went wrong: that is no life"
-    print(f"{lives} lives from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+    assert coverage, "no fault was injected"
+    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
 
 
-def test_one_seed_is_one_life_in_any_interpreter() -> None:
+def test_one_seed_is_one_run_in_any_interpreter() -> None:
     here = ClusterRun(5, seconds=2, scenario=ClusterScenario(nodes=3)).run()
     code = (
         "from ottla.sim.cluster.run import ClusterRun\n"
@@ -68,7 +66,7 @@ def test_one_seed_is_one_life_in_any_interpreter() -> None:
     assert there.stdout.split() == [here.fingerprint]
 
 
-def test_a_failing_life_says_how_to_live_it_again() -> None:
+def test_a_failing_run_names_the_command_that_replays_it() -> None:
     outcome = find("read-above-the-high-watermark")
     assert outcome.command == f"python -m ottla.sim cluster --seed {outcome.seed} --trace"
     assert any("VIOLATION" in line for line in outcome.tail)
@@ -76,15 +74,14 @@ def test_a_failing_life_says_how_to_live_it_again() -> None:
 
 def find(bug: str) -> ClusterOutcome:
     first = FIRST_SEEDS.get(bug, 0)
-    for seed in (first, *(seed for seed in range(PLANTED_LIVES) if seed != first)):
+    for seed in (first, *(seed for seed in range(PLANTED_RUNS) if seed != first)):
         with plant_cluster_bug(bug):
             outcome = ClusterRun(seed, seconds=8, scenario=cluster_bug_scenario(bug)).run()
         if outcome.violations:
             return outcome
-    pytest.fail(f"{PLANTED_LIVES} lives with the bug {bug!r}, and nobody noticed")
+    pytest.fail(f"{PLANTED_RUNS} runs with the bug {bug!r}, and no violation")
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(CLUSTER_BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
@@ -92,7 +89,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
+def test_the_scenarios_of_bugs_have_no_violation_without_the_bug() -> None:
     scenarios = {id(cluster_bug_scenario(bug)): cluster_bug_scenario(bug) for bug in CLUSTER_BUGS}
     for scenario in scenarios.values():
         outcome = ClusterRun(1, seconds=1.5, scenario=scenario).run()

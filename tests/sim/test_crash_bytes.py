@@ -146,7 +146,7 @@ class TestOneFile:
             assert all(byte in (0, whole[index]) for index, byte in enumerate(data))
 
 
-# A step of a random life as plain numbers, so that hypothesis can shrink it.
+# A step of a random workload as plain numbers, so that hypothesis can shrink it.
 CHANGES = st.tuples(
     st.sampled_from(["write", "write", "append", "append", "truncate", "sync"]),
     st.integers(0, 300),

@@ -208,7 +208,7 @@ class TestNetwork:
             with pytest.raises(ConnectionRefusedError):
                 await network.connect(Collect, "echo", 8)
             with pytest.raises(HostNotFound):
-                await network.connect(Collect, "nobody", 7)
+                await network.connect(Collect, "unknown", 7)
             machine.kill(power_loss=False)
             with pytest.raises(ConnectionRefusedError):
                 await network.connect(Collect, "echo", 7)
@@ -260,7 +260,7 @@ class TestNetwork:
             await asyncio.sleep(0.1)
             transport, protocol = await network.connect(Collect, "echo", 7)
             machine.kill(power_loss=True)
-            transport.write(b"anybody there?")
+            transport.write(b"are you there?")
             await asyncio.sleep(60)
             assert protocol.lost == []
             machine.boot()

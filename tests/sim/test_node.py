@@ -1,4 +1,4 @@
-"""Lives of a whole node with our own clients, in virtual time."""
+"""Runs of a single node with clients of Ottla, in virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def explain(outcome: NodeOutcome) -> str:
 
 
 @pytest.mark.timeout(0 if SEEDS > 1000 else 300)
-def test_lives_lose_nothing_that_was_acknowledged() -> None:
+def test_no_acknowledged_record_is_lost() -> None:
     acknowledged = 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         outcome = NodeRun(seed, seconds=SECONDS).run()
@@ -29,16 +29,18 @@ def test_lives_lose_nothing_that_was_acknowledged() -> None:
 
 
 def test_names_of_a_killed_process_are_synced_before_they_are_relied_on() -> None:
-    """It made the directories of a topic and was killed; the next one wrote to them, and lost its power."""
+    """A process created the directories of a topic and was killed; the next wrote to them, and lost its
+    power.
+    """
     outcome = NodeRun(258025642, seconds=6).run()
     assert not outcome.violations, explain(outcome)
 
 
-def test_the_check_sees_records_that_a_power_cut_took() -> None:
+def test_the_check_finds_records_that_a_power_loss_took() -> None:
     outcomes = (NodeRun(seed, seconds=6, synced=False).run() for seed in range(100))
     found = next(outcome for outcome in outcomes if outcome.violations)
     assert "lost" in found.violations[0]
 
 
-def test_one_seed_is_one_life() -> None:
+def test_one_seed_is_one_run() -> None:
     assert NodeRun(3, seconds=3).run().fingerprint == NodeRun(3, seconds=3).run().fingerprint

@@ -1,4 +1,4 @@
-"""Lives of a quorum, each from one seed: a few in every run, thousands by ``OTTLA_SIM_SEEDS``."""
+"""Runs of a quorum, from one seed each: a few by default, thousands by `OTTLA_SIM_SEEDS`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ottla.sim.quorum.run import QuorumOutcome, QuorumRun
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "4"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
 FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
-# How many lives a planted bug may stay unseen.
-PLANTED_LIVES = 60
+# In how many runs a planted bug must be found.
+PLANTED_RUNS = 60
 
 
 def explain(outcome: QuorumOutcome) -> str:
@@ -26,17 +26,17 @@ def explain(outcome: QuorumOutcome) -> str:
 
 
 @pytest.mark.timeout(0 if SEEDS > 100 else 300)
-def test_fresh_lives_keep_every_promise() -> None:
+def test_fresh_seeds_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         outcome = QuorumRun(seed, seconds=SECONDS).run()
         coverage.update(outcome.coverage)
         assert not outcome.violations, explain(outcome)
-    assert coverage, "nothing ever went wrong: that is no life"
-    print(f"{SEEDS} lives from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+    assert coverage, "no fault was injected"
+    print(f"{SEEDS} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
 
 
-def test_one_seed_is_one_life_in_any_interpreter() -> None:
+def test_one_seed_is_one_run_in_any_interpreter() -> None:
     here = QuorumRun(5, seconds=2).run()
     code = "from ottla.sim.quorum.run import QuorumRun; print(QuorumRun(5, seconds=2).run().fingerprint)"
     there = subprocess.run(
@@ -51,19 +51,18 @@ def test_one_seed_is_one_life_in_any_interpreter() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(QUORUM_BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
-    for seed in range(PLANTED_LIVES):
+    for seed in range(PLANTED_RUNS):
         with plant_quorum_bug(bug):
             outcome = QuorumRun(seed, seconds=6, scenario=quorum_bug_scenario(bug)).run()
         if outcome.violations:
             return
-    pytest.fail(f"{PLANTED_LIVES} lives with the bug {bug!r}, and nobody noticed")
+    pytest.fail(f"{PLANTED_RUNS} runs with the bug {bug!r}, and no violation")
 
 
 @pytest.mark.slow
-def test_the_plans_that_look_for_bugs_find_none_where_there_is_none() -> None:
+def test_the_scenarios_of_bugs_have_no_violation_without_the_bug() -> None:
     for scenario in {id(quorum_bug_scenario(bug)): quorum_bug_scenario(bug) for bug in QUORUM_BUGS}.values():
         outcome = QuorumRun(1, seconds=1.5, scenario=scenario).run()
         assert not outcome.violations, explain(outcome)

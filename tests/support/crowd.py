@@ -21,7 +21,7 @@ from tests.support import java
 
 
 class Crowd:
-    """Use as a context manager; :meth:`shares` is what the members have now."""
+    """Use as a context manager; `shares` is what the members have now."""
 
     def __init__(
         self, topic: str, settings: Mapping[str, object], *, members: int, processes: int, log: IO[bytes]

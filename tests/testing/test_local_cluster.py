@@ -41,8 +41,8 @@ def test_a_node_is_killed_started_paused_and_restarted() -> None:
         assert node.pid not in (None, first)
         cluster.pause(node)
         assert node.state is ProcessState.PAUSED
-        cluster.resume(node)
-        assert node.state is ProcessState.RUNNING
+        cluster.resume(1)
+        assert cluster.node(1).state is ProcessState.RUNNING
         second = node.pid
         cluster.restart(1)
         assert node.pid not in (None, first, second)

@@ -1,4 +1,4 @@
-"""``python -m ottla.sim quorum --seed 7 --trace``: live one simulated life, or many."""
+"""`python -m ottla.sim quorum --seed 7 --trace`: run the simulator with one seed, or with many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ottla.sim.quorum.run import QuorumRun
 
 @click.group()
 def main() -> None:
-    """Lives of a simulated cluster, each from one seed."""
+    """Run a simulated cluster, from one seed each."""
 
 
 @main.command()
@@ -32,7 +32,7 @@ def main() -> None:
 def quorum(seed: int, seeds: int, seconds: float, trace: bool, plant: str | None) -> None:
     """A quorum of controllers: crashes, partitions, changes of voters."""
     with plant_quorum_bug(plant):
-        _live(QuorumRun, seed, seeds, seconds, trace, f" --plant {plant}" if plant else "")
+        _run(QuorumRun, seed, seeds, seconds, trace, f" --plant {plant}" if plant else "")
 
 
 @main.command()
@@ -41,8 +41,8 @@ def quorum(seed: int, seeds: int, seconds: float, trace: bool, plant: str | None
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
-    """A node alone with producers and a consumer: crashes, power cuts, slow disks."""
-    _live(NodeRun, seed, seeds, seconds, trace, "")
+    """A single node with producers and a consumer: crashes, power loss, slow disks."""
+    _run(NodeRun, seed, seeds, seconds, trace, "")
 
 
 @main.command()
@@ -55,10 +55,10 @@ def cluster(seed: int, seeds: int, seconds: float, nodes: int | None, trace: boo
     """A whole cluster with clients of every kind."""
     scenario = ClusterScenario(nodes=nodes)
     more = "" if nodes is None else f" --nodes {nodes}"
-    _live(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
+    _run(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 
-def _live(
+def _run(
     kind: Callable[..., QuorumRun | NodeRun | ClusterRun],
     seed: int,
     seeds: int,
@@ -68,10 +68,10 @@ def _live(
 ) -> None:
     coverage: Counter[str] = Counter()
     for number in range(seed, seed + seeds):
-        life = kind(number, seconds=seconds)
+        run = kind(number, seconds=seconds)
         if trace:
-            life.world.trace.echo = click.echo
-        outcome = life.run()
+            run.world.trace.echo = click.echo
+        outcome = run.run()
         coverage.update(outcome.coverage)
         click.echo(str(outcome))
         if outcome.violations:

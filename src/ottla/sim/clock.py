@@ -1,4 +1,4 @@
-"""Clocks of simulated machines: one that stands still until it is told to move, one that follows a loop."""
+"""Clocks of simulated machines: one that a test moves, and one that follows the time of a loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ __all__ = ["LoopClock", "SimClock"]
 
 
 class SimClock:
-    """Both readings move together with `advance_ms`; `set_wall_ms` moves only the wall clock, as an
-    operator or NTP would, in either direction. The monotonic reading never goes back.
+    """A clock that only moves when a test moves it.
+
+    `advance_ms` moves both readings; `set_wall_ms` moves only the wall clock, in either direction, as an
+    operator or NTP would. The monotonic reading never goes back.
     """
 
     __slots__ = ("_monotonic_ns", "_wall_ns")
@@ -38,8 +40,10 @@ class SimClock:
 
 
 class LoopClock:
-    """The clock of one machine on a loop with virtual time: it may run fast or slow, and its wall clock may
-    jump. The monotonic reading never goes back, also when the rate changes.
+    """The clock of one machine on a loop with virtual time.
+
+    It may run fast or slow, and its wall clock may jump. The monotonic reading never goes back, also when
+    the rate changes.
     """
 
     __slots__ = ("_now_ns", "_offset_ns", "_rate", "_wall_offset_ns")
@@ -67,7 +71,7 @@ class LoopClock:
 
     @rate.setter
     def rate(self, rate: float) -> None:
-        """From now on; what the clock shows does not jump."""
+        """Change the rate from now on; neither reading jumps."""
         before = self.monotonic_ns()
         self._rate = rate
         self._offset_ns = before - int(self._now_ns() * rate)

@@ -1,21 +1,21 @@
-"""A disk in memory that fails on request, and forgets in a crash what nobody had synced.
+"""A disk in memory that fails on request, and loses in a crash what was not synced.
 
-`SimDisk` keeps the contract of `ottla.runtime.disk.Disk` and nothing beyond it. What a crash may do is told
-in `disk_content` (bytes) and `disk_tree` (names). Everything is drawn from the seed: the same calls with
-the same seed fail, tear and survive the same way.
+`SimDisk` keeps the contract of `ottla.runtime.disk.Disk` and guarantees nothing beyond it. `disk_content`
+(bytes) and `disk_tree` (names) define what a crash may leave. Everything is drawn from the seed: the same
+calls with the same seed fail, tear and survive in the same way.
 
     disk = SimDisk(seed=7)
-    disk.crash_after(12)              # the thirteenth change from now is the last
+    disk.crash_after(12)              # the thirteenth change from now on fails
     try:
-        live(disk)                    # the code under test
+        run(disk)                     # the code under test
     except SimCrash:
         pass
-    disk.crash()                      # power is back: the survivors are what the disk holds
+    disk.crash()                      # power is back: the disk holds what survived
     recover(disk)
 
-The power stays off from the moment that `SimCrash` was raised until `crash` is called, so that clean-up
-code of the life that has ended cannot touch the next one. `after_crash` shows any number of possible
-outcomes without ending this life. One thread at a time.
+The power stays off from the moment that `SimCrash` is raised until `crash` is called, so that clean-up code
+of the process that has ended cannot write to the disk of the next one. `after_crash` shows any number of
+possible outcomes without a crash. For one thread at a time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _DEFAULT_CAPACITY_BYTES = 1 << 50
 
 
 class SimDisk:
-    """See the module. `sector_bytes` is the unit that a crash keeps or loses; `hook` is called before each
-    operation and may advance a clock, to make the disk slow, or raise, to make it fail in ways that `Fault`
-    has no words for.
+    """A simulated disk, see the module.
+
+    `sector_bytes` is the unit that a crash keeps or loses. `hook` is called before each operation and may
+    advance a clock, to make the disk slow, or raise, to make it fail in ways that `Fault` does not cover.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class SimDisk:
         self.clock: Clock = clock if clock is not None else SimClock()
         self.hook: Callable[[DiskOperation], None] | None = None
         self.trace = DiskTrace(trace_limit)
-        # Changes asked for so far, failed ones included, over all lives.
+        # Changes so far, including failed ones, over all crashes.
         self.operations = 0
-        # How often a fault or a lack of room struck, by the number of the error.
+        # How often a fault or a lack of space made an operation fail, by error number.
         self.failures: Counter[int] = Counter()
-        # Whether a sync has failed: the page cache counts as clean then, and may have what the disk has not.
+        # Whether a sync has failed: the page cache counts as clean then, and may hold what the disk does not.
         self.cache_lies = False
-        # Which life this is; a handle belongs to one.
-        self.life = 0
+        # Counts crashes and kills; a handle is valid in the generation in which it was opened.
+        self.generation = 0
         self._sector_bytes = sector_bytes
         self._trace_limit = trace_limit
         self._tree = Tree(self.clock.wall_ms())
@@ -73,23 +74,24 @@ class SimDisk:
         self._crash_at: int | None = None
         self._down = False
 
-    # What a test asks for
+    # Faults and inspection
 
     def crash_after(self, operations: int) -> None:
-        """Let so many more changes through and raise `SimCrash` in the next one."""
+        """Let this many more changes succeed, and raise `SimCrash` in the next one."""
         self._crash_at = self.operations + operations + 1
 
     def spare(self) -> None:
-        """Take `crash_after` back, if it has not come to that yet."""
+        """Cancel `crash_after`, unless the crash has happened."""
         self._crash_at = None
 
     def crash(self) -> None:
-        """End this life, whether or not `SimCrash` was raised, and begin the next with one set of survivors.
+        """Lose the power, whether or not `SimCrash` was raised, and come back with one possible set of
+        survivors.
 
-        Handles and locks are gone. Faults and limits stay: they belong to the disk, not to the life.
+        Handles and locks are gone. Faults and limits stay: they belong to the disk.
         """
         self._tree = self._tree.survivor(self._random("crash"), self._sector_bytes)
-        self.life += 1
+        self.generation += 1
         self._locked.clear()
         self._crash_at = None
         self._down = False
@@ -97,17 +99,19 @@ class SimDisk:
         self._volumes.recount(self._tree)
 
     def kill(self) -> None:
-        """End this life as `kill -9` does: handles and locks are gone, but the machine goes on, and what was
-        not synced is neither lost nor durable yet.
+        """End the process that uses the disk, as `kill -9` does.
+
+        Handles and locks are gone, but the machine goes on, and what was not synced is neither lost nor
+        durable yet.
         """
-        self.life += 1
+        self.generation += 1
         self._locked.clear()
         self._crash_at = None
         self._down = False
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Let whoever watches read, without meeting a fault or using one up."""
+        """Let a checker read without faults, and without using them up."""
         faults, self._faults = self._faults, []
         hook, self.hook = self.hook, None
         try:
@@ -117,11 +121,11 @@ class SimDisk:
 
     @property
     def is_down(self) -> bool:
-        """True from `SimCrash` until `crash` is called."""
+        """Whether the power is off: from `SimCrash` until `crash` is called."""
         return self._down
 
     def after_crash(self, seed: int | str) -> SimDisk:
-        """A disk as a crash right now might leave it. This one goes on as if nothing had happened."""
+        """A copy of this disk as a crash at this moment might leave it. This disk does not change."""
         other = SimDisk(
             seed, clock=self.clock, sector_bytes=self._sector_bytes, trace_limit=self._trace_limit
         )
@@ -146,15 +150,14 @@ class SimDisk:
         return fault
 
     def heal(self, fault: Fault | None = None) -> None:
-        """Take back a fault, or all of them."""
+        """Remove a fault, or all of them."""
         self._faults = [] if fault is None else [other for other in self._faults if other is not fault]
 
     def limit(self, capacity_bytes: int, prefix: str = "") -> None:
-        """Set the size of the disk, or of the one mounted at `prefix`. Room is counted in blocks of 4096
-        bytes.
+        """Set the size of the disk, or of the volume mounted at `prefix`, counted in blocks of 4096 bytes.
 
-        A path belongs to the longest prefix that is set. As between real mounts, nothing is renamed from
-        one to another.
+        A path belongs to the longest prefix that is set. As between real mounts, a rename from one volume to
+        another fails.
         """
         self._volumes.limit(capacity_bytes, prefix)
         self._volumes.recount(self._tree)
@@ -282,7 +285,7 @@ class SimDisk:
         if node is None:
             node = self._create(directory, name, path)
         if node in self._locked:
-            raise BlockingIOError(errno.EAGAIN, "someone has locked it", path)
+            raise BlockingIOError(errno.EAGAIN, "it is locked", path)
         self._locked.append(node)
         return _SimLock(self, node)
 
@@ -292,7 +295,7 @@ class SimDisk:
         volume = self._volumes.of(path)
         return DiskUsage(self._volumes.capacity_bytes(volume), self._volumes.free_bytes(volume))
 
-    # What a handle asks for
+    # Operations of a handle
 
     def _read(self, inode: SimInode, path: str, size: int, offset: int) -> bytes:
         self._begin(Op.READ, path, offset, size)
@@ -346,7 +349,7 @@ class SimDisk:
         if inode in self._locked:
             self._locked.remove(inode)
 
-    # Within
+    # Internals
 
     def _begin(self, op: Op, path: str, offset: int = 0, size: int = 0, target: str = "") -> None:
         failure = self._admit(op, path, offset, size, target)
@@ -356,7 +359,7 @@ class SimDisk:
     def _admit(
         self, op: Op, path: str, offset: int = 0, size: int = 0, target: str = ""
     ) -> OSError | SimCrash | None:
-        """Count and trace an operation; the failure that is to befall it, if any."""
+        """Count and trace an operation; return the failure that it has to end with, if any."""
         self._check_power()
         if op not in READ_ONLY:
             self.operations += 1
@@ -382,7 +385,7 @@ class SimDisk:
             raise SimCrash("the power is off until SimDisk.crash() is called")
 
     def _random(self, purpose: str) -> random.Random:
-        return random.Random(f"{self.seed}/{purpose}/{self.life}/{self.operations}")
+        return random.Random(f"{self.seed}/{purpose}/{self.generation}/{self.operations}")
 
     def _create(self, directory: Directory, name: str, path: str) -> SimInode:
         inode = SimInode(self.clock.wall_ms(), self._volumes.of(path))
@@ -413,7 +416,9 @@ class _Volume:
 
 
 class _Volumes:
-    """A file counts on the volume that it was made on, by its allocated blocks, until its last name and its
+    """The space of each volume, and which volume a path belongs to.
+
+    A file counts on the volume that it was created on, by its allocated blocks, until its last name and its
     last handle are gone.
     """
 
@@ -448,11 +453,11 @@ class _Volumes:
 
     def charge(self, inode: SimInode, size_bytes: int) -> None:
         volume = self._by_prefix[inode.volume]
-        # A file that had lost its name when the limit was set is not counted, but still given back.
+        # A file that had no name when the limit was set is not counted, but its blocks are released.
         volume.used_bytes = max(volume.used_bytes + size_bytes, 0)
 
     def recount(self, tree: Tree) -> None:
-        """Begin anew: after a crash, or when a limit has changed."""
+        """Count the used space again, after a crash or a change of a limit."""
         for volume in self._by_prefix.values():
             volume.used_bytes = 0
         for path, inode in tree.files():
@@ -461,13 +466,13 @@ class _Volumes:
 
 
 class _SimFile:
-    __slots__ = ("_disk", "_inode", "_life", "_open", "_writable", "path")
+    __slots__ = ("_disk", "_generation", "_inode", "_open", "_writable", "path")
 
     def __init__(self, disk: SimDisk, inode: SimInode, path: str, writable: bool) -> None:
         inode.handles += 1
         self._disk = disk
         self._inode = inode
-        self._life = disk.life
+        self._generation = disk.generation
         self._writable = writable
         self._open = True
         self.path = path
@@ -499,16 +504,17 @@ class _SimFile:
     def close(self) -> None:
         if self._open:
             self._open = False
-            if self._life == self._disk.life:
+            if self._generation == self._disk.generation:
                 self._disk._close(self._inode)
 
     def __del__(self) -> None:
         self.close()
 
     def _alive(self) -> SimInode:
-        if self._life != self._disk.life:
+        if self._generation != self._disk.generation:
             raise SimCrash(
-                f"{self.path}: the handle was opened in life {self._life}, this is {self._disk.life}"
+                f"{self.path}: the handle was opened in generation {self._generation}, "
+                f"this is {self._disk.generation}"
             )
         self._disk._check_power()
         if not self._open:

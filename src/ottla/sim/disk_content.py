@@ -1,14 +1,14 @@
 """The bytes of a simulated file, and what a crash may leave of those that were not synced.
 
-The model is a page cache over a journalled file system such as ext4 or XFS, at its least kind:
+The model is a page cache over a journalled file system such as ext4 or XFS, in the worst case:
 
-- The disk is written in sectors. Each sector that unsynced operations touched may hold any of the versions
-that it went through, each independently of the others, and one of them may be torn at any byte between two
-versions. - The length is journalled on its own: it may have grown over sectors that were never written,
-which then read as zeros, or have stayed behind sectors that were. - Truncations of a file take effect in
-their order. What a surviving truncation cut off never comes back. Sectors that a lost truncation had freed
-cannot hold what was written after it, because the file still owns their old blocks; the sectors before it
-are written in place and can.
+- The disk is written in sectors. Each sector that unsynced operations touched may hold any of its versions,
+  independently of other sectors, and one of them may be torn at any byte between two versions.
+- The length is journalled on its own: it may have grown over sectors that were never written, which then read
+  as zeros, or may not have grown over sectors that were.
+- Truncations of a file take effect in their order. What a surviving truncation removed never comes back.
+  Sectors that a lost truncation had freed cannot hold what was written after it, because the file still owns
+  their old blocks; the sectors before it are written in place and can.
 
 Invariant: a byte that was synced and not written or cut since reads the same after every crash.
 """
@@ -40,7 +40,7 @@ Change: TypeAlias = Write | Truncate
 
 
 class Content:
-    """A sparse file: blocks that were never written read as zeros and take no room.
+    """A sparse file: blocks that were never written read as zeros and take no space.
 
     Invariant: bytes of a block beyond `size` are zero, so that growing the file never shows old data.
     """
@@ -148,7 +148,7 @@ def _prefix(durable: Content, pending: list[Change], kept: int, cut: int) -> Con
 
 
 class _Sectors:
-    """Draws a version for each sector on its own, within what the truncations allow."""
+    """Draws a version for each sector independently, within what the truncations allow."""
 
     __slots__ = ("_cuts", "_durable", "_lost_from", "_pending", "_sector_bytes", "_source", "_touching")
 

@@ -1,4 +1,4 @@
-"""What can go wrong on a simulated disk on purpose, and the trace of what it was asked to do."""
+"""Faults that a test injects into a simulated disk, and the trace of the operations on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Fault", "Op", "DiskOperation", "SimCrash", "DiskTrace"]
 
 
 class SimCrash(BaseException):
-    """The machine lost power. Not an `Exception`, so that no handler in the code under test survives it."""
+    """The machine lost power. Not an `Exception`, so that no handler in the code under test catches it."""
 
 
 class Op(StrEnum):
@@ -39,7 +39,7 @@ READ_ONLY = frozenset((Op.OPEN, Op.READ, Op.LIST_DIR, Op.STAT))
 
 
 class DiskOperation(NamedTuple):
-    """One call; `number` counts the changes so far, this one included if it is one."""
+    """One call of a disk. `number` counts the changes so far, including this one if it is a change."""
 
     number: int
     op: Op
@@ -62,12 +62,10 @@ class DiskOperation(NamedTuple):
 
 @dataclass(slots=True)
 class Fault:
-    """Makes matching operations fail with `error`: the paths that begin with `prefix`, the kinds in `ops`
-    (None: all).
+    """Makes operations fail with `error`: those of the kinds in `ops` (None: all) on paths below `prefix`.
 
-    The first `skip` matches go through; the next `times` fail (None: all, until the fault is cleared). A
-    failing write may leave any prefix of its data behind, a failing sync any part of what it was to make
-    durable.
+    The first `skip` matches succeed; the next `times` fail (None: all, until the fault is removed). A failing
+    write may write any prefix of its data, a failing sync may make any part of the file durable.
     """
 
     error: int

@@ -1,9 +1,9 @@
 """The names of a simulated disk, and which of the unsynced changes to them a crash may keep.
 
-A change (create, mkdir, rename, unlink, rmdir) is seen at once and durable when every directory whose names
-it changed has been synced since. Syncing a file does not make its name durable, and syncing a directory
-does not make the directory's own name durable: POSIX promises neither. A crash keeps any set of the other
-changes that a file system could have left:
+A change (create, mkdir, rename, unlink, rmdir) is visible at once, and durable when every directory whose
+names it changed has been synced since. Syncing a file does not make its name durable, and syncing a directory
+does not make the directory's own name durable: POSIX guarantees neither. A crash keeps any set of the other
+changes that a file system could leave:
 
 - Changes of one name survive in their order, and a rename survives whole or not at all.
 - A removed directory was empty: its removal survives only with all earlier changes inside it.
@@ -28,13 +28,13 @@ from ottla.sim.disk_content import Change, Content, Truncate, Write, survive
 
 __all__ = ["Directory", "NameChange", "Node", "SimInode", "Tree", "normal", "os_error", "split"]
 
-# A kernel writes back on its own sooner or later. So do we, oldest first, to keep memory bounded.
+# A kernel writes back by itself after a while. So does this disk, oldest first, to keep memory bounded.
 _MAX_PENDING_CHANGES = 4096
 _NAME_MAX_BYTES = 255
 
 
 class SimInode:
-    """A file, whatever names it has.
+    """A file, independently of its names.
 
     Invariant: `durable` with `pending` applied equals `live`, unless a sync has failed since: then what the
     disk kept of the changes before it was drawn at that moment, and `live` still shows them.
@@ -61,7 +61,7 @@ class SimInode:
         self.volume = volume
         self.handles = 0
         self.linked = True
-        # It has a durable name, and so must not get lost.
+        # Whether it has a durable name: then a crash must not lose it.
         self.anchored = False
 
     def change(self, change: Change, now_ms: int) -> None:
@@ -82,9 +82,7 @@ class SimInode:
         self.durable_mtime_ms = self.mtime_ms
 
     def fail_sync(self, source: random.Random, sector_bytes: int) -> None:
-        """What a kernel does with pages that it could not write: some got there, and it forgets about the
-        rest.
-        """
+        """Do what a kernel does with pages that it could not write: keep some, and drop the others."""
         self.durable = survive(self.durable, self.pending, source, sector_bytes).copy()
         self.pending.clear()
 
@@ -94,14 +92,14 @@ class SimInode:
         return self._settled(content, mtime_ms)
 
     def kept(self) -> SimInode:
-        """As it would be if everything reached the disk."""
+        """A copy with every change on the disk."""
         content = self.durable.copy()
         for change in self.pending:
             content.apply(change)
         return self._settled(content, self.mtime_ms)
 
     def lost(self) -> SimInode:
-        """As it would be if nothing unsynced reached the disk."""
+        """A copy without any unsynced change."""
         return self._settled(self.durable, self.durable_mtime_ms)
 
     def _settled(self, content: Content, mtime_ms: int) -> SimInode:
@@ -118,7 +116,7 @@ class SimInode:
 
 
 class Directory:
-    """A directory, wherever it hangs: what the program sees, and what the disk is sure of."""
+    """A directory: the names that the program sees, and those that are durable."""
 
     __slots__ = ("anchored", "creation", "durable", "live", "mtime_ms", "newest", "parent")
 
@@ -140,10 +138,10 @@ Settle: TypeAlias = Callable[[SimInode], SimInode]
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """One atomic change of one or two names; `edits` say what each stands for afterwards (None: nothing)."""
+    """One atomic change of one or two names; `edits` hold the node of each afterwards (None: removed)."""
 
     edits: tuple[tuple[Directory, str, Node | None], ...]
-    # Unsynced changes without which this one makes no sense.
+    # Unsynced changes that this one depends on.
     requires: list[NameChange]
     # Unsynced creations of the directories whose names it changes: without one, it does not survive a crash
     # either.
@@ -188,9 +186,9 @@ class Tree:
         return node
 
     def locate(self, path: str) -> tuple[Directory, str, Node | None]:
-        """The directory that holds the last name of a path, that name, and what it stands for.
+        """The directory that holds the last name of a path, that name, and its node.
 
-        The root is in itself, under no name.
+        The root is its own directory, with an empty name.
         """
         parts = split(path)
         if not parts:
@@ -253,9 +251,9 @@ class Tree:
         return _walk(self.root, "", durable=True)
 
     def survivor(self, source: random.Random, sector_bytes: int) -> Tree:
-        """What one crash leaves, as a tree of its own in which everything is durable."""
+        """A copy of what one crash leaves, in which everything is durable."""
         mood = source.choice(("killed", "forgetful", "mixed", "mixed", "mixed", "mixed", "mixed", "mixed"))
-        # A killed process loses nothing that the kernel has; a forgetful disk everything it may.
+        # A killed process loses nothing that the kernel has; a forgetful disk loses all that it may.
         if mood == "killed":
             return self._copy(self._pending, lambda inode: inode.kept())
         if mood == "forgetful":
@@ -357,7 +355,7 @@ class Tree:
                 node.creation = None
         if self._last_move is change:
             self._last_move = None
-        # What is durable holds nothing else back, and long chains must not keep each other alive.
+        # A durable change holds no other back, and long chains of changes must not be kept in memory.
         change.requires, change.within, change.above = [], [], []
 
 

@@ -1,9 +1,9 @@
-"""An event loop in which time is a number and many processes live side by side.
+"""An event loop with virtual time that runs many simulated processes.
 
 Each callback belongs to a process, by the context in which it was scheduled: what a process starts is its
-own. A process can be paused, and its callbacks wait; or killed, and they never run, as if the machine had
-taken it away between two instructions. Which process goes next is drawn from the seed, and within a process
-the order is asyncio's. When nobody has anything to do, time jumps to the next timer.
+own. A process can be paused, and its callbacks wait; or killed, and they never run, as if it had ended
+between two instructions. The process that runs next is drawn from the seed; within a process the order is
+asyncio's. When no process can run, time jumps to the next timer.
 
 Invariant: the same seed and the same program give the same run, step for step. Nothing here waits.
 """
@@ -25,22 +25,22 @@ __all__ = ["Process", "SimDeadlock", "SimLoop", "SimOverrun", "current_process"]
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
 
-# Steps between two collections of garbage, while the world has turned the automatic one off.
+# Steps between two garbage collections, while `World` has turned the automatic ones off.
 _COLLECT_EVERY: Final = 200_000
 
 _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("ottla-sim-process", default=None)
 
 
 class SimDeadlock(AssertionError):
-    """Everybody waits, and no timer would ever wake anyone."""
+    """All processes wait, and there is no timer that would wake one."""
 
 
 class SimOverrun(AssertionError):
-    """More steps than a run of this length should need: something turns in circles."""
+    """The run took more steps than it should need: some code loops without progress."""
 
 
 class Process:
-    """What can be paused and killed as one. ``after_step`` is called after each callback of it."""
+    """A simulated process, the unit of pausing and killing. `after_step` is called after each callback."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._closed = False
         self._max_steps = max_steps
         self.steps = 0
-        # Exceptions that nobody took: (process name, context of the handler).
+        # Exceptions that no task or future handled: (process name, context of the handler).
         self.errors: list[tuple[str, dict[str, Any]]] = []
 
     # Processes
@@ -84,8 +84,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._processes.append(process)
 
     def kill(self, process: Process) -> None:
-        """End a process here and now. What its coroutines would still do on their way out, in ``finally``,
-        is run to its end, but nothing of it reaches the world: it is dead when they run.
+        """End a process at this moment.
+
+        The `finally` blocks of its coroutines run, but have no effect outside of it, as the process is dead.
         """
         process.dead = True
         process.ready.clear()
@@ -159,7 +160,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the heap and is passed over."""
+        """Do nothing: a cancelled timer stays in the heap and is skipped."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -239,7 +240,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise SimDeadlock(f"at {self.time():.3f} s all wait: {self._processes}")
         self._now_ns = max(self._now_ns, self._timers[0][0])
 
-    # The rest of what asyncio asks of a loop
+    # Other methods that asyncio needs
 
     def is_running(self) -> bool:
         return self._running
@@ -248,7 +249,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        """Take down what is left, in order."""
+        """Kill all processes that are left, in order."""
         for process in list(self._processes):
             self.kill(process)
         self._timers.clear()
@@ -258,12 +259,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """There is no debug mode."""
+        """Do nothing: there is no debug mode."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is not None and not isinstance(error, Exception):
-            return  # the power went off in the middle of something
+            return  # the power was lost inside an operation
         process = current_process()
         self.errors.append(("world" if process is None else process.name, context))
 
@@ -271,14 +272,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.call_exception_handler(context)
 
     async def shutdown_asyncgens(self) -> None:
-        """They go with their process."""
+        """Do nothing: asynchronous generators end with their process."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is none: what may block goes to the process's own pool."""
+        """Do nothing: there is no executor; blocking calls run in the pool of the process."""
 
 
 def _close(coroutine: Any) -> None:
-    """End a coroutine where it stands."""
-    # A dead process tells nobody what went wrong on its way out.
+    """Close a coroutine at the point at which it waits."""
+    # Errors of a killed process during its clean-up do not matter.
     with contextlib.suppress(BaseException):
         coroutine.close()

@@ -1,4 +1,4 @@
-"""The one who does harm: picks a fault, does it, and takes it back after a while. Counts what it did."""
+"""The nemesis: draws faults, injects them, removes them after a while, and counts them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["FAULTS", "Nemesis", "NemesisConfig"]
 
 @dataclass(frozen=True, slots=True)
 class NemesisConfig:
-    """How often something happens, on average, and for how long it lasts at most."""
+    """How often a fault is injected, on average, and for how long it lasts at most."""
 
     interval_s: float = 1.0
     longest_s: float = 6.0
-    # Machines that may be down at the same time; None: any number.
+    # How many machines may be down at the same time; None: any number.
     max_down: int | None = None
-    # How likely a machine is to be struck right after it has done something that matters, by what it did.
+    # How likely a machine is to be killed right after it has done something that matters, by what it did.
     ambush: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
 
@@ -43,8 +43,10 @@ FAULTS: Mapping[str, int] = {
 
 
 class Nemesis:
-    """``may_end`` is asked before a machine loses its power, or its process is killed; where it forbids the
-    former, the latter is tried. ``more`` are deeds beyond those that any machine can suffer.
+    """Injects faults into the machines that `targets` returns.
+
+    `may_end` decides whether a machine may lose its power, or its process may be killed; if it forbids the
+    former, the latter is tried. `more` are faults beyond those of any machine.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Nemesis:
         self._may_end = may_end
         self._random = world.random
         self._stopped = False
-        self._deeds: Mapping[str, Callable[[SimMachine], None]] = {
+        self._faults: Mapping[str, Callable[[SimMachine], None]] = {
             "kill a process": lambda machine: self._kill(machine, power_loss=False),
             "kill it after some steps": self._kill_later,
             "power loss": lambda machine: self._kill(machine, power_loss=True),
@@ -82,7 +84,7 @@ class Nemesis:
         }
 
     def _ambush(self, what: str, machine: SimMachine) -> None:
-        """Strike a machine just after it did something, and have it back soon."""
+        """Kill a machine right after it has done something, and boot it again soon."""
         process = machine.process
         if process is None or self._random.random() >= self._config.ambush.get(what, 0.0):
             return
@@ -103,7 +105,7 @@ class Nemesis:
         loop.call_later(self._random.random() * 0.02, strike, context=loop.world.context)
 
     async def run(self, duration_s: float) -> None:
-        """Do harm for so long."""
+        """Inject faults for this long."""
         self._world.on_event = self._ambush
         loop = self._world.loop
         end = loop.time() + duration_s
@@ -115,13 +117,13 @@ class Nemesis:
             targets = self._targets()
             if targets:
                 name = self._random.choice(names)
-                self._deeds[name](self._random.choice(targets))
+                self._faults[name](self._random.choice(targets))
 
     def stop(self) -> None:
-        """Take everything back: all links whole, all machines up and awake."""
+        """Remove all faults: restore all links, resume and boot all machines."""
         world = self._world
         world.on_event = None
-        world.trace.add("nemesis", "stops: everything is whole again")
+        world.trace.add("nemesis", "stops: all faults are removed")
         world.fabric.heal()
         self._stopped = True
         for machine in world.machines.values():
@@ -136,21 +138,15 @@ class Nemesis:
     def is_stopped(self) -> bool:
         return self._stopped
 
-    # Deeds
+    # Faults
 
-    def did(self, what: str, detail: str = "") -> None:
-        """Count a deed and tell of it."""
-        self._did(what, detail)
-
-    def later(self, undo: Callable[[], None]) -> None:
-        """Take a deed back after a while."""
-        self._later(undo)
-
-    def _did(self, what: str, detail: str = "") -> None:
+    def count(self, what: str, detail: str = "") -> None:
+        """Count a fault and add it to the trace."""
         self._world.coverage[what] += 1
         self._world.trace.add("nemesis", f"{what} {detail}".rstrip())
 
-    def _later(self, undo: Callable[[], None]) -> None:
+    def undo_later(self, undo: Callable[[], None]) -> None:
+        """Remove a fault after a while."""
         self._world.loop.call_later(
             self._random.random() * self._config.longest_s, undo, context=self._world.loop.world.context
         )
@@ -161,17 +157,17 @@ class Nemesis:
         return limit is None or down < limit
 
     def _end(self, machine: SimMachine, what: str, *, power_loss: bool) -> bool:
-        """End it in this way, or in one that does less harm; whether that may be."""
+        """End a process in this way, or in one that loses less; False if neither is allowed."""
         if power_loss and not self._may_end(machine, True):
             power_loss = False
         if not power_loss and not self._may_end(machine, False):
             return False
-        self._did(what if power_loss or what != "power loss" else "kill a process", machine.name)
+        self.count(what if power_loss or what != "power loss" else "kill a process", machine.name)
         machine.kill(power_loss=power_loss)
         return True
 
     def _reboot_later(self, machine: SimMachine) -> None:
-        self._later(lambda: None if machine.is_up else machine.boot())
+        self.undo_later(lambda: None if machine.is_up else machine.boot())
 
     def _kill(self, machine: SimMachine, *, power_loss: bool) -> None:
         what = "power loss" if power_loss else "kill a process"
@@ -179,7 +175,7 @@ class Nemesis:
             self._reboot_later(machine)
 
     def _kill_later(self, machine: SimMachine) -> None:
-        """At whatever it will be doing then."""
+        """Kill a process after a random number of its steps."""
         process = machine.process
         if process is None or not self._may_go_down():
             return
@@ -206,7 +202,7 @@ class Nemesis:
     def _kill_all(self) -> None:
         if self._config.max_down is not None:
             return
-        self._did("kill all")
+        self.count("kill all")
         power_loss = self._random.random() < 0.5
         for machine in self._targets():
             if machine.is_up and self._end(machine, "killed with all", power_loss=power_loss):
@@ -214,9 +210,9 @@ class Nemesis:
 
     def _pause(self, machine: SimMachine) -> None:
         if machine.process is not None and not machine.process.paused:
-            self._did("pause a process", machine.name)
+            self.count("pause a process", machine.name)
             machine.pause()
-            self._later(machine.resume)
+            self.undo_later(machine.resume)
 
     def _other(self, machine: SimMachine) -> SimMachine:
         others = [each for each in self._targets() if each is not machine]
@@ -225,7 +221,7 @@ class Nemesis:
     def _cut(self, one: SimMachine, other: SimMachine, *, both: bool) -> None:
         if one is other:
             return
-        self._did("cut one link" if both else "cut one direction", f"{one.name} {other.name}")
+        self.count("cut one link" if both else "cut one direction", f"{one.name} {other.name}")
         self._cut_pairs([(one.name, other.name)] + ([(other.name, one.name)] if both else []))
 
     def _cut_pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
@@ -237,11 +233,11 @@ class Nemesis:
             for pair in pairs:
                 fabric.mend(*pair)
 
-        self._later(undo)
+        self.undo_later(undo)
 
     def _isolate(self, machine: SimMachine) -> None:
         others = [each.name for each in self._world.machines.values() if each is not machine]
-        self._did("isolate a machine", machine.name)
+        self.count("isolate a machine", machine.name)
         self._cut_pairs([pair for name in others for pair in ((name, machine.name), (machine.name, name))])
 
     def _split(self) -> None:
@@ -250,7 +246,7 @@ class Nemesis:
         at = self._random.randrange(0, len(names) + 1)
         left, right = names[:at], names[at:]
         if left and right:
-            self._did("split the network", f"{' '.join(left)} | {' '.join(right)}")
+            self.count("split the network", f"{' '.join(left)} | {' '.join(right)}")
             self._cut_pairs([pair for a in left for b in right for pair in ((a, b), (b, a))])
 
     def _slow_link(self, machine: SimMachine) -> None:
@@ -258,42 +254,42 @@ class Nemesis:
         if other is machine:
             return
         delay_ms = self._random.choice((50.0, 300.0, 1500.0))
-        self._did("slow link", f"{machine.name} {other.name} {delay_ms:.0f} ms")
+        self.count("slow link", f"{machine.name} {other.name} {delay_ms:.0f} ms")
         fabric, pair = self._world.fabric, (machine.name, other.name)
         fabric.slow(*pair, delay_ms)
-        self._later(lambda: fabric.mend(*pair))
+        self.undo_later(lambda: fabric.mend(*pair))
 
     def _slow_disk(self, machine: SimMachine) -> None:
         pool = machine.pool
         if pool is None:
             return
         pool.slowness_ms = self._random.choice((50.0, 400.0, 2500.0))
-        self._did("slow disk", f"{machine.name} {pool.slowness_ms:.0f} ms")
+        self.count("slow disk", f"{machine.name} {pool.slowness_ms:.0f} ms")
 
         def undo() -> None:
             pool.slowness_ms = 3.0
 
-        self._later(undo)
+        self.undo_later(undo)
 
     def _sever(self) -> None:
         connections = self._world.fabric.connections()
         if connections:
             chosen = self._random.sample(connections, self._random.randrange(1, len(connections) + 1))
-            self._did("sever connections", f"{len(chosen)} of {len(connections)}")
+            self.count("sever connections", f"{len(chosen)} of {len(connections)}")
             for connection in chosen:
                 self._world.fabric.sever(connection)
 
     def _clock_jump(self, machine: SimMachine) -> None:
         jump_ms = self._random.choice((-3_600_000, -5_000, 5_000, 86_400_000))
-        self._did("clock jump", f"{machine.name} {jump_ms} ms")
+        self.count("clock jump", f"{machine.name} {jump_ms} ms")
         machine.clock.jump_ms(jump_ms)
 
     def _clock_drift(self, machine: SimMachine) -> None:
         before = machine.clock.rate
         machine.clock.rate = self._random.choice((0.7, 0.9, 1.1, 1.4))
-        self._did("clock drift", f"{machine.name} x{machine.clock.rate}")
+        self.count("clock drift", f"{machine.name} x{machine.clock.rate}")
 
         def undo() -> None:
             machine.clock.rate = before
 
-        self._later(undo)
+        self.undo_later(undo)

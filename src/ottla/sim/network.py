@@ -1,10 +1,10 @@
-"""A network in memory: hosts, links between them, and connections that keep TCP's promises and no more.
+"""A network in memory: hosts, links between them, and connections that give TCP's guarantees and no more.
 
 Bytes of a connection arrive in order or not at all. A link can be slow; it can be cut in one direction or
-both, and then what is sent waits, as TCP repeats it, and gets through once the link is whole again. A
-connection can break at any time, and the two ends learn of it at different moments. A process that is
-killed leaves resets behind; a machine that loses its power leaves nothing, and whoever still writes to it
-hears of it only when it is back. Everything is drawn from the seed.
+both, and then sent bytes wait, as TCP retransmits them, and arrive once the link is restored. A connection
+can break at any time, and its two ends notice at different moments. A process that is killed sends resets; a
+machine that loses its power sends nothing, and a peer that writes to it notices only when it is back.
+Everything is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _HIGH_WATER_BYTES: Final = 64 * 1024
 _FIRST_PORT: Final = 40_000
-# How often a connection that is being made tries again while the link is cut.
+# How long a connection attempt waits before the next one while the link is cut.
 _RETRY_S: Final = 0.2
 _DEFAULT_TIMEOUT_S: Final = 30.0
 
@@ -45,7 +45,7 @@ class Host:
 
 
 class Fabric:
-    """All hosts, and how well each reaches each other one."""
+    """All hosts, and the state of the links between them."""
 
     def __init__(self, loop: SimLoop, seed: int | str) -> None:
         self.loop: Final = loop
@@ -61,14 +61,14 @@ class Fabric:
     # Faults
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing from ``source`` reaches ``target`` any more."""
+        """Cut the link from `source` to `target`: nothing that is sent arrives."""
         self._cut.add((source, target))
 
     def slow(self, source: str, target: str, delay_ms: float) -> None:
         self._slow[(source, target)] = delay_ms
 
     def heal(self) -> None:
-        """All links are whole and fast; what waited gets through."""
+        """Restore all links; what waited is delivered."""
         self._cut.clear()
         self._slow.clear()
         for end in self._ends():
@@ -85,11 +85,11 @@ class Fabric:
         return (source, target) in self._cut
 
     def connections(self) -> list[_End]:
-        """One end of each connection."""
+        """The client's end of each connection."""
         return [end for end in self._ends() if end.is_client]
 
     def sever(self, end: _End) -> None:
-        """Break a connection; its ends learn of it one after the other."""
+        """Break a connection; its ends notice one after the other."""
         for side in (end, end.far):
             delay = self.random.random() * 0.05
             self.loop.call_later(delay, side.reset, "severed", context=self.loop.world.context)
@@ -99,7 +99,7 @@ class Fabric:
         host.has_power = True
 
     def take_down(self, host: Host, *, silently: bool) -> None:
-        """The process of a host is gone; ``silently`` if the machine went with it."""
+        """End the network of a host's process; `silently`, without resets, if the machine lost its power."""
         host.listeners.clear()
         ends, host.ends = list(host.ends), {}
         host.process = None
@@ -109,7 +109,7 @@ class Fabric:
                 end.send_reset()
             end.gone = True
 
-    # Within
+    # Internals
 
     def delay_s(self, source: str, target: str) -> float:
         slow = self._slow.get((source, target), 0.0)
@@ -121,7 +121,7 @@ class Fabric:
 
 
 class _End(asyncio.Transport):
-    """One end of a connection, and the way of the bytes that it writes."""
+    """One end of a connection, and the bytes in flight that it has written."""
 
     def __init__(
         self, fabric: Fabric, host: Host, process: Process, name: Address, *, is_client: bool
@@ -135,8 +135,8 @@ class _End(asyncio.Transport):
         self.gone = False  # its process has ended
         self._name = name
         self._protocol: asyncio.BaseProtocol | None = None
-        self._under_way: deque[bytes | str | None] = deque()  # None is an end of file, a text a reset
-        self._under_way_bytes = 0
+        self._in_flight: deque[bytes | str | None] = deque()  # None is an end of file, a text a reset
+        self._in_flight_bytes = 0
         self._arrivals = 0  # pieces that have a time of arrival
         self._last_arrival = 0.0
         self._inbox: deque[bytes | None] = deque()
@@ -155,9 +155,9 @@ class _End(asyncio.Transport):
         if self._closing or self._lost or not data:
             return
         self._push(bytes(data))
-        if self._under_way_bytes > _HIGH_WATER_BYTES and not self._writing_paused:
+        if self._in_flight_bytes > _HIGH_WATER_BYTES and not self._writing_paused:
             self._writing_paused = True
-            self._tell("pause_writing")
+            self._notify("pause_writing")
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(bytes(part) for part in list_of_data))
@@ -201,13 +201,13 @@ class _End(asyncio.Transport):
         self._protocol = protocol
 
     def get_write_buffer_size(self) -> int:
-        return self._under_way_bytes
+        return self._in_flight_bytes
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return _HIGH_WATER_BYTES // 4, _HIGH_WATER_BYTES
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The limits are fixed."""
+        """Do nothing: the limits are fixed."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         known = {"sockname": tuple(self._name), "peername": tuple(self.far._name)}
@@ -218,38 +218,38 @@ class _End(asyncio.Transport):
     def _push(self, piece: bytes | str | None) -> None:
         if self.gone:
             return
-        self._under_way.append(piece)
+        self._in_flight.append(piece)
         if isinstance(piece, bytes):
-            self._under_way_bytes += len(piece)
+            self._in_flight_bytes += len(piece)
         self.resume()
 
     def send_reset(self) -> None:
         if self.gone:
             return
-        self._under_way.append("reset by the other side")
+        self._in_flight.append("reset by the other side")
         self.resume()
 
     def resume(self) -> None:
-        """Give every piece under way a time of arrival, unless the link is cut."""
+        """Schedule the arrival of every piece in flight, unless the link is cut."""
         source, target = self.host.name, self.far.host.name
         if self.fabric.is_cut(source, target):
             return
         loop = self.fabric.loop
-        while self._arrivals < len(self._under_way):
+        while self._arrivals < len(self._in_flight):
             self._arrivals += 1
             arrival = max(self._last_arrival, loop.time() + self.fabric.delay_s(source, target))
             self._last_arrival = arrival
             loop.call_at(arrival, self._arrive, context=loop.world.context)
 
     def _arrive(self) -> None:
-        piece = self._under_way.popleft()
+        piece = self._in_flight.popleft()
         self._arrivals -= 1
         self.fabric.delivered += 1
         if isinstance(piece, bytes):
-            self._under_way_bytes -= len(piece)
-            if self._writing_paused and self._under_way_bytes <= _HIGH_WATER_BYTES // 4:
+            self._in_flight_bytes -= len(piece)
+            if self._writing_paused and self._in_flight_bytes <= _HIGH_WATER_BYTES // 4:
                 self._writing_paused = False
-                self._tell("resume_writing")
+                self._notify("resume_writing")
         self.far._receive(piece)
 
     # Receiving
@@ -268,7 +268,7 @@ class _End(asyncio.Transport):
         self._call(self._read)
 
     def reset(self, reason: str) -> None:
-        """The connection is broken."""
+        """Break this end of the connection."""
         if not self._lost and not self.gone:
             self._inbox.clear()
             self._call(self._end, ConnectionResetError(errno.ECONNRESET, reason))
@@ -295,10 +295,10 @@ class _End(asyncio.Transport):
             self._call(protocol.connection_lost, error)
 
     def _call(self, callback: Callable[..., object], *args: object) -> None:
-        """Call in the process that this end belongs to."""
+        """Schedule a callback in the process that this end belongs to."""
         self.fabric.loop.call_soon(callback, *args, context=self.process.context.copy())
 
-    def _tell(self, event: str) -> None:
+    def _notify(self, event: str) -> None:
         if self._protocol is not None and not self.gone and not self._lost:
             self._call(getattr(self._protocol, event))
 
@@ -336,7 +336,7 @@ class _SimListener:
 
 
 class SimNetwork:
-    """The network as one process sees it; keeps the contract of :class:`ottla.runtime.network.Network`."""
+    """The network as one process sees it: an implementation of `ottla.runtime.network.Network`."""
 
     def __init__(self, fabric: Fabric, host: str, process: Process) -> None:
         self._fabric = fabric

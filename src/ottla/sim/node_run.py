@@ -1,8 +1,8 @@
-"""One life of a node alone with our own clients, from one seed: the way of a record under power cuts.
+"""A run of a single node with clients of Ottla, from one seed: produce and consume through power losses.
 
-The node syncs before it acknowledges (`log.flush.interval.messages=1`), so what a producer was told must be
-true after any crash. Checked at the end: no acknowledged record is lost, none is there twice (the producers
-are idempotent), and each producer's records are in their order.
+The node syncs before it acknowledges (`log.flush.interval.messages=1`), so an acknowledged record must
+survive any crash. Checked at the end: no acknowledged record is lost, none is duplicated (the producers are
+idempotent), and the records of each producer are in their order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADDRESS = f"{NODE}:9092"
 TOPIC = "orders"
 PARTITIONS = 2
 _PRODUCERS = 2
-# How long everything may take to be read again once no more harm is done.
+# How long clients may take to finish after the last fault.
 _RECOVERY_S = 300.0
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -56,20 +56,20 @@ class NodeOutcome:
 
     @property
     def command(self) -> str:
-        """What replays this life, with its trace."""
+        """The command that replays this run, with its trace."""
         return f"python -m ottla.sim node --seed {self.seed} --trace"
 
     def __str__(self) -> str:
         state = "VIOLATION" if self.violations else "ok"
         return (
-            f"seed {self.seed}: {state}; {self.virtual_s:.0f} s, {self.boots} lives of the node, "
+            f"seed {self.seed}: {state}; {self.virtual_s:.0f} s, {self.boots} boots of the node, "
             f"{self.acknowledged} records acknowledged, {self.read} read, {self.steps} steps"
         )
 
 
 class NodeRun:
-    """With ``synced=False`` the node acknowledges what only its page cache has, as Kafka does: then a power
-    cut may take it, and the check must see that.
+    """A run. With `synced=False` the node acknowledges records that only its page cache has, as Kafka does:
+    then a power loss may lose them, and the check must notice.
     """
 
     def __init__(self, seed: int | str, *, seconds: float = 20.0, synced: bool = True) -> None:
@@ -96,7 +96,7 @@ class NodeRun:
     # The workload
 
     async def _create_topic(self, runtime: Runtime) -> None:
-        """With short segments, in some lives, so that the log rolls in the middle of everything."""
+        """Create the topic, in some runs with short segments, so that the log rolls during the faults."""
         segment_ms = self.world.random.choice(("604800000", "300"))
         async with Admin(ADDRESS, runtime=runtime) as admin:
             configs = {"segment.ms": segment_ms}
@@ -104,7 +104,7 @@ class NodeRun:
         self._created = True
 
     async def _produce(self, number: int, runtime: Runtime) -> None:
-        """Send as long as the life lasts; a producer that gives up is followed by another one."""
+        """Send until the run stops; a producer that gives up is replaced by another one."""
         generation = 0
         while not self._stopping:
             generation += 1
@@ -133,7 +133,7 @@ class NodeRun:
             await asyncio.sleep(runtime.random.random() * 0.2)
 
     async def _consume(self, runtime: Runtime) -> None:
-        """Read everything, from the beginning to the end that there is now."""
+        """Read all records from the beginning to the current end."""
         partitions = [(TOPIC, partition) for partition in range(PARTITIONS)]
         reader: Consumer[bytes, bytes] = Consumer(ADDRESS, runtime=runtime, auto_offset_reset="earliest")
         async with reader as consumer:
@@ -148,12 +148,12 @@ class NodeRun:
                     positions[record.partition] = record.offset + 1
         self._finished += 1
 
-    # The life
+    # The run
 
     def run(self) -> NodeOutcome:
         world = self.world
         try:
-            world.run(self._live())
+            world.run(self._scenario())
         except AssertionError as error:
             world.violations.append(f"{type(error).__name__}: {error}")
         return NodeOutcome(
@@ -169,7 +169,7 @@ class NodeRun:
             world.trace.tail(60),
         )
 
-    async def _live(self) -> None:
+    async def _scenario(self) -> None:
         self._node.boot()
         await asyncio.sleep(1)
         producers = [self.world.machines[f"producer{number}"] for number in range(_PRODUCERS)]
@@ -192,7 +192,7 @@ class NodeRun:
         deadline = self.world.loop.time() + _RECOVERY_S
         while self._finished < count:
             if self.world.loop.time() >= deadline:
-                self.world.violated(f"{who} did not come to an end {_RECOVERY_S:.0f} s after the last fault")
+                self.world.violated(f"{who} did not finish within {_RECOVERY_S:.0f} s after the last fault")
                 return False
             await asyncio.sleep(0.5)
         return True
@@ -204,7 +204,7 @@ class NodeRun:
             self.world.violated(f"{len(lost)} acknowledged records are lost, among them {lost[:5]}")
         twice = [value for value, count in found.items() if count > 1]
         if twice:
-            self.world.violated(f"{len(twice)} records are there twice, among them {twice[:5]}")
+            self.world.violated(f"{len(twice)} records are duplicated, among them {twice[:5]}")
         for partition, values in enumerate(self._read):
             last: dict[bytes, int] = {}
             for value in values:

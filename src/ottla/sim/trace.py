@@ -1,4 +1,4 @@
-"""What happened in a run, in lines that a person can read, and its fingerprint."""
+"""The trace of a run: readable lines, and a fingerprint over all of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Trace", "TraceHandler"]
 
 
 class Trace:
-    """The last lines; the fingerprint covers all of them. Two runs from one seed have equal fingerprints."""
+    """Keeps the last lines of a run; the fingerprint, equal for equal seeds, covers all of them."""
 
     def __init__(self, now: Callable[[], float], *, limit: int = 20_000) -> None:
         self._now = now
         self._lines: deque[str] = deque(maxlen=limit)
         self._digest = hashlib.sha256()
         self.echo: Callable[[str], None] | None = None
-        # Set when the run has come to its end: how it is cleared away is not part of it.
+        # Set at the end of the run: the clean-up afterwards is not part of it.
         self.is_over = False
 
     def add(self, who: str, text: str) -> None:
@@ -42,22 +42,22 @@ class Trace:
 
 
 class TraceHandler(logging.Handler):
-    """Takes the program's own log into the trace, under the process that wrote it."""
+    """Adds the log of the program to the trace, under the name of the process that logged."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(logging.INFO)
         self._trace = trace
-        # Who logged an exception, and what it was: code that says that it was surprised.
-        self.surprises: list[tuple[str, str]] = []
-        # Whether somebody may be surprised by this, right now.
-        self.is_excused: Callable[[str, Exception], bool] = lambda _who, _error: False
+        # (process, text) of every exception that was logged: the code under test did not expect it.
+        self.unexpected: list[tuple[str, str]] = []
+        # Whether a fault explains that this process logs this exception now.
+        self.is_explained: Callable[[str, Exception], bool] = lambda _who, _error: False
 
     def emit(self, record: logging.LogRecord) -> None:
         process = current_process()
         who = "world" if process is None else process.name
         self._trace.add(who, record.getMessage())
         if record.exc_info is not None and isinstance(record.exc_info[1], Exception):
-            told = "".join(traceback.format_exception(record.exc_info[1]))
-            self._trace.add(who, told)
-            if not self.is_excused(who, record.exc_info[1]):
-                self.surprises.append((who, f"{record.getMessage()}\n{told}"))
+            text = "".join(traceback.format_exception(record.exc_info[1]))
+            self._trace.add(who, text)
+            if not self.is_explained(who, record.exc_info[1]):
+                self.unexpected.append((who, f"{record.getMessage()}\n{text}"))

@@ -1,20 +1,20 @@
-"""Judges a history of transactions over several partitions, in the manner of Jepsen's list-append workload.
+"""Checks a history of transactions over several partitions, as Jepsen's list-append workload does.
 
-Every append writes a value that is written once in the whole history, so whatever a reader sees can be traced
-to its transaction. Given what the writers were told and what the readers saw, `check` names every anomaly:
+Every append writes a value that is unique in the history, so every value that a reader sees belongs to one
+transaction. Given the outcomes that the writers know and what the readers saw, `check` names every anomaly:
 
 - lost write: of a transaction that was committed, an append that is not in the final log;
-- aborted read: a value of a transaction that was aborted, seen by a reader of committed records;
-- precommitted read: a value that such a reader saw before anybody had asked for the commit;
+- aborted read: a value of a transaction that was aborted, seen by a `read_committed` reader;
+- precommitted read: a value that such a reader saw before the writer had requested the commit;
 - torn transaction: some of its appends can be read and others cannot;
 - duplicate: a value at two places of the log;
 - order: the appends of a transaction, or of one writer's transactions in a row, in another order in a
   partition than they were sent;
 - divergence: two readers that saw different values at one offset;
 - skip: a reader that went past a committed value without seeing it, or went back;
-- unknown: a value that nobody wrote.
+- unknown: a value that no transaction wrote.
 
-A transaction that was never decided as far as its writer knows may be committed or aborted, but not both.
+A transaction with an unknown outcome may be committed or aborted, but not both.
 Transactions of different writers may interleave in different orders in different partitions: Kafka promises
 no serial order, and neither is one asked for here.
 """
@@ -29,7 +29,7 @@ from itertools import pairwise
 
 
 class TransactionOutcome(enum.Enum):
-    """What the writer was told of its transaction in the end."""
+    """The outcome of a transaction as its writer knows it."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -38,9 +38,9 @@ class TransactionOutcome(enum.Enum):
 
 @dataclass(slots=True)
 class ObservedTransaction:
-    """One transaction as its writer lived it. `appends` are (partition, value), in the order they were sent.
+    """One transaction as its writer knows it. `appends` are (partition, value), in the order they were sent.
 
-    `writer` and `number` say whose it was and where in that writer's life.
+    `number` counts the transactions of the `writer`.
     """
 
     writer: str
@@ -56,7 +56,7 @@ class ObservedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ObservedRecord:
-    """One record that a reader of committed records was shown."""
+    """One record that a `read_committed` reader has read."""
 
     partition: str
     offset: int
@@ -80,11 +80,11 @@ def check(
 ) -> list[Anomaly]:
     """All anomalies of a history.
 
-    `log` is what a reader of committed records found in all partitions after everything had ended; each of
-    `readers` is what one consumer saw, poll by poll, without seeking back.
+    `log` is what a `read_committed` reader found in all partitions at the end; each of `readers` is what one
+    consumer read, poll by poll, without seeking back.
     """
     history = _History(list(transactions), list(log), [list(reader) for reader in readers])
-    return [*history.final_log(), *history.fates(), *history.order(), *history.reads()]
+    return [*history.final_log(), *history.outcomes(), *history.order(), *history.reads()]
 
 
 class _History:
@@ -107,24 +107,24 @@ class _History:
             self._places[seen.partition, seen.value].append(seen.offset)
 
     def final_log(self) -> Iterator[Anomaly]:
-        """Every value of the log was written, by one that did not abort, and is there once."""
+        """Check that every value of the log was written once, by a transaction that was not aborted."""
         for (partition, value), offsets in self._places.items():
             if len(offsets) > 1:
                 yield Anomaly("duplicate", f"{value!r} is in {partition} at offsets {offsets}")
-            yield from self._judge_value(ObservedRecord(partition, offsets[0], value), "the final log")
+            yield from self._check_value(ObservedRecord(partition, offsets[0], value), "the final log")
 
-    def _judge_value(self, seen: ObservedRecord, who: str) -> Iterator[Anomaly]:
+    def _check_value(self, seen: ObservedRecord, who: str) -> Iterator[Anomaly]:
         transaction = self._writer_of.get((seen.partition, seen.value))
         where = f"{seen.value!r} at {seen.partition}@{seen.offset}, seen by {who}"
         if transaction is None:
-            yield Anomaly("unknown", f"{where}, was written by nobody")
+            yield Anomaly("unknown", f"{where}, was written by no transaction")
         elif transaction.outcome is TransactionOutcome.ABORTED:
             yield Anomaly("aborted read", f"{where}, is of {transaction.name}, which was aborted")
         elif transaction.commit_asked_at is None or seen.at < transaction.commit_asked_at:
             yield Anomaly("precommitted read", f"{where}, is of {transaction.name}, not committed by then")
 
-    def fates(self) -> Iterator[Anomaly]:
-        """What was committed is there as a whole; what is there in part is torn."""
+    def outcomes(self) -> Iterator[Anomaly]:
+        """Check that committed transactions are complete, and that no transaction is torn."""
         for transaction in self._transactions:
             missing = [append for append in transaction.appends if append not in self._places]
             if not missing:
@@ -132,10 +132,10 @@ class _History:
             if transaction.outcome is TransactionOutcome.COMMITTED:
                 yield Anomaly("lost write", f"{transaction.name} was committed without {missing}")
             if len(missing) < len(transaction.appends):
-                yield Anomaly("torn transaction", f"{transaction.name} is there but for {missing}")
+                yield Anomaly("torn transaction", f"{transaction.name} is visible without {missing}")
 
     def order(self) -> Iterator[Anomaly]:
-        """In each partition a writer's values are in the order in which it sent them."""
+        """Check that in each partition the values of a writer are in the order in which it sent them."""
         sent: dict[tuple[str, str], int] = {}
         for transaction in sorted(self._transactions, key=lambda each: (each.writer, each.number)):
             for append in transaction.appends:
@@ -153,7 +153,7 @@ class _History:
             last[key] = rank, seen.value
 
     def reads(self) -> Iterator[Anomaly]:
-        """Each reader saw of each partition a gapless piece of the final log, in order."""
+        """Check that each reader read a gapless part of the final log of each partition, in order."""
         offsets: dict[str, list[int]] = defaultdict(list)
         values: dict[tuple[str, int], str] = {}
         for seen in self._log:
@@ -168,7 +168,7 @@ class _History:
             who = f"reader {number}"
             position: dict[str, int] = {}
             for seen in reader:
-                yield from self._judge_value(seen, who)
+                yield from self._check_value(seen, who)
                 place = (seen.partition, seen.offset)
                 if place in values and values[place] != seen.value:
                     yield Anomaly("divergence", f"{place} is {values[place]!r}, {who} saw {seen.value!r}")

@@ -1,8 +1,7 @@
-"""Machines on a simulated network, from one seed: boot, kill, pause, and what they leave behind.
+"""Machines on a simulated network, from one seed: boot, kill, pause, power loss.
 
-A machine keeps its disk and its clock through all the lives of its process. Everything that a process gets
-to see of the world is the :class:`~ottla.runtime.runtime.Runtime` that it is booted with, so the code that
-runs here is the code that runs in production.
+A machine keeps its disk and its clock when it boots again. A process sees nothing of the simulator but the
+`Runtime` that it is booted with, so the code that runs here is the code that runs in production.
 """
 
 from __future__ import annotations
@@ -33,8 +32,10 @@ Main = Callable[[Runtime], Coroutine[Any, Any, None]]
 
 
 class SimPool:
-    """A call happens at one moment between its beginning and its end; ``slowness_ms`` is how long that takes
-    at most. A process that is killed before that moment has not called.
+    """The pool of a simulated process: a call takes virtual time, up to `slowness_ms` before and after it
+    runs.
+
+    The call itself runs at one moment. A process that is killed before that moment has not made the call.
     """
 
     def __init__(self, seed: str, *, slowness_ms: float = 3.0) -> None:
@@ -48,10 +49,12 @@ class SimPool:
         return result
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there are no threads."""
 
 
 class SimMachine:
+    """A machine of the simulated network: its disk, its clock, and the process that runs on it."""
+
     def __init__(self, world: World, name: str, main: Main) -> None:
         self._world = world
         self.name = name
@@ -63,9 +66,9 @@ class SimMachine:
         self.process: Process | None = None
         self.pool: SimPool | None = None
         self.boots = 0
-        # Called when the power went off in the middle of a write.
+        # Called when the power is lost inside a write.
         self.on_power_loss: Callable[[], None] | None = None
-        # Called before its process ends, for a last look at it.
+        # Called before its process ends, so that a checker can read its state once more.
         self.on_end: Callable[[], None] | None = None
 
     @property
@@ -88,15 +91,15 @@ class SimMachine:
             self.pool,
             SimNetwork(world.fabric, self.name, process),
         )
-        world.trace.add(self.name, f"boots, life {self.boots}")
-        world.loop.spawn(process, self._live(runtime), f"main of {self.name}")
+        world.trace.add(self.name, f"boots, number {self.boots}")
+        world.loop.spawn(process, self._run(runtime), f"main of {self.name}")
 
-    async def _live(self, runtime: Runtime) -> None:
+    async def _run(self, runtime: Runtime) -> None:
         process = self.process
         try:
             await self.main(runtime)
         except (Exception, asyncio.CancelledError) as error:
-            if process is not None and not process.dead:  # the dead fail as they must
+            if process is not None and not process.dead:  # a killed process may fail as it likes
                 self._world.failed(self.name, error)
 
     def _after_step(self) -> None:
@@ -107,7 +110,7 @@ class SimMachine:
                 self.on_power_loss()
 
     def kill(self, *, power_loss: bool) -> None:
-        """End its process here and now; with ``power_loss`` what was not synced may be lost with it."""
+        """End its process at this moment; with `power_loss` its disk may lose what was not synced."""
         if self.process is None:
             return
         if self.on_end is not None:
@@ -116,8 +119,8 @@ class SimMachine:
         world = self._world
         world.trace.add(self.name, "loses power" if power_loss else "is killed")
         world.fabric.take_down(world.fabric.host(self.name), silently=power_loss)
-        # Before its coroutines are closed: what they do on their way out reaches no file. A disk that has
-        # failed to sync is mounted anew when it is repaired, and with that its cache is gone.
+        # Before its coroutines are closed, so that their clean-up reaches no file. A disk that has failed
+        # to sync is remounted when it is repaired, and loses its page cache with that.
         if power_loss or self.disk.cache_lies:
             self.disk.crash()
         else:
@@ -136,6 +139,8 @@ class SimMachine:
 
 
 class World:
+    """One run of the simulator: its machines, their network, the trace and the violations."""
+
     def __init__(self, seed: int | str, *, max_steps: int = 20_000_000) -> None:
         invariants.check_thoroughly()
         self.seed = seed
@@ -144,16 +149,16 @@ class World:
         self.random = random.Random(f"{seed}/world")
         self.trace = Trace(self.loop.time)
         self.machines: dict[str, SimMachine] = {}
-        # How often each kind of fault was done.
+        # How often each kind of fault was injected.
         self.coverage: Counter[str] = Counter()
         self.log_handler = TraceHandler(self.trace)
-        # Told of what a machine has just done, for faults that strike at such moments.
+        # Called with what a machine has just done, for faults that strike at such moments.
         self.on_event: Callable[[str, SimMachine], None] | None = None
-        # What went wrong: the first one is the cause.
+        # The guarantees that were broken: the first one is the cause.
         self.violations: list[str] = []
 
     def machine(self, name: str, main: Main) -> SimMachine:
-        """A new machine; it is not booted yet."""
+        """Add a machine, without booting it."""
         machine = self.machines[name] = SimMachine(self, name, main)
         self.fabric.host(name)
         return machine
@@ -163,25 +168,25 @@ class World:
             self.on_event(what, machine)
 
     def violated(self, text: str) -> None:
-        """A promise was broken: the run ends here."""
+        """Record that a guarantee is broken, and end the run."""
         self.trace.add("checker", f"VIOLATION: {text}")
         self.violations.append(text)
         self.loop.stop()
 
     def failed(self, who: str, error: BaseException) -> None:
-        """A process failed in a way that no fault explains."""
+        """Record that a process failed in a way that no fault explains."""
         self.violated(f"{who} failed: {''.join(traceback.format_exception(error))}")
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run to the end of ``main`` or to the first violation."""
+        """Run to the end of `main` or to the first violation."""
         handler = self.log_handler
         logger = logging.getLogger("ottla")
         level, propagate = logger.level, logger.propagate
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        # Garbage is collected between steps only, at the same ones in every run: what a killed coroutine
-        # would still do on its way out must not happen at other moments than before, and concerns nobody.
+        # Garbage is collected between steps only, at the same ones in every run: the clean-up of a killed
+        # coroutine must not run at other moments in another run, and its errors do not matter.
         collects = gc.isenabled()
         gc.disable()
         unraisable, sys.unraisablehook = sys.unraisablehook, lambda _: None
@@ -191,7 +196,7 @@ class World:
             self.loop.run_forever()
             if task.done() and not task.cancelled() and task.exception() is not None and not self.violations:
                 raise task.exception()  # type: ignore[misc]
-            self._look_for_errors()
+            self._check_loop_errors()
         finally:
             self.trace.is_over = True
             for machine in self.machines.values():
@@ -205,8 +210,8 @@ class World:
             logger.setLevel(level)
             logger.propagate = propagate
 
-    def _look_for_errors(self) -> None:
+    def _check_loop_errors(self) -> None:
         for who, context in self.loop.errors:
             error = context.get("exception")
-            told = "".join(traceback.format_exception(error)) if error is not None else ""
-            self.violations.append(f"{who}: {context.get('message')}\n{told}")
+            text = "".join(traceback.format_exception(error)) if error is not None else ""
+            self.violations.append(f"{who}: {context.get('message')}\n{text}")

@@ -168,6 +168,7 @@ class Lab:
         if effects.records and self.fail_writes:
             error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the disk is full")
             for token, _ in effects.replies:
+                assert isinstance(token, Answer)
                 token.value = error
             if effects.failed is not None:
                 then = effects.failed(error, self.now)
@@ -178,6 +179,7 @@ class Lab:
             value = None if record.value is None else encode_value(record.value, record.version)
             self._append(Entry(encode_key(record.key), value, effects.producer))
         for token, response in effects.replies:
+            assert isinstance(token, Answer)
             assert token.value is None, "a request was answered twice"
             token.value = response
         if effects.applied is not None:

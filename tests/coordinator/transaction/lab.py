@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplayedRecord
-from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.coordinator.transaction.config import TransactionConfig, TransactionSettings
 from ottla.coordinator.transaction.requests import (
     AbortTimedOut,
     AddPartitions,
@@ -23,7 +23,6 @@ from ottla.coordinator.transaction.requests import (
     Missing,
     NewTransactionSettings,
     ProducerIdWanted,
-    TransactionSettings,
     VerifyPartitions,
     WriteMarkers,
 )

@@ -1,4 +1,4 @@
-"""Those who change the cluster while it works: topics that come and go, settings, replicas that move."""
+"""Administrators: create and delete topics, change settings, move replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
 
 T = TypeVar("T")
 
-# Settings of topics that may change at any time, and what to.
+# Settings of topics that may change at any time, with their values.
 _CHOICES = {
     "segment.ms": ("200", "5000", "604800000"),
     "compression.type": ("producer", "uncompressed", "lz4", "zstd", "gzip"),
@@ -36,7 +36,7 @@ def admin_settings() -> dict[str, int]:
 
 
 class _Administrator:
-    """Does one thing after the other, with an admin client that is made anew now and then."""
+    """Executes one operation after the other, with a new admin client from time to time."""
 
     def __init__(self, environment: ClusterEnvironment, name: str) -> None:
         self.environment = environment
@@ -57,14 +57,14 @@ class _Administrator:
                 await self.act(admin, runtime)
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
-        raise AssertionError(f"{self.name} has nothing to do")
+        raise AssertionError(f"{self.name} does not define its operations")
 
-    def did(self, what: str) -> None:
+    def count(self, what: str) -> None:
         self.environment.world.coverage[f"admin: {what}"] += 1
 
 
 class TopicChurn(_Administrator):
-    """Makes topics, writes a little to them, and deletes them; names come back."""
+    """Creates topics, writes a few records to them, and deletes them; names are used again."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random = runtime.random
@@ -74,11 +74,11 @@ class TopicChurn(_Administrator):
                 factor = random.randrange(1, len(self.environment.brokers) + 1)
                 partitions = random.randrange(1, 4)
                 await admin.topics.create(name, partitions=partitions, replication_factor=factor)
-                self.did("create a topic")
+                self.count("create a topic")
                 await self._write(name, runtime)
             else:
                 await admin.topics.delete(name)
-                self.did("delete a topic")
+                self.count("delete a topic")
         except KafkaError as error:
             if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise
@@ -101,7 +101,7 @@ class SettingsChanger(_Administrator):
             count = self.environment.partitions(EVENTS)
             if count < _MAX_PARTITIONS:
                 await admin.topics.add_partitions(EVENTS, count + 1)
-                self.did("add a partition")
+                self.count("add a partition")
             return
         name = _choose(random, tuple(_CHOICES))
         value = None if random.random() < 0.2 else _choose(random, _CHOICES[name])
@@ -111,39 +111,39 @@ class SettingsChanger(_Administrator):
             set={} if value is None else {name: value},
             delete=[name] if value is None else (),
         )
-        self.did("change a setting")
+        self.count("change a setting")
 
 
 class ReplicaMover(_Administrator):
-    """Moves replicas, takes some moves back, and gives leadership to preferred leaders."""
+    """Reassigns partitions, cancels some reassignments, and elects preferred leaders."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random, environment = runtime.random, self.environment
         topic = _choose(random, environment.topics)
         partition = TopicPartition(topic, random.randrange(0, max(environment.partitions(topic), 1)))
-        deeds: tuple[Callable[[], Awaitable[None]], ...] = (
+        operations: tuple[Callable[[], Awaitable[None]], ...] = (
             lambda: self._move(admin, partition, random),
             lambda: self._move(admin, partition, random),
             lambda: self._cancel(admin, partition),
             lambda: self._elect(admin, partition),
         )
-        await _choose(random, deeds)()
+        await _choose(random, operations)()
 
     async def _move(self, admin: Admin, partition: TopicPartition, random: Random) -> None:
         brokers = list(self.environment.brokers)
-        # As many as before or more, so that a promise of min.insync.replicas can be kept.
+        # At least two, so that `min.insync.replicas` can be kept.
         factor = random.randrange(min(len(brokers), 2), len(brokers) + 1)
         target = [brokers.pop(random.randrange(0, len(brokers))) for _ in range(factor)]
         await admin.partitions.reassign({partition: target})
-        self.did("move replicas")
+        self.count("move replicas")
 
     async def _cancel(self, admin: Admin, partition: TopicPartition) -> None:
         await admin.partitions.reassign({partition: None})
-        self.did("take a move back")
+        self.count("take a move back")
 
     async def _elect(self, admin: Admin, partition: TopicPartition) -> None:
         await admin.partitions.elect_leaders(ElectionType.PREFERRED, [partition])
-        self.did("elect the preferred leader")
+        self.count("elect the preferred leader")
 
 
 def _choose(random: Random, options: tuple[T, ...]) -> T:

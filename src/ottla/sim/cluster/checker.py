@@ -40,12 +40,12 @@ class ClusterChecker:
         self._leaders: dict[tuple[bytes, int, int], int] = {}
         self._images: OrderedDict[int, MetadataImage] = OrderedDict()
         self.newest = MetadataImage.EMPTY
-        # Topics that may elect leaders outside of the in-sync set: what is committed there is no promise.
+        # Topics with unclean leader election: committed records may be lost there.
         self.unclean: set[str] = set()
-        # Brokers that ended without a word, and those of them whose disks forgot something: the epoch that
-        # their registration had then.
+        # Brokers that ended without a clean shutdown, and those of them whose disks lost data, with the
+        # broker epoch that they had then.
         self._ended: dict[int, int] = {}
-        self._forgetful: dict[int, int] = {}
+        self._lost_data: dict[int, int] = {}
 
         self.watches: dict[int, NodeWatcher] = {}  # of the nodes that are up
         self.machines: dict[int, SimMachine] = {}
@@ -66,7 +66,7 @@ class ClusterChecker:
 
     # Replicas
 
-    def led(self, partition: Partition, node: int) -> None:
+    def on_leader(self, partition: Partition, node: int) -> None:
         key = (partition.topic_id, partition.topic_partition.partition, partition.leader_epoch)
         known = self._leaders.get(key)
         if known is None:
@@ -88,20 +88,20 @@ class ClusterChecker:
         return history
 
     def leader_epoch(self, topic: str, partition: int) -> int:
-        """The newest leader epoch of a partition that anybody has acted in."""
+        """The newest leader epoch of a partition in any metadata image."""
         image = self.newest.topics.by_name.get(topic)
         registration = None if image is None else image.partitions.get(partition)
         return -1 if registration is None else registration.leader_epoch
 
     # Metadata
 
-    def followed(self, image: MetadataImage, who: str) -> None:
+    def on_image(self, image: MetadataImage, who: str) -> None:
         offset = image.provenance.last_contained_offset
         if offset < 0:
             return
         known = self._images.setdefault(offset, image)
         if known is not image and known != image:
-            self._world.violated(f"{who} has another image of the metadata up to {offset} than others have")
+            self._world.violated(f"{who} has another metadata image up to {offset} than other nodes")
         if offset > self.newest.provenance.last_contained_offset:
             self.newest = image
         if len(self._images) > _KNOWN_IMAGES:
@@ -109,8 +109,8 @@ class ClusterChecker:
 
     # Clients
 
-    def acknowledged(self, sent: SentRecord) -> None:
-        """A producer was told that a record is written, at the offset that it now carries."""
+    def on_acknowledged(self, sent: SentRecord) -> None:
+        """Check a record that was acknowledged to a producer, at the offset in `sent`."""
         if sent.acks == 1:
             epochs = [watch.leads_with(sent) for watch in self.watches.values()]
             sent.leader_epoch = max(epochs, default=-1)
@@ -130,10 +130,10 @@ class ClusterChecker:
                 f"{entry.value!r} is committed"
             )
 
-    def read(
+    def on_read(
         self, topic: str, partition: int, offset: int, value: bytes | None, *, read_committed: bool
     ) -> None:
-        """A consumer was given a record."""
+        """Check a record that a consumer has read."""
         if topic in self.unclean:
             return
         history = self.history(topic, partition)
@@ -151,45 +151,45 @@ class ClusterChecker:
                 f"stable offset {history.last_stable_offset}"
             )
 
-    # Which ends the promises survive
+    # Which broker may end
 
     def may_end(self, broker: int, *, power_loss: bool) -> bool:
-        """Whether everything that is promised holds if this broker ends without a word and, with
-        ``power_loss``, its disk forgets what was not synced.
+        """Whether all guarantees still hold if this broker ends without a clean shutdown and, with
+        `power_loss`, its disk loses what was not synced.
 
-        A broker that ended so is not elected before it has caught up, as nobody knows what it has lost. So of
-        each partition an in-sync replica must stay that has not; unless nobody has lost anything, or this one
-        is known to be the last in sync and keeps what it has: then it comes back as the last leader.
+        A broker that ended so is not elected before it has caught up, as it may have lost records. So of each
+        partition an in-sync replica must remain that has not ended so; unless no replica has lost data, or
+        this broker is known to be the last in-sync replica and keeps its data: then it becomes leader again.
         """
         for topic, _, registration in self.newest.topics.partitions():
             eligible = {*registration.isr, *registration.elr, *registration.last_known_elr}
             if broker not in eligible or topic.name in self.unclean:
                 continue
             staying = [id for id in registration.isr if id != broker and not self._is_out(self._ended, id)]
-            # Whoever has forgotten something counts so until it is in sync again, also if it is back.
-            forgetful = power_loss or any(
-                self._is_out(self._forgetful, id) or (id in self._forgetful and id not in registration.isr)
+            # A broker that has lost data counts as such until it is in sync again, also if it is back.
+            lost_data = power_loss or any(
+                self._is_out(self._lost_data, id) or (id in self._lost_data and id not in registration.isr)
                 for id in eligible
             )
-            if forgetful and not staying and (power_loss or registration.isr != (broker,)):
+            if lost_data and not staying and (power_loss or registration.isr != (broker,)):
                 return False
         return True
 
-    def ended(self, broker: int, *, power_loss: bool) -> None:
+    def on_ended(self, broker: int, *, power_loss: bool) -> None:
         registration = self.newest.cluster.brokers.get(broker)
         epoch = -1 if registration is None else registration.epoch
         self._ended[broker] = epoch
         if power_loss:
-            self._forgetful[broker] = epoch
+            self._lost_data[broker] = epoch
 
     def _is_out(self, ends: dict[int, int], broker: int) -> bool:
-        """Whether it has ended and not registered since."""
+        """Whether the broker has ended and has not registered since."""
         registration = self.newest.cluster.brokers.get(broker)
         return broker in ends and (registration is None or registration.epoch <= ends[broker])
 
 
 class NodeWatcher:
-    """One life of a node, as the checker sees it: called whenever a partition of it moves."""
+    """Observes one process of a node for the checker: called on every progress of a partition."""
 
     def __init__(self, world: World, checker: ClusterChecker, id: int, node: Node, disk: SimDisk) -> None:
         self._world = world
@@ -198,11 +198,11 @@ class NodeWatcher:
         self._node = node
         self._disk = disk
         self._checked: dict[tuple[bytes, int], int] = {}
-        node.replicas.add_progress_listener(self.progressed)
+        node.replicas.add_progress_listener(self.on_progress)
         checker.watches[id] = self
 
     def leads_with(self, sent: SentRecord) -> int:
-        """The epoch in which this node leads with that record in its log; -1 if it does not."""
+        """The leader epoch, if this node leads the partition and has the record in its log; otherwise -1."""
         try:
             partition = self._node.replicas.partition(TopicPartition(sent.topic, sent.partition))
             if not partition.is_leader or not 0 <= sent.offset < partition.log.log_end_offset:
@@ -214,15 +214,15 @@ class NodeWatcher:
         found = {record.offset: record.value for record in read_records(data)} if data else {}
         return partition.leader_epoch if found.get(sent.offset) == sent.value else -1
 
-    def look(self) -> None:
-        """At everything, as far as it was not looked at yet."""
+    def check(self) -> None:
+        """Check all partitions, as far as they are not checked yet."""
         for partition in self._node.replicas:
-            self.progressed(partition)
+            self.on_progress(partition)
 
-    def progressed(self, partition: Partition) -> None:
+    def on_progress(self, partition: Partition) -> None:
         log = partition.log
         if partition.is_leader:
-            self._checker.led(partition, self.id)
+            self._checker.on_leader(partition, self.id)
         if partition.topic_partition.topic in self._checker.unclean or log.is_closed:
             return
         key = (partition.topic_id, partition.topic_partition.partition)
@@ -231,7 +231,7 @@ class NodeWatcher:
         if high_watermark == checked:
             return
         if partition.is_leader and key in self._checked and high_watermark > checked:
-            self._count(partition)
+            self._check_min_insync(partition)
             self._world.event("commits", self._checker.machines[self.id])
         try:
             with self._disk.undisturbed():
@@ -243,8 +243,8 @@ class NodeWatcher:
             return
         self._checked[key] = high_watermark
 
-    def _count(self, partition: Partition) -> None:
-        """A leader commits something: enough replicas must have it."""
+    def _check_min_insync(self, partition: Partition) -> None:
+        """Check that a leader that commits has `min.insync.replicas` in sync."""
         wanted = min(partition.log.config.min_insync_replicas, len(partition.replicas))
         if len(partition.isr) < wanted and len(partition.replicas) > 1:
             self._world.violated(
@@ -261,7 +261,7 @@ class NodeWatcher:
             for position, header in iter_batches(data):
                 if header.next_offset > end:
                     return
-                history.see(data, position, header, f"node {self.id}")
+                history.on_committed(data, position, header, f"node {self.id}")
                 start = header.next_offset
             if start == before:
                 return

@@ -1,4 +1,4 @@
-"""The clients of a simulated cluster, as its scenario asks for them."""
+"""Creates the clients of a simulated cluster that its scenario names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STRATEGIES = (("range",), ("cooperative-sticky",), ("range", "cooperative-stick
 
 
 def make_clients(environment: ClusterEnvironment, scenario: ClusterScenario) -> dict[str, SimClient]:
-    """By name. Groups that nobody is a member of have no group."""
+    """The clients by name. Only groups with members are noted in the journal."""
     random = environment.world.random
     groups = {}
     for protocol in ("classic", "consumer"):

@@ -1,4 +1,4 @@
-"""What the clients of a simulated cluster share: where it is, what is wanted of them, and whom they tell."""
+"""The environment that the clients of a simulated cluster share: its address, the checker and the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ottla.sim.world import World
 
 __all__ = ["COPIES", "EVENTS", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
 
-# Written by anybody, with any acks; only by those who double nothing; only by those who copy the orders.
+# Topics: written with any acks; written by idempotent producers only; copies of the orders.
 EVENTS, ORDERS, COPIES = "events", "orders", "copies"
 
 
@@ -26,26 +26,26 @@ class ClusterEnvironment:
     brokers: tuple[int, ...]
     topics: tuple[str, ...] = (EVENTS, ORDERS, COPIES)
     journal: Journal = field(default_factory=Journal)
-    # Writers and administrators are to come to an end; then readers are to read the rest.
+    # `stopping`: writers and administrators finish. `draining`, after that: readers read the rest and finish.
     stopping: bool = False
     draining: bool = False
     ended: set[str] = field(default_factory=set)
 
-    def tell(self, who: str, text: str) -> None:
+    def trace(self, who: str, text: str) -> None:
         self.world.trace.add(who, text)
 
-    def delivered(self, sent: SentRecord, offset: int) -> None:
+    def on_delivered(self, sent: SentRecord, offset: int) -> None:
         sent.state, sent.offset = OperationState.DONE, offset
-        self.checker.acknowledged(sent)
+        self.checker.on_acknowledged(sent)
 
     def partitions(self, topic: str) -> int:
-        """How many there are, as far as anybody has followed the metadata."""
+        """The number of partitions of a topic in the newest metadata image."""
         image = self.checker.newest.topics.by_name.get(topic)
         return 0 if image is None else len(image.partitions)
 
 
 class SimClient(Protocol):
-    """A program on a machine of its own; ``main`` runs in each of its lives."""
+    """A client on a machine of its own, which runs `main` whenever it boots."""
 
     name: str
 
@@ -53,10 +53,10 @@ class SimClient(Protocol):
 
 
 async def attempt(environment: ClusterEnvironment, who: str, what: Callable[[], Awaitable[None]]) -> bool:
-    """Do what may fail as any request to a cluster in trouble does; whether it worked."""
+    """Await `what`; False if it failed with an error that faults of the cluster explain."""
     try:
         await what()
     except (KafkaError, OSError) as error:
-        environment.tell(who, f"gives up: {error}")
+        environment.trace(who, f"gives up: {error}")
         return False
     return True

@@ -1,5 +1,9 @@
-"""What can be done to a cluster beyond what any machine can suffer: restarts, bad disks, and clients that die
-or fall asleep.
+"""Faults of a cluster beyond those of any machine: restarts, disk faults, and clients that are killed or
+paused.
+
+Disks become full, fail as a whole, or fail once. A node that found no space must go on by itself once there
+is some. A node that met an error may only end, or take the directory offline, until an operator has repaired
+the disk; the simulated operator then starts the node again.
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ from ottla.sim.world import SimMachine, World
 __all__ = ["ClusterFaultInjector", "DiskFaultInjector"]
 
 _WHOLE_DISK_BYTES = 1 << 50
-# How much room is left on a disk that is about to be full.
+# How much space is left on a disk that is about to be full.
 _ROOM_BYTES = (0, 4_096, 40_000)
 _FAILING_ONCE = (Op.READ, Op.WRITE, Op.SYNC, Op.CREATE, Op.RENAME, Op.SYNC_DIR)
-_OPERATOR_LOOKS_EVERY_S = 0.5
-# How long after the last harm the operator still looks: what failed at the last moment is told a bit later.
+_OPERATOR_INTERVAL_S = 0.5
+# How long the operator goes on after the last fault: a node notices a failed disk only some time later.
 _OPERATOR_STAYS_S = 5.0
 
 
 class ClusterFaultInjector:
+    """Injects faults into the nodes and clients of a cluster, with a `Nemesis`."""
+
     def __init__(
         self,
         world: World,
@@ -44,29 +50,29 @@ class ClusterFaultInjector:
         self._disks = DiskFaultInjector(world, self._members, directories, self._stop)
         self._rolling = False
         self.clients: list[SimMachine] = []
-        deeds: Mapping[str, Callable[[SimMachine], None]] = {
+        faults: Mapping[str, Callable[[SimMachine], None]] = {
             "stop and start": self._restart,
             "rolling restart": lambda _: self._roll(),
             "kill a client": lambda _: self._kill_client(),
             "pause a client": lambda _: self._pause_client(),
-            **self._disks.deeds,
+            **self._disks.faults,
         }
         self.nemesis = Nemesis(
             world,
             config,
             lambda: [member.machine for member in members],
             may_end=self._may_end,
-            more=deeds,
+            more=faults,
         )
         self._disks.nemesis = self.nemesis
 
     async def run(self, seconds: float) -> None:
-        """Do harm for so long."""
+        """Inject faults for this long."""
         self._spawn(self._disks.operate(), "operator")
         await self.nemesis.run(seconds)
 
     def stop(self) -> None:
-        """Take everything back."""
+        """Remove all faults."""
         self._disks.heal()
         self.nemesis.stop()
 
@@ -79,15 +85,17 @@ class ClusterFaultInjector:
         if self._synced:
             return True
         for each in self._members.values():
-            each.look_at_metadata()
+            each.check_metadata()
         if not self._checker.may_end(member.id, power_loss=power_loss):
             return False
-        self._checker.ended(member.id, power_loss=power_loss)
+        self._checker.on_ended(member.id, power_loss=power_loss)
         return True
 
     def _stop(self, member: ClusterMember) -> bool:
-        """Ask a node to stop and start again. It hands over to whoever is in sync as far as the controller
-        knows, and they may have lost their power a moment ago: so that, too, must leave somebody.
+        """Ask a node to stop cleanly and start again; False if it may not be stopped now.
+
+        It hands its partitions over to replicas that are in sync as far as the controller knows, and they may
+        have lost their power a moment ago: so a replica that has everything must remain then, too.
         """
         may = member.is_awake and self._may_end(member.machine, power_loss=False)
         if may:
@@ -97,25 +105,25 @@ class ClusterFaultInjector:
     def _restart(self, machine: SimMachine) -> None:
         member = self._members[machine.name]
         if member.is_ready and self._stop(member):
-            self.nemesis.did("stop and start", machine.name)
+            self.nemesis.count("stop and start", machine.name)
 
     def _roll(self) -> None:
         if not self._rolling:
             self._rolling = True
-            self.nemesis.did("rolling restart")
+            self.nemesis.count("rolling restart")
             self._spawn(self._roll_all(), "rolling restart")
 
     async def _roll_all(self) -> None:
-        """One after the other, each once the one before is back, or has not come back for long."""
+        """Restart one node after the other, each once the one before is ready again or is overdue."""
         for member in self._members.values():
-            lives = member.machine.boots
+            boots = member.machine.boots
             for _ in range(40):
                 if self._stop(member):
                     break
                 await asyncio.sleep(0.25)
             for _ in range(40):
                 await asyncio.sleep(0.25)
-                if member.machine.boots > lives and member.is_ready:
+                if member.machine.boots > boots and member.is_ready:
                     break
         self._rolling = False
 
@@ -123,21 +131,21 @@ class ClusterFaultInjector:
         up = [machine for machine in self.clients if machine.is_up]
         if up:
             machine = self._world.random.choice(up)
-            self.nemesis.did("kill a client", machine.name)
+            self.nemesis.count("kill a client", machine.name)
             machine.kill(power_loss=self._world.random.random() < 0.3)
-            self.nemesis.later(lambda: None if machine.is_up else machine.boot())
+            self.nemesis.undo_later(lambda: None if machine.is_up else machine.boot())
 
     def _pause_client(self) -> None:
         up = [machine for machine in self.clients if machine.process is not None]
         if up:
             machine = self._world.random.choice(up)
-            self.nemesis.did("pause a client", machine.name)
+            self.nemesis.count("pause a client", machine.name)
             machine.pause()
-            self.nemesis.later(machine.resume)
+            self.nemesis.undo_later(machine.resume)
 
 
 class DiskFaultInjector:
-    """``restart`` stops a node and starts it again, if that may be."""
+    """Injects disk faults. `restart` stops a node and starts it again, if it may be stopped now."""
 
     def __init__(
         self,
@@ -151,24 +159,24 @@ class DiskFaultInjector:
         self._directories = directories
         self._restart = restart
         self._healed_at: float | None = None
-        self.nemesis: Nemesis  # set by who makes both
+        self.nemesis: Nemesis  # set by `ClusterFaultInjector`, which creates both
 
     @property
-    def deeds(self) -> Mapping[str, Callable[[SimMachine], None]]:
+    def faults(self) -> Mapping[str, Callable[[SimMachine], None]]:
         return {"full disk": self._fill, "failing directory": self._break, "disk error": self._fail_once}
 
     def heal(self) -> None:
-        """All disks are well and have room from now on."""
+        """Remove all disk faults and limits."""
         for member in self._members.values():
             member.machine.disk.heal()
             member.machine.disk.limit(_WHOLE_DISK_BYTES)
-            member.troubles.clear()
+            member.disk_faults.clear()
         self._healed_at = self._world.loop.time()
 
     async def operate(self) -> None:
-        """The operator at work."""
+        """Play the operator: restart nodes with an offline directory whose disk is repaired."""
         while self._healed_at is None or self._world.loop.time() < self._healed_at + _OPERATOR_STAYS_S:
-            await asyncio.sleep(_OPERATOR_LOOKS_EVERY_S)
+            await asyncio.sleep(_OPERATOR_INTERVAL_S)
             for member in self._members.values():
                 if member.needs_operator and self._restart(member):
                     self._world.coverage["started again after a disk failed"] += 1
@@ -178,26 +186,26 @@ class DiskFaultInjector:
         usage = disk.usage("/")
         room = random.randrange(0, random.choice(_ROOM_BYTES) + 1)
         disk.limit(usage.total_bytes - usage.free_bytes + room)
-        self._trouble(machine, "full disk", f"{room} bytes are left", lambda: disk.limit(_WHOLE_DISK_BYTES))
+        self._inject(machine, "full disk", f"{room} bytes are left", lambda: disk.limit(_WHOLE_DISK_BYTES))
 
     def _break(self, machine: SimMachine) -> None:
         path = self._world.random.choice(self._directories)
         fault = machine.disk.fail(errno.EIO, prefix=path, times=None)
-        self._trouble(machine, "failing directory", path, lambda: machine.disk.heal(fault))
+        self._inject(machine, "failing directory", path, lambda: machine.disk.heal(fault))
 
     def _fail_once(self, machine: SimMachine) -> None:
         random = self._world.random
         path, op = random.choice(self._directories), random.choice(_FAILING_ONCE)
         fault = machine.disk.fail(errno.EIO, prefix=path, ops=[op], skip=random.randrange(0, 20))
-        self._trouble(machine, "disk error", f"soon, {op} in {path}", lambda: machine.disk.heal(fault))
+        self._inject(machine, "disk error", f"soon, {op} in {path}", lambda: machine.disk.heal(fault))
 
-    def _trouble(self, machine: SimMachine, what: str, detail: str, undo: Callable[[], None]) -> None:
-        end = self._members[machine.name].trouble()
-        self.nemesis.did(what, f"{machine.name} {detail}")
+    def _inject(self, machine: SimMachine, what: str, detail: str, undo: Callable[[], None]) -> None:
+        end = self._members[machine.name].begin_disk_fault()
+        self.nemesis.count(what, f"{machine.name} {detail}")
 
         def undone() -> None:
             undo()
-            self._world.trace.add("nemesis", f"{what} no more: {machine.name}")
+            self._world.trace.add("nemesis", f"{what} ends: {machine.name}")
             end()
 
-        self.nemesis.later(undone)
+        self.nemesis.undo_later(undone)

@@ -1,8 +1,8 @@
-"""What was committed to a partition, as the first replica that called it committed had it.
+"""The committed records of a partition, as the first replica whose high watermark passed them had them.
 
-Everybody else is held against it: a replica whose high watermark passes an offset must have the same batch
-there, and a client that read or wrote something must find it. Which records `read_committed` may show follows
-from the markers in the same history. Invariant: a history only grows.
+Other replicas and clients are compared with it: a replica whose high watermark passes an offset must have the
+same batch there, and a record that a client has read or written must be in it. Which records `read_committed`
+may show follows from the markers in the history. Invariant: a history only grows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["CommittedRecord", "PartitionHistory", "Mismatch"]
 
 
 class Mismatch(AssertionError):
-    """A replica has something else than what was committed."""
+    """A replica has another batch than the one that was committed."""
 
 
 class _Batch(NamedTuple):
@@ -26,7 +26,9 @@ class _Batch(NamedTuple):
 
 
 class CommittedRecord:
-    """A committed record. ``decided``: None while its transaction is open, then whether it was committed."""
+    """A record below the high watermark. `decided` is None while its transaction is open, then whether it
+    committed.
+    """
 
     __slots__ = ("decided", "offset", "value")
 
@@ -40,7 +42,7 @@ class CommittedRecord:
 
 
 class PartitionHistory:
-    """The history of one partition."""
+    """The committed batches and records of one partition."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,8 +55,8 @@ class PartitionHistory:
     def last_stable_offset(self) -> int:
         return min((entries[0].offset for entries in self._open.values() if entries), default=self.end)
 
-    def see(self, data: bytes, position: int, header: BatchHeader, who: str) -> None:
-        """A replica calls this batch committed."""
+    def on_committed(self, data: bytes, position: int, header: BatchHeader, who: str) -> None:
+        """Compare a batch below the high watermark of a replica, and add it if it is new."""
         batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
         known = self._batches.get(header.base_offset)
         if known is not None:
@@ -88,6 +90,6 @@ class PartitionHistory:
                 self._open.setdefault(header.producer_id, []).append(entry)
 
     def visible(self) -> list[CommittedRecord]:
-        """What a reader of committed records sees now, in order."""
+        """The records that a `read_committed` consumer sees now, in order."""
         stable = self.last_stable_offset
         return [entry for entry in self.entries.values() if entry.decided and entry.offset < stable]

@@ -1,7 +1,7 @@
-"""What the clients did, what they were told, and what they saw: the other half of the evidence.
+"""The journal of the clients: what they sent, which responses they received, and what they read.
 
-Clients write here as they go; the promises are held against it at once where that is possible, and at the end
-where it takes the whole story.
+Clients append to it as they run. The checker uses it at once where that is possible, and the verdict at the
+end of the run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ PartitionKey = tuple[str, int]
 
 
 class OperationState(Enum):
+    """What the client knows of an operation: whether it is done or failed; UNKNOWN after a timeout."""
+
     OPEN = "open"
     UNKNOWN = "unknown"
     DONE = "done"
@@ -34,7 +36,7 @@ class OperationState(Enum):
 
 @dataclass(slots=True)
 class SentRecord:
-    """A record on its way. ``session`` is one producer from its start to its end; ``number`` its place."""
+    """A record that a producer sent: the one with this `number` in its `session`, one per producer object."""
 
     topic: str
     partition: int
@@ -45,13 +47,13 @@ class SentRecord:
     number: int
     state: OperationState = OperationState.OPEN
     offset: int = -1
-    # The leader epoch of the partition when the producer heard of it; with acks=1 no more is promised.
+    # The leader epoch at the acknowledgement; with acks=1 the record may be lost with that leader.
     leader_epoch: int = -1
 
 
 @dataclass(slots=True)
 class ClientTransaction:
-    """DONE is committed and FAILED aborted, as the producer was told; UNKNOWN can be either, but whole."""
+    """A transaction: DONE is committed, FAILED is aborted, UNKNOWN may be either, but as a whole."""
 
     name: str
     records: list[SentRecord] = field(default_factory=list)
@@ -66,7 +68,7 @@ class OffsetCommit:
 
 @dataclass(slots=True)
 class GroupHistory:
-    """What the members of a group read and committed."""
+    """What the members of a group have read and committed."""
 
     name: str
     topics: tuple[str, ...]
@@ -82,8 +84,10 @@ class GroupHistory:
         return max((c.offset for c in self.commits[partition] if c.state is OperationState.DONE), default=0)
 
     def may_be(self, partition: PartitionKey, offset: int) -> bool:
-        """Whether ``offset`` can be what the group has committed: not behind what was confirmed, unless it
-        is a commit of which nobody heard, which may arrive late.
+        """Whether `offset` can be the committed offset of the group.
+
+        It must not be below a confirmed one, unless it is that of a commit without a response, which may have
+        been executed late.
         """
         known = self.commits[partition]
         late = any(c.offset == offset and c.state is not OperationState.DONE for c in known)
@@ -103,7 +107,7 @@ class Journal:
 
 
 def copy_of(group: GroupHistory, value: bytes, transaction: str) -> bytes:
-    """What a member of the group writes for a record that it was given."""
+    """The value that a member of the group writes for a record that it has read."""
     return b"%s of %s in %s" % (group.name.encode(), value, transaction.encode())
 
 

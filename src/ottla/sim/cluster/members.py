@@ -1,4 +1,4 @@
-"""A node of a simulated cluster: the one that ``ottla start`` runs, on a machine of its own."""
+"""The nodes of a simulated cluster: each is what `ottla start` runs, on a machine of its own."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BROKER_PORT, CONTROLLER_PORT = 9092, 9093
 LISTENER = "CONTROLLER"
 DIRECTORIES = ("/data/a", "/data/b")
 _FIRST_CONTROLLER = 101
-# How long after its end a process is started again by whoever looks after it.
+# How long after its end a process is started again, as by a service manager.
 _RESTART_S = 0.5
 
 
 class _WatchedNode(Node):
-    """Shows its replicas before they do anything."""
+    """A node that calls `watch` with itself as soon as it has a `ReplicaManager`."""
 
     def __init__(self, runtime: Runtime, config: NodeConfig, watch: Callable[[Node], None]) -> None:
         self._show = watch
@@ -42,7 +42,7 @@ class _WatchedNode(Node):
 
 
 class ClusterMember:
-    """Its machine boots it again whenever it ends by itself."""
+    """A node and its machine, which boots again whenever the node ends by itself."""
 
     def __init__(self, world: World, checker: ClusterChecker, id: int, settings: Mapping[str, str]) -> None:
         self._world = world
@@ -53,14 +53,14 @@ class ClusterMember:
         self.machine.on_end = self._ends
         checker.machines[id] = self.machine
         self._node: Node | None = None
-        self.watch: NodeWatcher | None = None
-        self._life = 0
-        # What is wrong with its disk right now; and whether something was in this life of it.
-        self.troubles: list[object] = []
-        self._touched = False
+        self.watcher: NodeWatcher | None = None
+        self._boot = 0
+        # The faults of its disk now; and whether there was one since it booted.
+        self.disk_faults: list[object] = []
+        self._had_disk_fault = False
 
     def format(self, directories: Mapping[str, bytes], voters: VoterSet | None) -> None:
-        """Prepare its directories; with dynamic voters the first snapshot says who they are."""
+        """Format its directories; with dynamic voters the bootstrap snapshot names them."""
         machine, config = self.machine, NodeConfig(self.settings)
         for path, directory_id in directories.items():
             format_directory(
@@ -77,41 +77,41 @@ class ClusterMember:
 
     @property
     def node(self) -> Node | None:
-        """The node of the life that the machine lives now; None while it is down."""
-        return self._node if self.machine.is_up and self._life == self.machine.boots else None
+        """The node that its process runs; None while it is down."""
+        return self._node if self.machine.is_up and self._boot == self.machine.boots else None
 
     @property
     def is_ready(self) -> bool:
         return self.node is not None and self.node.ready.is_set()
 
     @property
-    def excused(self) -> bool:
-        """Its disk has failed it or was full, in this life: it may end, and say so."""
-        return self._touched or bool(self.troubles)
+    def has_disk_fault(self) -> bool:
+        """Whether its disk has failed or was full since it booted: then it may end, and log errors."""
+        return self._had_disk_fault or bool(self.disk_faults)
 
-    def trouble(self) -> Callable[[], None]:
-        """Something is wrong with its disk, until the returned function is called."""
+    def begin_disk_fault(self) -> Callable[[], None]:
+        """Note a fault of its disk, until the returned function is called."""
         token = object()
-        self.troubles.append(token)
-        self._touched = True
+        self.disk_faults.append(token)
+        self._had_disk_fault = True
 
         def ends() -> None:
-            if token in self.troubles:
-                self.troubles.remove(token)
+            if token in self.disk_faults:
+                self.disk_faults.remove(token)
 
         return ends
 
     @property
     def needs_operator(self) -> bool:
-        """Whether a directory of it is offline on a disk that is well: it has to be started again."""
+        """Whether one of its directories is offline and the disk has no fault: it has to be restarted."""
         node = self.node
-        if node is None or self.troubles or not hasattr(node, "logs"):
+        if node is None or self.disk_faults or not hasattr(node, "logs"):
             return False
         return any(not directory.is_online for directory in node.logs.directories)
 
     @property
     def is_awake(self) -> bool:
-        """Whether it can be asked to stop."""
+        """Whether it runs and is not paused."""
         return self.node is not None and self._process is not None and not self._process.paused
 
     @property
@@ -120,41 +120,41 @@ class ClusterMember:
 
     async def main(self, runtime: Runtime) -> None:
         process = self._process
-        self.watch = None
-        self._life = self.machine.boots
-        self._touched = bool(self.troubles)
+        self.watcher = None
+        self._boot = self.machine.boots
+        self._had_disk_fault = bool(self.disk_faults)
         node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
         try:
             await node.start()
             reason = await node.failed()
         except NodeFailed as error:
             reason = str(error)
-        if not self.excused:
-            self._world.violated(f"node {self.id} gave up, and its disk is well: {reason}")
+        if not self.has_disk_fault:
+            self._world.violated(f"node {self.id} gave up, and its disk has no fault: {reason}")
         self._world.trace.add(self.machine.name, f"ends: {reason}")
         self._world.coverage["a node ends by itself"] += 1
         self._end(process)
 
     def _watch(self, node: Node) -> None:
-        self.watch = NodeWatcher(self._world, self._checker, self.id, node, self.machine.disk)
+        self.watcher = NodeWatcher(self._world, self._checker, self.id, node, self.machine.disk)
 
     def _ends(self) -> None:
-        self.look_at_metadata()
+        self.check_metadata()
         self._checker.watches.pop(self.id, None)
 
-    def look(self) -> None:
-        """Show the checker what it has."""
-        self.look_at_metadata()
-        if self.node is not None and self.watch is not None:
-            self.watch.look()
+    def check(self) -> None:
+        """Let the checker compare its replicas and its metadata image."""
+        self.check_metadata()
+        if self.node is not None and self.watcher is not None:
+            self.watcher.check()
 
-    def look_at_metadata(self) -> None:
+    def check_metadata(self) -> None:
         node = self.node
         if node is not None and hasattr(node, "metadata"):
-            self._checker.followed(node.image, f"node {self.id}")
+            self._checker.on_image(node.image, f"node {self.id}")
 
     def restart(self) -> None:
-        """Stop it as an operator does, and start it again."""
+        """Stop it cleanly, as an operator does, and start it again."""
         process, node = self._process, self.node
         if process is None or node is None or process.paused:
             return
@@ -185,7 +185,7 @@ class ClusterMember:
 def make_members(
     world: World, checker: ClusterChecker, scenario: ClusterScenario, brokers: tuple[int, ...]
 ) -> list[ClusterMember]:
-    """The nodes with formatted directories, none of them booted."""
+    """Create the nodes of a scenario, with formatted directories; none is booted yet."""
     if scenario.separate:
         controllers = tuple(range(_FIRST_CONTROLLER, _FIRST_CONTROLLER + scenario.controllers))
     else:

@@ -40,7 +40,7 @@ Patch = tuple[Any, str, Any]
 
 
 def _sync_skipped() -> list[Patch]:
-    """Not in the metadata's log: that is the quorum's affair."""
+    """Not in the metadata log, which belongs to the quorum."""
     original = UnifiedLog.run_flush
 
     def run_flush(self: UnifiedLog, plan: FlushPlan) -> None:
@@ -209,7 +209,7 @@ _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "
 def _scenario(
     *clients: str, synced: bool = False, longest_s: float = 2.0, ambush: float = 0.0, **weights: int
 ) -> ClusterScenario:
-    """``ambush`` is how likely a node is to be struck right after it has committed something."""
+    """`ambush` is how likely a node is to be killed right after it has committed records."""
     chosen = {name.replace("_", " "): weight for name, weight in weights.items()}
     return ClusterScenario(
         nodes=3,
@@ -237,14 +237,14 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "followers-forget-producers": _TRANSACTIONS,
     "open-transactions-shown": _TRANSACTIONS,
     "aborted-records-shown": _TRANSACTIONS,
-    # Markers are long under way, and their connections break.
+    # Markers take long to arrive, and their connections break.
     "marker-dropped": _scenario("transactional", "rivals", longest_s=4.0, slow_link=3, sever_connections=5),
     "unclean-stop-taken-for-clean": replace(
         _scenario("idempotent", "acks-all", longest_s=1.0, power_loss=4, kill_a_process=4),
         nodes=2,
         separate=True,
     ),
-    # Whoever has just committed that a transaction is to end dies before everybody knows.
+    # The coordinator is killed right after it has committed the end of a transaction.
     "markers-not-driven-again": _scenario(
         "transactional", "rivals", ambush=0.03, kill_a_process=1, isolate_a_machine=1
     ),

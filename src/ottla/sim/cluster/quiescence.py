@@ -1,4 +1,4 @@
-"""When a cluster is at rest: all replicas in sync and equal, transactions ended, one metadata for all."""
+"""Quiescence of a cluster: all replicas in sync and equal, no open transaction, equal metadata images."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["reason_not_quiescent"]
 
 
 def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
-    """What is still amiss, in one line; None if nothing is."""
+    """The first reason why the cluster is not quiescent, in one line; None if it is."""
     for member in members:
         if not member.is_ready:
-            return f"node {member.id} does not serve"
+            return f"node {member.id} is not ready"
         node = member.node
         assert node is not None
         if node.image != checker.newest:
-            return f"node {member.id} has not followed the metadata"
+            return f"node {member.id} has not caught up with the metadata log"
     by_id = {member.id: member for member in members}
     for topic, index, registration in checker.newest.topics.partitions():
         tp = TopicPartition(topic.name, index)
@@ -29,7 +29,7 @@ def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterCheck
         if set(registration.isr) != set(registration.replicas):
             return f"{tp} has replicas {registration.replicas} and only {registration.isr} are in sync"
         if registration.adding_replicas or registration.removing_replicas:
-            return f"{tp} is still being moved: {registration}"
+            return f"{tp} is still being reassigned: {registration}"
         history = checker.histories.get((topic.id, index))
         end = 0 if history is None else history.end
         for id in registration.replicas:
@@ -47,9 +47,9 @@ def _replica(member: ClusterMember, tp: TopicPartition, end: int, *, clean: bool
     except KafkaError as error:
         return f"node {member.id} does not serve {tp}: {error}"
     if log.high_watermark != log.log_end_offset:
-        return f"{tp} on node {member.id} ends at {log.log_end_offset}, and committed is {log.high_watermark}"
+        return f"{tp} on node {member.id} ends at {log.log_end_offset}, above its high watermark"
     if clean and log.high_watermark != end:
-        return f"{tp} on node {member.id} has {log.high_watermark} committed, and there is {end}"
+        return f"{tp} on node {member.id} has the high watermark {log.high_watermark}, and {end} is committed"
     if log.last_stable_offset != log.high_watermark:
         return f"{tp} on node {member.id} has a transaction open at {log.last_stable_offset}"
     return None

@@ -1,6 +1,4 @@
-"""Those who read: everything again and again, as members of a group of either protocol, and those who copy
-what they read in the transaction that commits their offsets.
-"""
+"""Consumers: without a group, as members of a group of either protocol, and in consume-transform-produce."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def consumer_settings() -> dict[str, Any]:
 
 
 class StandaloneReader:
-    """Reads all partitions of all topics, in no group's name, and now and then begins anew."""
+    """Reads all partitions of all topics without a group, from the beginning in each session."""
 
     def __init__(self, environment: ClusterEnvironment, name: str, *, read_committed: bool) -> None:
         self._environment = environment
@@ -74,7 +72,7 @@ class StandaloneReader:
                 for record in await consumer.poll(timeout_ms=500):
                     key = (record.topic, record.partition)
                     environment.journal.reads += 1
-                    environment.checker.read(
+                    environment.checker.on_read(
                         *key, record.offset, _bytes(record.value), read_committed=self._read_committed
                     )
                     if record.offset <= last.get(key, -1):
@@ -85,12 +83,12 @@ class StandaloneReader:
                     last[key] = record.offset
 
 
-class _ChangedItsMindError(Exception):
-    """A transaction is aborted for no reason but its own."""
+class _AbortOnPurposeError(Exception):
+    """Raised to abort a transaction on purpose."""
 
 
 class _Assigned:
-    """Notes what was confirmed when a partition came, as the member must not begin before that."""
+    """Notes the confirmed offset of each assigned partition: the member must not begin before it."""
 
     def __init__(self, group: GroupHistory) -> None:
         self._story = group
@@ -110,7 +108,7 @@ class _Assigned:
 
 
 class GroupReader:
-    """A member of a group that commits what it has read, until the group has read everything."""
+    """A member of a group that reads and commits, until the group has read everything."""
 
     def __init__(
         self, environment: ClusterEnvironment, name: str, group: GroupHistory, *, protocol: str
@@ -131,8 +129,10 @@ class GroupReader:
         return self._environment.draining and is_drained(self._environment, self.group)
 
     def consumer(self, runtime: Runtime) -> ByteConsumer:
-        modern = self._protocol == "consumer"
-        times: dict[str, Any] = {} if modern else {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 500}
+        is_consumer_protocol = self._protocol == "consumer"
+        times: dict[str, Any] = (
+            {} if is_consumer_protocol else {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 500}
+        )
         consumer: ByteConsumer = Consumer(
             self._environment.servers,
             runtime=runtime,
@@ -165,7 +165,7 @@ class GroupReader:
         for record in records:
             key = (record.topic, record.partition)
             environment.journal.reads += 1
-            environment.checker.read(
+            environment.checker.on_read(
                 *key, record.offset, _bytes(record.value), read_committed=group.read_committed
             )
             least = assigned.least.pop(key, 0)
@@ -187,14 +187,14 @@ class GroupReader:
         except KafkaError as error:
             for commit in commits:
                 commit.state = OperationState.UNKNOWN
-            self._environment.tell(self.name, f"cannot commit: {error}")
+            self._environment.trace(self.name, f"cannot commit: {error}")
             return
         for commit in commits:
             commit.state = OperationState.DONE
 
 
 class Copier(GroupReader):
-    """Writes a copy of each record that it is given, in the transaction that commits its offsets."""
+    """Writes a copy of each record that it reads, in the transaction that commits its offsets."""
 
     async def _session(self, runtime: Runtime) -> None:
         async with (
@@ -218,10 +218,10 @@ class Copier(GroupReader):
                 if records:
                     await self._copy(producer, consumer, records, runtime)
                 elif self._environment.draining:
-                    await self._ask_for_commits(consumer)
+                    await self._note_committed(consumer)
 
-    async def _ask_for_commits(self, consumer: ByteConsumer) -> None:
-        """A transaction of which nobody heard the end may have committed the last of it."""
+    async def _note_committed(self, consumer: ByteConsumer) -> None:
+        """Read the committed offsets: a transaction with an unknown outcome may have committed them."""
         for partition, committed in (await consumer.committed()).items():
             if committed is not None:
                 key = (partition.topic, partition.partition)
@@ -249,12 +249,12 @@ class Copier(GroupReader):
                 commits = note_commits(self.group, positions)
                 await open_transaction.send_offsets(consumer)
                 if runtime.random.random() < 0.1:
-                    raise _ChangedItsMindError("it changed its mind")
+                    raise _AbortOnPurposeError("on purpose")
                 transaction.state = OperationState.UNKNOWN
             transaction.state = OperationState.DONE
-        except (TransactionAborted, _ChangedItsMindError) as error:
+        except (TransactionAborted, _AbortOnPurposeError) as error:
             transaction.state = OperationState.FAILED
-            environment.tell(self.name, f"aborted: {error}")
+            environment.trace(self.name, f"aborted: {error}")
         finally:
             for commit in commits:
                 commit.state = (
@@ -274,7 +274,7 @@ def note_commits(group: GroupHistory, positions: dict[TopicPartition, CommittedO
 
 
 def is_drained(environment: ClusterEnvironment, group: GroupHistory) -> bool:
-    """Whether the group has read and committed all that there is to read."""
+    """Whether the group has read and committed everything."""
     for topic in group.topics:
         for index in range(environment.partitions(topic)):
             history = environment.checker.history(topic, index)
@@ -287,7 +287,7 @@ def is_drained(environment: ClusterEnvironment, group: GroupHistory) -> bool:
 
 
 async def _work(records: Sequence[Any], runtime: Runtime) -> None:
-    """Whoever does something with records takes a while, and much can happen meanwhile."""
+    """Take some time for the records, so that faults happen meanwhile."""
     if records:
         await asyncio.sleep(runtime.random.random() * 0.3)
 

@@ -1,5 +1,5 @@
-"""One life of a whole cluster, from one seed: nodes, clients, harm, and at the end the question whether every
-promise was kept and everything works again.
+"""A run of a whole cluster, from one seed: nodes, clients and faults, and at the end a check of all
+guarantees.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ottla.sim.world import World
 
 __all__ = ["ClusterRun", "ClusterOutcome"]
 
-# How long a new cluster may take to serve, and how long everything may take to be well again in the end.
+# How long a new cluster may take to be ready, and how long everything may take to recover at the end.
 _START_S = 60.0
 _RECOVERY_S = 120.0
-_LOOK_EVERY_S = 0.25
+_CHECK_EVERY_S = 0.25
 _PARTITIONS = 2
 
 
@@ -54,20 +54,22 @@ class ClusterOutcome:
 
     @property
     def command(self) -> str:
-        """What replays this life, with its trace."""
+        """The command that replays this run, with its trace."""
         return f"python -m ottla.sim cluster --seed {self.seed} --trace"
 
     def __str__(self) -> str:
         state = "VIOLATION" if self.violations else "ok"
         return (
             f"seed {self.seed}: {state}; {self.scenario.nodes} nodes, {self.virtual_s:.0f} s "
-            f"({self.recovery_s:.1f} s to recover), {self.boots} lives, {self.elections} leaders, "
+            f"({self.recovery_s:.1f} s to recover), {self.boots} boots, {self.elections} leaders, "
             f"{self.acknowledged} acknowledged, {self.committed} committed, {self.read} read, "
             f"{self.steps} steps"
         )
 
 
 class ClusterRun:
+    """One run; `run` executes it and returns its outcome."""
+
     def __init__(
         self, seed: int | str, *, seconds: float = 20.0, scenario: ClusterScenario | None = None
     ) -> None:
@@ -92,17 +94,17 @@ class ClusterRun:
         self._clients = make_clients(self.environment, scenario)
         self._created = False
         self._committed: dict[str, dict[PartitionKey, int]] = {}
-        self._asked = False
+        self._offsets_read = False
         self._recovery_s = 0.0
-        self.world.log_handler.is_excused = self._is_excused
+        self.world.log_handler.is_explained = self._is_explained
         self.world.trace.add("world", str(scenario))
 
-    # The life
+    # The run
 
     def run(self) -> ClusterOutcome:
         world = self.world
         try:
-            world.run(self._live())
+            world.run(self._scenario())
         except AssertionError as error:
             world.violations.append(f"{type(error).__name__}: {error}")
         self._count_failures()
@@ -123,11 +125,11 @@ class ClusterRun:
             world.trace.tail(80),
         )
 
-    async def _live(self) -> None:
+    async def _scenario(self) -> None:
         world, environment = self.world, self.environment
         for member in self.members:
             member.machine.boot()
-        looking = asyncio.ensure_future(self._look())
+        checking = asyncio.ensure_future(self._check_all_the_time())
         world.machine("setup", self._create_topics).boot()
         if not await self._until(lambda: None if self._created else "no topic can be created", _START_S):
             return
@@ -152,23 +154,23 @@ class ClusterRun:
         if not await self._until(lambda: reason_not_quiescent(self.members, self.checker), _RECOVERY_S):
             return
         self._recovery_s = world.loop.time() - began
-        world.machine("auditor", self._ask_for_offsets).boot()
+        world.machine("auditor", self._read_committed_offsets).boot()
         if not await self._until(
-            lambda: None if self._asked else "no committed offsets are told", _RECOVERY_S
+            lambda: None if self._offsets_read else "the committed offsets cannot be read", _RECOVERY_S
         ):
             return
-        looking.cancel()
+        checking.cancel()
         broken = next(verdict(self.checker, environment.journal, self._committed), None)
         if broken is not None:
             world.violated(broken)
-        self._look_for_surprises()
+        self._check_logged_errors()
 
     def _busy(self, names: set[str]) -> str | None:
         busy = sorted(names - self.environment.ended)
-        return f"these clients have not come to an end: {', '.join(busy)}" if busy else None
+        return f"these clients have not finished: {', '.join(busy)}" if busy else None
 
     async def _until(self, missing: Callable[[], str | None], limit_s: float) -> bool:
-        """Wait until nothing is missing any more; if that takes too long, a promise is broken."""
+        """Wait until `missing` returns None; if that takes too long, a guarantee is broken."""
         deadline = self.world.loop.time() + limit_s
         while (text := missing()) is not None:
             if self.world.loop.time() >= deadline:
@@ -177,20 +179,20 @@ class ClusterRun:
             await asyncio.sleep(0.25)
         return True
 
-    async def _look(self) -> None:
+    async def _check_all_the_time(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
             for member in self.members:
-                member.look()
+                member.check()
 
-    def _look_for_surprises(self) -> None:
-        for who, told in self.world.log_handler.surprises[:1]:
-            self.world.violated(f"{who} was surprised: {told}")
+    def _check_logged_errors(self) -> None:
+        for who, text in self.world.log_handler.unexpected[:1]:
+            self.world.violated(f"{who} logged an error that no fault explains: {text}")
 
-    def _is_excused(self, who: str, error: Exception) -> bool:
-        """A node whose disk fails may say so at length; that excuses nothing else."""
+    def _is_explained(self, who: str, error: Exception) -> bool:
+        """Whether a disk fault of the node explains an error that it logged."""
         found = next((member for member in self.members if member.machine.name == who), None)
-        if found is None or not found.excused:
+        if found is None or not found.has_disk_fault:
             return False
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError | KafkaError):
@@ -203,7 +205,7 @@ class ClusterRun:
             if times:
                 self.world.coverage[name] += times
 
-    # Before and after
+    # Setup and the final offsets
 
     async def _create_topics(self, runtime: Runtime) -> None:
         factor = min(len(self.environment.brokers), 3)
@@ -223,8 +225,8 @@ class ClusterRun:
                 self.world.trace.add("setup", f"tries again: {error}")
                 await asyncio.sleep(0.5)
 
-    async def _ask_for_offsets(self, runtime: Runtime) -> None:
-        while not self._asked:
+    async def _read_committed_offsets(self, runtime: Runtime) -> None:
+        while not self._offsets_read:
             try:
                 async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
                     for group in self.environment.journal.groups:
@@ -233,7 +235,7 @@ class ClusterRun:
                             (partition.topic, partition.partition): committed.offset
                             for partition, committed in found.items()
                         }
-                self._asked = True
+                self._offsets_read = True
             except (KafkaError, OSError) as error:
                 self.world.trace.add("auditor", f"tries again: {error}")
                 await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What kind of life a cluster will have: its shape, its settings, its clients, and what is done to it."""
+"""The scenario of a run: the shape of the cluster, its settings, its clients and the faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ottla.sim.nemesis import FAULTS, NemesisConfig
 
 __all__ = ["CLIENTS", "CLUSTER_FAULTS", "ClusterScenario"]
 
-# Every kind of client, by the name under which a scenario asks for it.
+# The kinds of clients, by the name under which a scenario lists them.
 CLIENTS = (
     "acks-0",
     "acks-1",
@@ -42,7 +42,7 @@ CLUSTER_FAULTS: Mapping[str, int] = {
 }
 
 
-# How likely a node is to be struck right after it began to lead a partition, or committed something.
+# How likely a node is to be killed right after it became leader of a partition, or committed records.
 _AMBUSHES: tuple[Mapping[str, float], ...] = (
     {},
     {},
@@ -54,22 +54,22 @@ _AMBUSHES: tuple[Mapping[str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterScenario:
-    """What is None is drawn from the seed."""
+    """Fields that are None are drawn from the seed."""
 
     nodes: int | None = None
     # Whether every node is broker and controller, or there are controllers besides the brokers.
     separate: bool | None = None
     dynamic: bool | None = None
-    # Whether replicas sync before they acknowledge. If not, a disk may only forget what others have.
+    # Whether replicas sync before they acknowledge. If not, a disk may only lose what other replicas have.
     synced: bool | None = None
     min_insync: int | None = None
-    # Timeouts, as a part of Kafka's.
+    # All timeouts, as a fraction of Kafka's.
     timeout_scale: float | None = None
     clients: tuple[str, ...] | None = None
     nemesis: NemesisConfig | None = None
 
     def draw(self, random: Random) -> ClusterScenario:
-        """The same with nothing left open. Draws as much for any scenario, so scenarios can be compared."""
+        """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""
         drawn = _draw(random, self.nodes)
         given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
         return replace(drawn, **given)
@@ -86,7 +86,7 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
     synced = random.random() < 0.4
     weights = dict(CLUSTER_FAULTS)
     if not synced:
-        # Whether a disk may forget cannot be told ahead of the moment, nor when a node ends by itself.
+        # Whether this disk may lose data is not known ahead of the write, nor when a node will end by itself.
         weights["power loss inside a write"] = 0
     if random.random() < 0.2 or not synced:
         weights["full disk"] = weights["failing directory"] = weights["disk error"] = 0

@@ -1,4 +1,4 @@
-"""Whole nodes on simulated machines, with virtual time: to see what they do when others of them die."""
+"""Whole nodes on simulated machines with virtual time, for tests of what they do when others of them end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_S = 60.0
 
 
 class SimNodes:
-    """`roles` says what each node is; they listen on ports 9092 (clients) and 9093 (the quorum)."""
+    """Nodes with these `roles`, which listen on ports 9092 (clients) and 9093 (the quorum)."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class SimNodes:
     async def _serve(self, id: int, runtime: Runtime) -> None:
         node = self.nodes[id] = Node(runtime, NodeConfig(self.settings(id)))
         await node.start()
-        while id not in self._stopping:  # noqa: ASYNC110 - told by another process
+        while id not in self._stopping:  # noqa: ASYNC110 - set by another process
             await asyncio.sleep(0.01)
         await node.stop()
         self._stopping.remove(id)
 
-    # What is done to them
+    # Boot, kill, stop
 
     def boot(self, *ids: int) -> None:
         for id in ids or self.roles:
@@ -81,7 +81,7 @@ class SimNodes:
         del self.nodes[id]
 
     async def stop(self, id: int) -> float:
-        """Stop a node as an operator does; the seconds that it took. Its process has ended then."""
+        """Stop a node cleanly and end its process; return the seconds that it took."""
         self._stopping.add(id)
         took = await self.until(lambda: id not in self._stopping)
         assert self.nodes[id].metadata.failure is None
@@ -93,27 +93,27 @@ class SimNodes:
         await self.until(lambda: all(id in self.nodes and self.nodes[id].ready.is_set() for id in wanted))
 
     async def until(self, condition: Callable[[], bool]) -> float:
-        """Wait for it in virtual time; the seconds that it took."""
+        """Wait for a condition in virtual time; return the seconds that it took."""
         began = self.world.loop.time()
         while not condition():
-            assert self.world.loop.time() < began + DEADLINE_S, "it did not come to pass"
+            assert self.world.loop.time() < began + DEADLINE_S, "the condition did not become true"
             await asyncio.sleep(0.005)
         return self.world.loop.time() - began
 
-    def run(self, life: Coroutine[Any, Any, None]) -> None:
-        self.world.run(life)
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        self.world.run(scenario)
         assert not self.world.violations, "\n".join([*self.world.violations, *self.world.trace.tail(80)])
 
     async def as_client(self, work: Callable[[Runtime], Awaitable[None]]) -> None:
-        """Do something on a machine of its own, and wait for its end."""
+        """Run a client on a machine of its own, and wait for its end."""
         done = []
 
-        async def live(runtime: Runtime) -> None:
+        async def main(runtime: Runtime) -> None:
             await work(runtime)
             done.append(True)
 
         name = f"client{len(self.world.machines)}"
-        self.world.machine(name, live).boot()
+        self.world.machine(name, main).boot()
         await self.until(lambda: bool(done) or bool(self.world.violations))
 
     async def create(self, topic: str, through: int, *, partitions: int = 1, replicas: int = 3) -> None:
@@ -123,10 +123,10 @@ class SimNodes:
 
         await self.as_client(ask)
 
-    # What they are
+    # Inspection
 
     def partition(self, topic: str, index: int = 0, *, by: int) -> PartitionRegistration:
-        """A partition as one of the nodes knows it."""
+        """The registration of a partition in the image of one of the nodes."""
         return self.nodes[by].image.topics.by_name[topic].partitions[index]
 
     @property
@@ -143,11 +143,11 @@ class SimNodes:
         return set(self.nodes[id].image.topics.by_name)
 
     def fenced(self, id: int, by: int) -> bool:
-        """Whether a broker is fenced, as another node sees it."""
+        """Whether a broker is fenced in the image of another node."""
         broker = self.nodes[by].image.cluster.brokers.get(id)
         return broker is None or broker.fenced
 
-    # A quorum whose voters are in its log
+    # Dynamic voters
 
     def directory_id(self, id: int) -> bytes:
         return bytes([id]) * 16

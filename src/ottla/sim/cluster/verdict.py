@@ -1,12 +1,12 @@
-"""The whole story against the whole history, once everything has come to rest.
+"""The checks at the end of a run: the journal of the clients against the committed history.
 
-- Nothing that was acknowledged is missing, as far as its acks promise: with acks=all never, with acks=1 only
-  if another leader came.
-- Nothing of an idempotent or transactional producer is there twice, and each of its sessions is in order.
-- A transaction is visible as a whole or not at all, and as its producer was told.
-- A group was given every record, and its committed offsets are not behind what was confirmed.
-- Where records are read, changed and written on in transactions, each is there exactly once, and the group's
-  offsets agree with what was written.
+- No acknowledged record is lost: with acks=all never, with acks=1 only if the leader changed.
+- No record of an idempotent or transactional producer is duplicated, and each of its sessions is in order.
+- A transaction is visible as a whole or not at all, and in accordance with the response to its producer.
+- A group has read every record, and its committed offsets are not below the confirmed ones.
+- In consume-transform-produce, each record is copied exactly once, and the offsets of the group agree with
+the
+  copies.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ottla.sim.cluster.journal import (
 __all__ = ["verdict"]
 
 Offsets = Mapping[str, Mapping[PartitionKey, int]]
-"""By group: what it has committed in the end."""
+"""The committed offsets at the end, by group."""
 
 
 def verdict(checker: ClusterChecker, journal: Journal, committed: Offsets) -> Iterator[str]:
-    """What was broken, one line for each kind."""
+    """The broken guarantees, one line for each."""
     yield from _lost(checker, journal)
     yield from _doubled(checker, journal)
     yield from _disordered(checker, journal)
@@ -88,7 +88,7 @@ def _doubled(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
         values = _values(checker, topic, partition)
         twice = [record.value for record in records if values[record.value] > 1]
         if twice:
-            yield f"{len(twice)} records of {topic}-{partition} are there twice, among them {twice[:3]}"
+            yield f"{len(twice)} records of {topic}-{partition} are duplicated, among them {twice[:3]}"
 
 
 def _disordered(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
@@ -126,12 +126,12 @@ def _torn(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
         if transaction.state is OperationState.DONE and hidden:
             yield f"{hidden} of {shown + hidden} records of {transaction.name} are missing; it was committed"
         elif transaction.state in (OperationState.FAILED, OperationState.OPEN) and shown:
-            yield f"{shown} records of {transaction.name} are visible; it was {_told(transaction.state)}"
+            yield f"{shown} records of {transaction.name} are visible; it was {_fate(transaction.state)}"
         elif shown and hidden:
             yield f"{transaction.name} is torn: {shown} of its records are visible, {hidden} are not"
 
 
-def _told(state: OperationState) -> str:
+def _fate(state: OperationState) -> str:
     return "aborted" if state is OperationState.FAILED else "never committed"
 
 
@@ -160,15 +160,15 @@ def _group(
         ]
         if missed:
             yield (
-                f"group {group.name} went past {len(missed)} records of {history.name} without being given "
-                f"them, among them {missed[0]!r}"
+                f"group {group.name} committed past {len(missed)} records of {history.name} that it has not "
+                f"read, among them {missed[0]!r}"
             )
 
 
 def _copied(
     checker: ClusterChecker, group: GroupHistory, offsets: Mapping[PartitionKey, int]
 ) -> Iterator[str]:
-    """Each record below the committed offset was written on exactly once, and none above it."""
+    """Check that each record below the committed offset is copied exactly once, and none above it."""
     assert group.copies_to is not None
     copies: Counter[bytes | None] = Counter()
     for written in checker.histories_of(group.copies_to):
@@ -182,7 +182,7 @@ def _copied(
             wanted = 1 if entry.offset < offset else 0
             if count != wanted:
                 yield (
-                    f"{entry!r} of {history.name} was written on {count} times; group {group.name} has "
+                    f"{entry!r} of {history.name} was copied {count} times; group {group.name} has "
                     f"committed {offset}, so it should be {wanted}"
                 )
                 return

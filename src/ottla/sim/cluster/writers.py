@@ -1,4 +1,4 @@
-"""Those who write: with every acks, idempotent or not, and in transactions over several partitions."""
+"""Producers: with every `acks`, idempotent or not, and in transactions over several partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TransactionalWriter", "Writer", "producer_settings"]
 
 
 def producer_settings(runtime: Runtime) -> dict[str, Any]:
-    """As Kafka's, but with shorter patience: a life is short."""
+    """Settings of producers, with shorter timeouts than Kafka's: a run is short."""
     return {
         "request_timeout_ms": 2_000,
         "delivery_timeout_ms": 8_000,
@@ -27,7 +27,7 @@ def producer_settings(runtime: Runtime) -> dict[str, Any]:
 
 
 class Writer:
-    """Sends waves of records to one topic; a producer that gives up is followed by another one."""
+    """Sends waves of records to one topic; a producer that gives up is replaced by another one."""
 
     def __init__(self, environment: ClusterEnvironment, name: str, *, acks: int, idempotent: bool) -> None:
         self._environment = environment
@@ -79,14 +79,15 @@ class Writer:
                 metadata = await delivery
             except KafkaError as error:
                 sent.state = OperationState.FAILED
-                self._environment.tell(self.name, f"{sent.value.decode()} failed: {error}")
+                self._environment.trace(self.name, f"{sent.value.decode()} failed: {error}")
                 continue
-            self._environment.delivered(sent, metadata.offset)
+            self._environment.on_delivered(sent, metadata.offset)
 
 
 class TransactionalWriter:
-    """Transactions over all topics that may be written to; some are aborted. Two writers may share an id and
-    take it from each other.
+    """Writes transactions over all topics that may be written to; some are aborted.
+
+    Two writers may share a transactional id and fence each other.
     """
 
     def __init__(self, environment: ClusterEnvironment, name: str, *, transactional_id: str) -> None:
@@ -152,4 +153,4 @@ class TransactionalWriter:
                 await asyncio.sleep(random.random() * 0.3)
         for sent, delivery in wave:
             if random.random() < 0.5:
-                self._environment.delivered(sent, (await delivery).offset)
+                self._environment.on_delivered(sent, (await delivery).offset)

@@ -49,7 +49,7 @@ PRODUCERS = ProducerStateManagerConfig(producer_id_expiration_ms=30 * DAY_MS, tr
 
 @dataclass
 class AppendedRecord:
-    """A record as it was appended, and what became of its transaction."""
+    """A record as it was appended, and the outcome of its transaction."""
 
     offset: int
     timestamp: int
@@ -172,13 +172,13 @@ class CompactionHarness:
     def roll(self) -> None:
         self.log.roll(self.now_ms)
 
-    def settle(self) -> None:
-        """Replicate and sync everything."""
+    def replicate_and_flush(self) -> None:
+        """Move the high watermark to the end of the log, and sync everything."""
         self.log.update_high_watermark(self.log.log_end_offset)
         self.log.flush()
 
     def truncate(self, offset: int) -> None:
-        """Cut the log in front of the batch that begins at `offset`."""
+        """Truncate the log to `offset`, where a batch begins."""
         self.log.truncate_to(offset)
         self.appended = [record for record in self.appended if record.offset < offset]
         for record in self.appended:
@@ -200,8 +200,8 @@ class CompactionHarness:
     # Cleaning
 
     def clean(self) -> bool:
-        """Clean once, after everything was settled; False if nothing was due."""
-        self.settle()
+        """Flush and clean once; False if nothing was due."""
+        self.replicate_and_flush()
         return asyncio.run(self.cleaner.clean_filthiest_log())
 
     def roll_and_clean(self) -> bool:
@@ -210,11 +210,11 @@ class CompactionHarness:
 
     @property
     def clean_until(self) -> int:
-        """Up to here the log is clean, as the checkpoint says."""
+        """The offset up to which the log is clean, according to the checkpoint."""
         known = self.cleaner._checkpoint(self.directory).get(PARTITION)
         return self.log.log_start_offset if known is None else known
 
-    # Another life
+    # Restart and crash
 
     def reload(self, *, clean: bool) -> None:
         """Open what is on the disk, after a clean shutdown or a crash."""
@@ -242,7 +242,7 @@ class CompactionHarness:
         self.directory.write_log_starts({PARTITION: self.log.log_start_offset})
         self.reload(clean=True)
 
-    # What the log holds
+    # Content of the log
 
     def batches(self) -> list[tuple[BatchHeader, bytes]]:
         result = []
@@ -263,7 +263,7 @@ class CompactionHarness:
         }
 
     def values(self) -> dict[str, str | None]:
-        """What a consumer that reads committed records from the start ends up with; None for a tombstone."""
+        """The latest value of each key that a `read_committed` consumer reads; None for a tombstone."""
         latest: dict[str, str | None] = {}
         for offset in self.committed():
             _, key, value = self.records()[offset]
@@ -302,10 +302,10 @@ class CompactionHarness:
             position = upper
         return seen
 
-    # What it should hold
+    # Checks
 
     def decided(self) -> list[AppendedRecord]:
-        """What was appended and is not aborted, below the end of the log."""
+        """The records below the end of the log that were appended and not aborted."""
         return [
             record
             for record in self.appended
@@ -359,7 +359,7 @@ class CompactionHarness:
         }
 
     def replayed_producer_states(self) -> dict[int, tuple[LastRecord, int]]:
-        """What the batches in the log alone say of their producers."""
+        """The producer state that a replay of the batches in the log gives."""
         replayed = ProducerStateManager("replayed")
         batches = batches_between(self.log.segments, 0, self.log.log_end_offset)
         replayed.replay(batches)
@@ -369,7 +369,7 @@ class CompactionHarness:
         }
 
     def check_all(self) -> None:
-        """Everything that holds at any time."""
+        """Check everything that holds at any time."""
         self.check_nothing_invented()
         self.check_order()
         self.check_reads()
@@ -413,7 +413,7 @@ class CompactionHarness:
                 assert self.committed(start) == [offset for offset in expected if offset >= start]
 
     def check_producers(self) -> None:
-        """What the log says of its active producers is what the broker knows of them."""
+        """Check that a replay of the log gives the state of its active producers."""
         known, replayed = self.producer_states(), self.replayed_producer_states()
         assert {producer_id: replayed.get(producer_id) for producer_id in known} == known
 

@@ -1,4 +1,4 @@
-"""A partition on a disk, simulated or real, and plain scans of it to compare the log with."""
+"""A partition on a disk, simulated or real, and full scans of it to compare the log with."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class LogHarness:
         self.directory.write_recovery_points({PARTITION: self.log.recovery_point})
 
     def close(self) -> None:
-        """A clean shutdown."""
+        """Shut down cleanly."""
         self.log.close()
         self.checkpoint()
         self.directory.write_log_starts({PARTITION: self.log.log_start_offset})
@@ -121,7 +121,7 @@ Batch = tuple[BatchHeader, bytes]
 
 
 def segment_batches(segment: LogSegment) -> list[tuple[int, BatchHeader, bytes]]:
-    """Position, header and bytes of every batch, by nothing but the file."""
+    """Position, header and bytes of every batch, from a scan of the file."""
     data = segment.read(0, segment.size)
     found = []
     end = 0
@@ -156,7 +156,7 @@ def scan_for_greatest(batches: Sequence[Batch], start: int) -> TimestampAndOffse
 
 
 def replayed(batches: Sequence[Batch]) -> tuple[ProducerStateManager, list[AbortedTxn]]:
-    """The producer state and the aborted transactions that the batches make."""
+    """The producer state and the aborted transactions that a replay of the batches gives."""
     state = ProducerStateManager(str(PARTITION), PRODUCERS)
     aborted = []
     for header, data in batches:
@@ -165,7 +165,7 @@ def replayed(batches: Sequence[Batch]) -> tuple[ProducerStateManager, list[Abort
 
 
 def check_indexes(log: UnifiedLog) -> None:
-    """Every index of every segment agrees with a scan of its file."""
+    """Check that every index of every segment agrees with a scan of its file."""
     for segment in log.segments:
         batches = segment_batches(segment)
         at = {position: header for position, header, _ in batches}
@@ -194,7 +194,7 @@ def check_indexes(log: UnifiedLog) -> None:
 
 
 def check_epochs(log: UnifiedLog, *, exact: bool = True) -> None:
-    """The leader epochs are those of the batches; not `exact` where compaction may have taken some."""
+    """Check that the leader epochs are those of the batches; not `exact` after a compaction."""
     expected = LeaderEpochCache()
     start = log.log_start_offset
     for header, _ in all_batches(log):
@@ -225,8 +225,10 @@ def check_lookups(log: UnifiedLog, timestamps: Sequence[int]) -> None:
 
 
 def check_producers(log: UnifiedLog, *, start: int, compacted: bool) -> None:
-    """The producer state is what a replay of the log makes of it. If the log has ever started later, at
-    `start`, that holds for the producers with a batch from there on; a snapshot may still tell of others.
+    """Check that the producer state is what a replay of the log gives.
+
+    If the log start was ever at `start`, that holds for the producers with a batch from there on; a snapshot
+    may still contain others.
     """
     whole = start == 0 and not compacted
     batches = [batch for batch in all_batches(log) if batch[0].last_offset >= start]
@@ -260,7 +262,7 @@ def check_producers(log: UnifiedLog, *, start: int, compacted: bool) -> None:
 
 
 def check_log(log: UnifiedLog, *, producers_from: int = 0, compacted: bool = False) -> None:
-    """Everything that must hold of a log at any time."""
+    """Check everything that must hold of a log at any time."""
     batches = all_batches(log)
     previous = -1
     for header, _ in batches:

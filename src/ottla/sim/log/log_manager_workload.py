@@ -1,9 +1,8 @@
-"""A random life of all logs of a node: partitions come, are written, flushed, deleted and made anew, on two
-disks.
+"""Random operations on all logs of a node: create, append, flush, delete and create again, on two disks.
 
-Each partition is a list of batches, each with a text that no other has. After a crash every partition that
-was neither created nor deleted in the last moment is there, with everything that was synced and nothing of an
-earlier partition of the same name.
+Each partition is a list of batches with unique values. After a crash every partition that was not being
+created or deleted at that moment exists, with everything that was synced and nothing of an earlier partition
+of the same name.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CONFIG = LogConfig(
 
 @dataclass
 class PartitionModel:
-    """What one partition holds; `topic_id` tells it from others of the same name."""
+    """The content of one partition; `topic_id` distinguishes it from others of the same name."""
 
     topic_id: bytes
     values: list[bytes] = field(default_factory=list)
@@ -48,7 +47,7 @@ class LogManagerWorkload:
         self.disk = SimDisk(seed, clock=self.clock)
         self.pool = InlinePool()
         self.partitions: dict[TopicPartition, PartitionModel] = {}
-        # Deleted or created when the power failed: may be there or not.
+        # Being deleted or created when the power failed: may exist or not.
         self.uncertain: dict[TopicPartition, PartitionModel] = {}
         self.count = 0
         self.doing = "starting"
@@ -167,7 +166,7 @@ class LogManagerWorkload:
         there = {log.topic_partition: log for log in self.manager.logs()}
         for partition, known in list(self.partitions.items()):
             if partition not in there and not known.synced:
-                # Nobody has synced the directory that it is in.
+                # Its directory was never synced.
                 del self.partitions[partition]
                 continue
             self._check(there.pop(partition), known)
@@ -200,7 +199,7 @@ class LogManagerWorkload:
 
 
 def run_log_manager_workload(seed: int, *, crashes: int = 3, steps: int = 40) -> None:
-    """Several crashes of one node, each ended by a crash at some change of the disk."""
+    """Run the workload on the logs of one node, with several crashes, each at some change of the disk."""
     workload = LogManagerWorkload(seed)
     try:
         asyncio.run(workload.start())

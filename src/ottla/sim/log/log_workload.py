@@ -29,7 +29,7 @@ from ottla.sim.log.log_harness import PARTITION, Batch, LogHarness, all_batches,
 
 
 class DirectoryOffline(Exception):
-    """The directory is offline, as it should be; the life is over."""
+    """The directory is offline, as expected after an error; the workload ends."""
 
 
 @dataclass
@@ -51,11 +51,11 @@ class LogModel:
     highest_start: int = 0
     """The log start after a crash lies between these two."""
     appending: bool = False
-    """Batches that nobody knows of yet may follow."""
+    """An append is in progress: further batches may follow."""
     removable: set[int] = field(default_factory=set)
     """The base offsets of batches that a compaction is about to remove: all of them or none."""
     new_start: int | None = None
-    """The log is about to be emptied and to go on here."""
+    """The log is about to be truncated fully and to start at this offset."""
 
     @property
     def end(self) -> int:
@@ -85,8 +85,8 @@ class LogWorkload:
         self.epoch = 0
         self.producers = [ProducerModel(number) for number in range(1, 4)]
         self.compacted = False
-        # The greatest log start so far: after a crash it may be lower again, but not what it has made
-        # forgotten.
+        # The greatest log start so far: after a crash the log start may be lower again, but the producers
+        # that were expired with it stay so.
         self.greatest_start = 0
         self.doing = "beginning"
         self.history: list[str] = []
@@ -95,7 +95,7 @@ class LogWorkload:
     def log(self):  # type: ignore[no-untyped-def]
         return self.lab.log
 
-    # What happens
+    # Operations
 
     def step(self) -> None:
         rng = self.random
@@ -133,8 +133,8 @@ class LogWorkload:
     def _note(self, **details: object) -> None:
         self.doing += f" {details}"
 
-    def _adopt(self) -> None:
-        """The log holds what it holds now; nothing is in progress."""
+    def _update_model(self) -> None:
+        """Take the current content of the log as the model; no operation is in progress."""
         self.model.content = all_batches(self.log)
         self.model.appending = False
 
@@ -142,7 +142,7 @@ class LogWorkload:
         self.model.appending = True
         info = self.log.append_as_leader(bytearray(data), self.epoch, now_ms=self.lab.now_ms, **how)
         self._note(first=info.first_offset, last=info.last_offset)
-        self._adopt()
+        self._update_model()
         replicated = self.log.log_end_offset - self.random.choice([0, 0, 0, 1, 3])
         self.log.update_high_watermark(max(self.log.high_watermark, replicated))
         self.model.synced_end = max(self.model.synced_end, self.log.recovery_point)
@@ -162,7 +162,7 @@ class LogWorkload:
         self._append(build_batch(self._records(), codec=codec))
 
     def append_many(self) -> None:
-        """Several batches in one append, as a follower gets them, some with gaps between their offsets."""
+        """Append several batches at once, as a follower does, some with gaps between their offsets."""
         rng = self.random
         offset = self.log.log_end_offset + rng.choice([0, 0, 0, 3])
         parts = []
@@ -175,7 +175,7 @@ class LogWorkload:
             return
         self.model.appending = True
         self.log.append_as_follower(data, self.epoch, now_ms=self.lab.now_ms)
-        self._adopt()
+        self._update_model()
         self.log.update_high_watermark(self.log.log_end_offset)
         self.model.synced_end = max(self.model.synced_end, self.log.recovery_point)
 
@@ -248,7 +248,7 @@ class LogWorkload:
         self.model.synced_end = min(self.model.synced_end, end)
         self.model.lowest_start = min(self.model.lowest_start, end)
         log.truncate_to(offset)
-        self._adopt()
+        self._update_model()
         self.model.lowest_start = min(self.model.lowest_start, log.log_start_offset)
         self.model.highest_start = log.log_start_offset
         self._forget_lost_producers()
@@ -263,7 +263,7 @@ class LogWorkload:
         self.model.lowest_start = min(self.model.lowest_start, offset)
         self.model.synced_end = 0
         log.truncate_fully_and_start_at(offset)
-        self._adopt()
+        self._update_model()
         self.model.new_start = None
         self.model.lowest_start = self.model.highest_start = self.model.synced_end = offset
         self._forget_lost_producers()
@@ -276,7 +276,7 @@ class LogWorkload:
         self._note(offset=offset)
         self.model.highest_start = offset
         log.maybe_increment_log_start_offset(offset, "a test")
-        self._adopt()
+        self._update_model()
 
     def delete_old(self) -> None:
         log = self.log
@@ -287,10 +287,10 @@ class LogWorkload:
         self.model.highest_start = log.log_start_offset
         if deleted:
             self.model.lowest_start = log.log_start_offset
-        self._adopt()
+        self._update_model()
 
     def compact(self) -> None:
-        """Remove some batches of some closed segments, but none that tells of a producer."""
+        """Remove some batches of some closed segments, but none with producer state."""
         log = self.log
         closed = [segment for segment in log.segments[:-1] if segment.base_offset < log.recovery_point]
         if not closed:
@@ -323,7 +323,7 @@ class LogWorkload:
         log.replace_segments([new], group)
         self.model.removable = set()
         self.model.synced_end = max(self.model.synced_end, log.recovery_point)
-        self._adopt()
+        self._update_model()
 
     def restart(self) -> None:
         """Shut down cleanly and start again."""
@@ -351,7 +351,7 @@ class LogWorkload:
         for producer in self.producers:
             entry = known.get(producer.producer_id)
             if entry is None or entry.is_empty or entry.producer_epoch != producer.epoch:
-                # As a client does that is no longer known.
+                # As a client does whose producer id is unknown.
                 producer.epoch = max(producer.epoch, -1 if entry is None else entry.producer_epoch) + 1
                 producer.sequence = 0
             else:
@@ -359,17 +359,17 @@ class LogWorkload:
             producer.in_transaction = entry is not None and entry.current_txn_first_offset is not None
 
     def fill_disk(self) -> None:
-        """Have no room for some writes: what needs it fails with the right error, and that is all."""
-        self._suffer(errno.ENOSPC, self.random.choice([["write"], ["create"], ["write", "create"]]))
+        """Fill the disk for some writes: those that need space fail with the right error."""
+        self._with_fault(errno.ENOSPC, self.random.choice([["write"], ["create"], ["write", "create"]]))
         self.check()
 
     def break_disk(self) -> None:
-        """Let some operation fail: then the directory is offline, unless the log could do without it."""
-        self._suffer(
+        """Let some operation fail: then the directory is offline, unless the log did not depend on it."""
+        self._with_fault(
             errno.EIO, self.random.choice([["write"], ["sync"], ["sync_dir"], ["truncate"], ["rename"]])
         )
         if self.lab.unsynced_files == 1:
-            # A sync that failed to make room for another file is told by the next flush.
+            # A failed sync that made room for another open file is reported by the next flush.
             try:
                 self.flush()
             except KafkaError as refused:
@@ -377,7 +377,7 @@ class LogWorkload:
                     raise DirectoryOffline from refused
                 raise
 
-    def _suffer(self, error: int, ops: list[str]) -> None:
+    def _with_fault(self, error: int, ops: list[str]) -> None:
         rng = self.random
         fault = self.disk.fail(
             error,
@@ -404,16 +404,16 @@ class LogWorkload:
                     raise
                 if not self.lab.directory.is_online:
                     raise DirectoryOffline from refused
-                self._adopt()
+                self._update_model()
                 self._forget_lost_producers()
             if not self.lab.directory.is_online:
                 raise DirectoryOffline
         self.disk.heal(fault)
 
-    # The end
+    # Crash and check
 
     def crash(self) -> None:
-        """End this life and check what is left; the next one goes on with it."""
+        """Lose the power, check what survived, and continue with it."""
         for _ in range(self.random.choice([0, 0, 0, 1, 2])):
             # Power may also fail during the recovery.
             self.disk.crash()
@@ -432,7 +432,7 @@ class LogWorkload:
         model.removable, model.new_start, model.appending = set(), None, False
         model.lowest_start = min(model.lowest_start, log.log_start_offset)
         model.highest_start = log.log_start_offset
-        self._adopt()
+        self._update_model()
         self._forget_lost_producers()
         self.doing = "recovered"
 
@@ -462,7 +462,7 @@ class LogWorkload:
             if datas[: len(wanted)] == wanted:
                 extra = datas[len(wanted) :]
                 assert not extra or (model.appending and len(wanted) == len(candidate)), (
-                    "batches from nowhere"
+                    "the log holds batches that were never appended"
                 )
                 return
         raise AssertionError(
@@ -472,7 +472,7 @@ class LogWorkload:
 
 
 def run_log_workload(seed: int, *, crashes: int = 3, steps: int = 40) -> None:
-    """Several crashes of one log, each ended by a crash at some change of the disk."""
+    """Run the workload on one log, with several crashes, each at some change of the disk."""
     workload = LogWorkload(seed)
     try:
         for _ in range(crashes):

@@ -1,9 +1,9 @@
-"""The promises of a quorum, checked while it lives.
+"""The guarantees of a quorum, checked while it runs.
 
-- At most one leader an epoch, and everybody who names the leader of an epoch names the same.
-- What is committed once is never lost or changed: every replica's log is the same below any high watermark.
-- A new leader has everything that was committed before, and with it every append that was acknowledged.
-- What is applied is a prefix of one history, also through snapshots.
+- An epoch has at most one leader, and all nodes that name the leader of an epoch name the same.
+- A batch that is committed once is never lost or changed: all logs are equal below any high watermark.
+- A new leader has everything that was committed before, and so every append that was acknowledged.
+- The values that a node has applied are a prefix of one history, also through snapshots.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ class QuorumChecker:
 
     # Leaders
 
-    def leader_named(self, epoch: int, leader: int, by: int) -> None:
+    def on_leader_named(self, epoch: int, leader: int, by: int) -> None:
         known = self._leaders.setdefault(epoch, leader)
         if known != leader:
             self._world.violated(
                 f"node {by} names {leader} as the leader of epoch {epoch}, which had the leader {known}"
             )
 
-    def elected(self, node: int, epoch: int, log: KafkaRaftLog) -> None:
-        """A node became leader: it must have all that was committed in earlier epochs. With a slow disk it
-        learns of its election late, and a later leader may have committed more by then.
+    def on_elected(self, node: int, epoch: int, log: KafkaRaftLog) -> None:
+        """Check that a new leader has all that was committed in earlier epochs.
+
+        With a slow disk it handles its election late, and a later leader may have committed more by then.
         """
         self.elections += 1
-        self.leader_named(epoch, node, node)
+        self.on_leader_named(epoch, node, node)
         end = max((end for committed_in, end in self._commits if committed_in < epoch), default=0)
         if log.end.offset < end:
             self._world.violated(
@@ -61,10 +62,8 @@ class QuorumChecker:
 
     # Commits
 
-    def committed(self, node: int, log: KafkaRaftLog, start: int, high_watermark: int, epoch: int) -> None:
-        """A node says, in ``epoch``, that everything below is committed; ``start`` is where it said so
-        last.
-        """
+    def on_committed(self, node: int, log: KafkaRaftLog, start: int, high_watermark: int, epoch: int) -> None:
+        """Compare what a node commits, in `epoch`, from `start`, its last high watermark, on."""
         before = self.committed_end
         self._compare(node, log, max(start, log.start_offset), high_watermark, "commits")
         if self.committed_end > before:
@@ -98,15 +97,15 @@ class QuorumChecker:
         self._values += values
         self._seen_values.update(values)
 
-    def acknowledge(self, value: bytes, end_offset: int) -> None:
+    def on_acknowledged(self, value: bytes, end_offset: int) -> None:
         if value not in self._seen_values:
             self._world.violated(f"{value!r} is acknowledged at {end_offset} and was not committed")
         self.acknowledged[value] = end_offset
 
     # States
 
-    def applied(self, node: int, at: int, values: list[bytes]) -> None:
-        """A node applied values from the ``at``-th of its history on."""
+    def on_applied(self, node: int, at: int, values: list[bytes]) -> None:
+        """Check values that a node applied, from the `at`-th of its history on."""
         if values != self._values[at : at + len(values)]:
             self._world.violated(f"node {node} applied another history from its {at}th value on")
 
@@ -114,11 +113,11 @@ class QuorumChecker:
     def values(self) -> int:
         return len(self._values)
 
-    def finished(self, node: int, values: list[bytes]) -> None:
-        """At the end, when everybody had the time to catch up."""
+    def check_final(self, node: int, values: list[bytes]) -> None:
+        """Check the values of a node at the end, when all nodes have caught up."""
         if len(values) != len(self._values):
             self._world.violated(f"node {node} applied {len(values)} of {len(self._values)} values")
-        self.applied(node, 0, values)
+        self.on_applied(node, 0, values)
         missing = [value for value in self.acknowledged if value not in self._seen_values]
         if missing:
             self._world.violated(f"acknowledged and lost: {missing[:5]}")

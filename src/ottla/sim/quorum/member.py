@@ -1,7 +1,7 @@
 """A member of a simulated quorum: a replica of the log, its listener, and a small state machine on top.
 
-What it applies is a list of values; a snapshot is that list. It serves the quorum's requests by the same
-connections as a node does, and takes values from the workload where it leads.
+The state machine is a list of values; a snapshot is that list. The member serves the requests of the quorum
+over the same connections as a node, and appends values of the workload while it is leader.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SimQuorumMemberConfig:
 
 
 def format_member(machine: SimMachine, voters: VoterSet | None) -> None:
-    """Prepare the directory of a member; with dynamic voters the first snapshot says who they are."""
+    """Format the directory of a member; with dynamic voters the bootstrap snapshot names them."""
     disk = machine.disk
     partition = posixpath.join(DIR, METADATA_PARTITION_DIR)
     disk.make_dirs(partition)
@@ -96,7 +96,7 @@ def format_member(machine: SimMachine, voters: VoterSet | None) -> None:
 
 
 class SimQuorumMember:
-    """Its ``main`` is what its machine runs in each life."""
+    """A member and its machine, which runs `main` whenever it boots."""
 
     def __init__(self, world: World, checker: QuorumChecker, id: int, config: SimQuorumMemberConfig) -> None:
         self._world = world
@@ -105,7 +105,7 @@ class SimQuorumMember:
         self.config = config
         self.machine = world.machine(address_of(id).host, self.main)
         self.client: KafkaRaftClient | None = None
-        self._life = 0  # the one in which the client was made
+        self._boot = 0  # the boot in which the client was created
         self._runtime: Runtime
         self.values: list[bytes] = []
         self._applied = 0  # the offset below which everything is applied
@@ -120,8 +120,8 @@ class SimQuorumMember:
 
     @property
     def is_up(self) -> bool:
-        """Whether it serves, in the life that its machine has now."""
-        return self.machine.is_up and self.client is not None and self._life == self.machine.boots
+        """Whether the process of its machine is ready."""
+        return self.machine.is_up and self.client is not None and self._boot == self.machine.boots
 
     async def main(self, runtime: Runtime) -> None:
         self.client = None
@@ -137,7 +137,7 @@ class SimQuorumMember:
         self.values = [] if snapshot is None else list(snapshot.content.values)
         self._applied = 0 if snapshot is None else snapshot.id.offset
         self._snapshot_values = len(self.values)
-        self._checker.applied(self.id, 0, self.values)
+        self._checker.on_applied(self.id, 0, self.values)
         client = KafkaRaftClient(
             runtime,
             log,
@@ -159,23 +159,23 @@ class SimQuorumMember:
             PORT,
         )
         self.client = client
-        self._life = self.machine.boots
+        self._boot = self.machine.boots
         client.start()
 
-    # What the quorum tells
+    # Callbacks of the quorum
 
     def on_commit(self, high_watermark: int) -> None:
         client = self.client
         assert client is not None
         epoch = client.epoch
-        self._checker.committed(self.id, client.log, self._applied, high_watermark, epoch)
+        self._checker.on_committed(self.id, client.log, self._applied, high_watermark, epoch)
         start = len(self.values)
         for data in client.log.batches(self._applied, high_watermark):
             for position, header in iter_batches(data):
                 if not header.is_control:
                     self.values += [record.value or b"" for record in read_records(data, position)]
         self._applied = high_watermark
-        self._checker.applied(self.id, start, self.values[start:])
+        self._checker.on_applied(self.id, start, self.values[start:])
         done = [each for each in self._waiters if each[0] <= high_watermark]
         self._waiters = [each for each in self._waiters if each[0] > high_watermark]
         for _, future in done:
@@ -195,17 +195,17 @@ class SimQuorumMember:
         self._snapshot_values = len(self.values)
         self._applied = id.offset
         self._world.coverage["snapshot fetched"] += 1
-        self._checker.applied(self.id, 0, self.values)
+        self._checker.on_applied(self.id, 0, self.values)
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
         client = self.client
         assert client is not None
         if leader_id is not None:
-            self._checker.leader_named(epoch, leader_id, self.id)
+            self._checker.on_leader_named(epoch, leader_id, self.id)
         if leader_id == self.id and client.is_leader and client.epoch == epoch:
             self._led_epoch = epoch
             self._world.event("elected", self.machine)
-            self._checker.elected(self.id, epoch, client.log)
+            self._checker.on_elected(self.id, epoch, client.log)
         elif leader_id != self.id:
             waiters, self._waiters = self._waiters, []
             for _, future in waiters:
@@ -213,7 +213,7 @@ class SimQuorumMember:
                     future.set_exception(KafkaError(ErrorCode.NOT_CONTROLLER, "no longer the leader"))
 
     def on_failure(self, error: BaseException) -> None:
-        if isinstance(error, Exception):  # and not the power, which went off in the middle of something
+        if isinstance(error, Exception):  # and not a `SimCrash`
             self._world.failed(f"node {self.id}", error)
 
     # Snapshots
@@ -271,14 +271,14 @@ class SimQuorumMember:
             self._waiters.append((end, future))
             await future
         except KafkaError:
-            return  # nobody knows whether it will be there
+            return  # whether it will be committed is unknown
         for value in values:
-            self._checker.acknowledge(value, end)
+            self._checker.on_acknowledged(value, end)
         self._world.event("acknowledged", self.machine)
 
 
 class QuorumService:
-    """The controller's listener, as far as a quorum needs one."""
+    """The requests of the controller listener that a quorum needs."""
 
     def __init__(self, client: KafkaRaftClient, on_vote: Callable[[], None]) -> None:
         self._client = client

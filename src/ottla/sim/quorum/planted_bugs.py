@@ -1,7 +1,7 @@
-"""Bugs on purpose, each one that people have really made, to see whether the simulator would find them.
+"""Deliberate bugs of a quorum, as real implementations had them, to test whether the simulator finds them.
 
-A planted bug replaces one function of the quorum for the time of a run. The test of the tester is that for
-each of them some seed ends in a violation.
+A planted bug replaces one function of the quorum for the duration of a run. For each of them some seed must
+end in a violation.
 """
 
 # ruff: noqa: ARG001, ARG005 - a replacement has the arguments of what it replaces
@@ -68,7 +68,7 @@ def _votes_for_any_log() -> list[Patch]:
 
 
 def _epoch_not_checked() -> list[Patch]:
-    """Answers of another election are counted in this one."""
+    """Counts votes of another election in this one."""
     original = KafkaRaftMachine._handle_vote_response
 
     def handle(self: KafkaRaftMachine, voter_id: int, request: Vote, reply: VoteReply) -> None:
@@ -187,7 +187,7 @@ QUORUM_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
 }
 
 
-# What kind of life brings a bug to light soon; any other one does so in time.
+# Scenarios that show a bug within a few seeds; others find it with more seeds.
 _ELECTIONS = QuorumScenario(
     voters=3,
     observers=0,
@@ -201,7 +201,7 @@ _ELECTIONS = QuorumScenario(
         weights={"kill a process": 2, "power loss": 2, "sever connections": 1, "slow link": 1},
     ),
 )
-# One leader after the other goes right after its election, and all want to follow it at once.
+# One leader after the other is killed right after its election, and all voters are candidates at once.
 _CROWD = QuorumScenario(
     voters=5,
     observers=0,
@@ -224,7 +224,7 @@ _LOGS = QuorumScenario(
         weights={"power loss": 2, "isolate a machine": 2, "split the network": 2, "kill all": 1},
     ),
 )
-# Leaders that go right after their election, each with records that only it has.
+# Leaders are killed right after their election, each with records that only it has.
 _FIGURE_8 = QuorumScenario(
     voters=3,
     observers=0,
@@ -265,7 +265,7 @@ SCENARIOS: Mapping[str, QuorumScenario] = {
 
 
 def quorum_bug_scenario(name: str) -> QuorumScenario:
-    """The scenario in which this bug is looked for."""
+    """The scenario in which to look for this bug."""
     return SCENARIOS.get(name, _LOGS)
 
 

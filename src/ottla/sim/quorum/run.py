@@ -1,5 +1,5 @@
-"""One life of a quorum, from one seed: members that crash and come back, voters that change, values that are
-appended all the while, and at the end the question whether it still works.
+"""A run of a quorum, from one seed: members crash and come back, voters change, values are appended, and at
+the end the quorum must recover.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AMBUSHES: tuple[Mapping[str, float], ...] = (
     {"voted": 0.3, "elected": 0.3, "acknowledged": 0.01},
     {"elected": 0.6},
 )
-# How long everything may take to work again once no more harm is done.
+# How long the quorum may take to recover after the last fault.
 _RECOVERY_S = 60.0
 
 
@@ -61,7 +61,7 @@ class QuorumOutcome:
 
     @property
     def command(self) -> str:
-        """What replays this life, with its trace."""
+        """The command that replays this run, with its trace."""
         return f"python -m ottla.sim quorum --seed {self.seed} --trace"
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ class QuorumOutcome:
 
 @dataclass(frozen=True, slots=True)
 class QuorumScenario:
-    """What kind of life it will be; what is None is drawn from the seed."""
+    """The scenario of a run; fields that are None are drawn from the seed."""
 
     voters: int | None = None
     observers: int | None = None
     dynamic: bool | None = None
-    # All timeouts, as a part of Kafka's. With short ones several stand for election at once.
+    # All timeouts, as a fraction of Kafka's. With short ones several voters are candidates at once.
     timeout_scale: float | None = None
     append_every_s: float | None = None
     change_every_s: float | None = None
@@ -87,7 +87,7 @@ class QuorumScenario:
     nemesis: NemesisConfig | None = None
 
     def draw(self, random: Random) -> QuorumScenario:
-        """The same with nothing left open. Draws as much for any scenario, so scenarios can be compared."""
+        """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""
         dynamic = _or(self.dynamic, random.random() < 0.5)
         observers = random.choice((0, 1, 2)) if dynamic else random.choice((0, 0, 1))
         return QuorumScenario(
@@ -114,6 +114,8 @@ def _or(given: T | None, drawn: T) -> T:
 
 
 class QuorumRun:
+    """One run; `run` executes it and returns its outcome."""
+
     def __init__(
         self, seed: int | str, *, seconds: float = 20.0, scenario: QuorumScenario | None = None
     ) -> None:
@@ -165,7 +167,7 @@ class QuorumRun:
     def run(self) -> QuorumOutcome:
         world = self.world
         try:
-            world.run(self._live())
+            world.run(self._scenario())
         except AssertionError as error:
             world.violations.append(f"{type(error).__name__}: {error}")
         return QuorumOutcome(
@@ -181,7 +183,7 @@ class QuorumRun:
             world.trace.tail(60),
         )
 
-    async def _live(self) -> None:
+    async def _scenario(self) -> None:
         for machine in self.world.machines.values():
             machine.boot()
         workers = [asyncio.ensure_future(self._append_values()), asyncio.ensure_future(self._watch_leaders())]
@@ -197,7 +199,7 @@ class QuorumRun:
     # The workload
 
     async def _append_values(self) -> None:
-        """Give values to whoever believes to lead, be it right or not."""
+        """Append values at every node that believes it is leader."""
         random, number = self.world.random, 0
         while True:
             await asyncio.sleep(random.expovariate(1.0 / (self.scenario.append_every_s or 0.1)))
@@ -213,7 +215,7 @@ class QuorumRun:
             self.world.loop.spawn(process, member.submit(values), "submit")
 
     async def _change_voters(self) -> None:
-        """Add and remove voters, one after the other, without asking whether it is a good moment."""
+        """Add and remove voters, one after the other, at any moment."""
         random = self.world.random
         while True:
             await asyncio.sleep(random.expovariate(1.0 / (self.scenario.change_every_s or 1.0)))
@@ -226,7 +228,7 @@ class QuorumRun:
             if voters is None:
                 continue
             missing = [member for member in self.members if member.id not in voters.voters]
-            # A set that is nearly whole makes for better quarrels.
+            # Large voter sets give more competing elections.
             target = random.choice(missing if missing and random.random() < 0.6 else self.members)
             key = ReplicaKey(target.id, directory_of(target.id))
             change: AddVoter | RemoveVoter = (
@@ -234,9 +236,9 @@ class QuorumRun:
                 if key.id in voters.voters
                 else AddVoter(key, {LISTENER: address_of(target.id)}, 2_000)
             )
-            await self._ask_admin(leader.id, change)
+            await self._request_change(leader.id, change)
 
-    async def _ask_admin(self, leader_id: int, change: AddVoter | RemoveVoter) -> None:
+    async def _request_change(self, leader_id: int, change: AddVoter | RemoveVoter) -> None:
         process = self.world.machines["admin"].process
         assert process is not None
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -253,11 +255,11 @@ class QuorumRun:
                     response = await channel.request(address, message, newest, timeout_ms=timeout_ms)
                     reply = wire.decode_reply(response)
                     assert isinstance(reply, VoterChangeReply)
-                    self._tell(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")
+                    self._trace(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")
                     if reply.error is ErrorCode.NONE:
                         self.world.coverage[kind] += 1
             except (OSError, KafkaError) as error:
-                self._tell(f"{kind} {change.voter.id}: {error!r}")
+                self._trace(f"{kind} {change.voter.id}: {error!r}")
             finally:
                 if not done.done():
                     done.set_result(None)
@@ -265,11 +267,11 @@ class QuorumRun:
         self.world.loop.spawn(process, ask(), "change voters")
         await done
 
-    def _tell(self, text: str) -> None:
+    def _trace(self, text: str) -> None:
         self.world.trace.add("admin", text)
 
     async def _watch_leaders(self) -> None:
-        """A leader that reaches no majority must step down."""
+        """Check that a leader that reaches no majority steps down."""
         loop, alone_since = self.world.loop, dict[int, float]()
         while True:
             await asyncio.sleep(0.1)
@@ -279,12 +281,12 @@ class QuorumRun:
                     continue
                 patience_s = 2 * member.config.quorum.check_quorum_timeout_ms / 1000
                 if loop.time() - alone_since.setdefault(member.id, loop.time()) > patience_s:
-                    self.world.violated(f"node {member.id} leads on although it reaches no majority")
+                    self.world.violated(f"node {member.id} is still leader although it reaches no majority")
 
     def _reaches_majority(self, member: SimQuorumMember) -> bool:
         client, process = member.client, member.machine.process
         if client is None or process is None or process.paused:
-            return True  # nothing can be asked of it
+            return True  # it cannot act
         voters = client.voter_history.voters
         assert voters is not None
         reached = 0
@@ -298,17 +300,17 @@ class QuorumRun:
                 reached += both
         return reached >= voters.majority
 
-    # The end
+    # Recovery
 
     async def _recover(self) -> None:
-        """Everything is whole again: a leader must be found, a value be committed, and all catch up."""
+        """Check that without faults a leader is elected, a value is committed, and all members catch up."""
         loop = self.world.loop
         deadline = loop.time() + _RECOVERY_S
         number = 0
         while not self._is_caught_up(b"last"):
             if loop.time() >= deadline:
                 self.world.violated(
-                    f"nothing works {_RECOVERY_S:.0f} s after the last fault: {self._states()}"
+                    f"no recovery within {_RECOVERY_S:.0f} s after the last fault: {self._states()}"
                 )
                 return
             leader = next((member for member in self.members if member.is_leader), None)
@@ -319,7 +321,7 @@ class QuorumRun:
                 self._submit(leader, [b"last%d" % number])
             await asyncio.sleep(0.5)
         for member in self.members:
-            self._checker.finished(member.id, member.values)
+            self._checker.check_final(member.id, member.values)
 
     def _is_caught_up(self, prefix: bytes) -> bool:
         if not any(value.startswith(prefix) for value in self._checker.acknowledged):

@@ -1,4 +1,4 @@
-"""The judges of a cluster's life, each shown something that it must not let pass."""
+"""The checker and the verdict of a cluster run find each kind of violation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ottla.sim.world import World
 TOPIC = "orders"
 
 
-def see(history: PartitionHistory, data: bytes) -> None:
+def commit(history: PartitionHistory, data: bytes) -> None:
     for position, header in iter_batches(data):
-        history.see(data, position, header, "node 1")
+        history.on_committed(data, position, header, "node 1")
 
 
 def plain(*values: bytes, at: int, epoch: int = 0) -> bytes:
@@ -62,38 +62,38 @@ def marker(kind: ControlType, at: int, producer: int = 7) -> bytes:
 class TestHistory:
     def test_two_replicas_may_not_differ(self) -> None:
         history = PartitionHistory("orders-0")
-        see(history, plain(b"a", at=0))
-        see(history, plain(b"a", at=0))
+        commit(history, plain(b"a", at=0))
+        commit(history, plain(b"a", at=0))
         with pytest.raises(Mismatch, match=r"where .* was committed"):
-            see(history, plain(b"b", at=0))
+            commit(history, plain(b"b", at=0))
 
     def test_nor_in_the_epoch_of_a_batch(self) -> None:
         history = PartitionHistory("orders-0")
-        see(history, plain(b"a", at=0, epoch=1))
+        commit(history, plain(b"a", at=0, epoch=1))
         with pytest.raises(Mismatch):
-            see(history, plain(b"a", at=0, epoch=2))
+            commit(history, plain(b"a", at=0, epoch=2))
 
     def test_nor_may_a_batch_begin_inside_of_another(self) -> None:
         history = PartitionHistory("orders-0")
-        see(history, plain(b"a", b"b", at=0))
+        commit(history, plain(b"a", b"b", at=0))
         with pytest.raises(Mismatch, match="begins where none did"):
-            see(history, plain(b"b", at=1))
+            commit(history, plain(b"b", at=1))
 
     def test_a_transaction_is_visible_once_it_is_committed(self) -> None:
         history = PartitionHistory("orders-0")
-        see(history, transactional(b"a", at=0) + plain(b"b", at=1))
+        commit(history, transactional(b"a", at=0) + plain(b"b", at=1))
         assert (history.last_stable_offset, history.visible()) == (0, [])
-        see(history, marker(ControlType.COMMIT, at=2))
+        commit(history, marker(ControlType.COMMIT, at=2))
         assert (history.last_stable_offset, [entry.value for entry in history.visible()]) == (3, [b"a", b"b"])
 
     def test_and_never_if_it_is_aborted(self) -> None:
         history = PartitionHistory("orders-0")
-        see(history, transactional(b"a", at=0) + marker(ControlType.ABORT, at=1) + plain(b"b", at=2))
+        commit(history, transactional(b"a", at=0) + marker(ControlType.ABORT, at=1) + plain(b"b", at=2))
         assert [entry.value for entry in history.visible()] == [b"b"]
 
 
-class Court:
-    """A checker with one partition, and what is held against it."""
+class CheckerHarness:
+    """A checker with one partition, and a journal."""
 
     def __init__(self) -> None:
         self.world = World(1)
@@ -108,79 +108,81 @@ class Court:
         self.journal.sent.append(record)
         return record
 
-    def says(self, committed: dict[tuple[str, int], int] | None = None) -> str | None:
+    def verdict(self, committed: dict[tuple[str, int], int] | None = None) -> str | None:
         return next(verdict(self.checker, self.journal, {"group": committed or {}}), None)
 
 
 @pytest.fixture
-def court() -> Court:
-    return Court()
+def harness() -> CheckerHarness:
+    return CheckerHarness()
 
 
 class TestVerdict:
-    def test_an_acknowledged_record_is_missed(self, court: Court) -> None:
-        court.sent(b"a")
-        assert "are lost" in (court.says() or "")
+    def test_an_acknowledged_record_is_missed(self, harness: CheckerHarness) -> None:
+        harness.sent(b"a")
+        assert "are lost" in (harness.verdict() or "")
 
-    def test_one_that_failed_is_not(self, court: Court) -> None:
-        court.sent(b"a", state=OperationState.FAILED)
-        assert court.says() is None
+    def test_one_that_failed_is_not(self, harness: CheckerHarness) -> None:
+        harness.sent(b"a", state=OperationState.FAILED)
+        assert harness.verdict() is None
 
-    def test_with_acks_1_a_new_leader_explains_the_loss(self, court: Court) -> None:
-        court.sent(b"a", acks=1).leader_epoch = 3
-        assert court.says() is None, "the newest epoch is another"
-        court.journal.sent[0].leader_epoch = -1
-        assert "acks=1" in (court.says() or "")
+    def test_with_acks_1_a_new_leader_explains_the_loss(self, harness: CheckerHarness) -> None:
+        harness.sent(b"a", acks=1).leader_epoch = 3
+        assert harness.verdict() is None, "the newest epoch is another"
+        harness.journal.sent[0].leader_epoch = -1
+        assert "acks=1" in (harness.verdict() or "")
 
-    def test_a_record_is_there_twice(self, court: Court) -> None:
-        court.sent(b"a")
-        see(court.history, plain(b"a", at=0) + plain(b"a", at=1))
-        assert "twice" in (court.says() or "")
+    def test_a_record_is_duplicated(self, harness: CheckerHarness) -> None:
+        harness.sent(b"a")
+        commit(harness.history, plain(b"a", at=0) + plain(b"a", at=1))
+        assert "duplicated" in (harness.verdict() or "")
 
-    def test_records_of_a_session_are_out_of_order(self, court: Court) -> None:
-        court.sent(b"a", 0)
-        court.sent(b"b", 1)
-        see(court.history, plain(b"b", b"a", at=0))
-        assert "comes after" in (court.says() or "")
+    def test_records_of_a_session_are_out_of_order(self, harness: CheckerHarness) -> None:
+        harness.sent(b"a", 0)
+        harness.sent(b"b", 1)
+        commit(harness.history, plain(b"b", b"a", at=0))
+        assert "comes after" in (harness.verdict() or "")
 
     @pytest.mark.parametrize(
-        ("state", "told"),
+        ("state", "text"),
         [
             (OperationState.DONE, "are missing"),
             (OperationState.FAILED, "it was aborted"),
             (OperationState.UNKNOWN, "is torn"),
         ],
     )
-    def test_half_a_transaction_is_visible(self, court: Court, state: OperationState, told: str) -> None:
-        records = [court.sent(b"a", 0), court.sent(b"b", 1, state=OperationState.OPEN)]
-        court.journal.transactions.append(ClientTransaction("t", records, state))
-        see(court.history, transactional(b"a", at=0) + marker(ControlType.COMMIT, at=1))
-        assert told in (court.says() or "")
+    def test_half_a_transaction_is_visible(
+        self, harness: CheckerHarness, state: OperationState, text: str
+    ) -> None:
+        records = [harness.sent(b"a", 0), harness.sent(b"b", 1, state=OperationState.OPEN)]
+        harness.journal.transactions.append(ClientTransaction("t", records, state))
+        commit(harness.history, transactional(b"a", at=0) + marker(ControlType.COMMIT, at=1))
+        assert text in (harness.verdict() or "")
 
-    def test_a_group_has_forgotten_what_was_confirmed(self, court: Court) -> None:
-        group = court.journal.groups["group"] = GroupHistory("group", (TOPIC,))
+    def test_a_group_has_forgotten_what_was_confirmed(self, harness: CheckerHarness) -> None:
+        group = harness.journal.groups["group"] = GroupHistory("group", (TOPIC,))
         group.commits[TOPIC, 0].append(OffsetCommit(5, OperationState.DONE))
-        assert "5 was confirmed" in (court.says({(TOPIC, 0): 3}) or "")
-        assert "lost its confirmed offset" in (court.says() or "")
+        assert "5 was confirmed" in (harness.verdict({(TOPIC, 0): 3}) or "")
+        assert "lost its confirmed offset" in (harness.verdict() or "")
         group.commits[TOPIC, 0].append(OffsetCommit(3, OperationState.UNKNOWN))
-        assert court.says({(TOPIC, 0): 3}) is None, "a commit of which nobody heard may come late"
+        assert harness.verdict({(TOPIC, 0): 3}) is None, "a commit without a response may be executed late"
 
-    def test_a_group_went_past_a_record(self, court: Court) -> None:
-        group = court.journal.groups["group"] = GroupHistory("group", (TOPIC,))
-        see(court.history, plain(b"a", b"b", at=0))
+    def test_a_group_went_past_a_record(self, harness: CheckerHarness) -> None:
+        group = harness.journal.groups["group"] = GroupHistory("group", (TOPIC,))
+        commit(harness.history, plain(b"a", b"b", at=0))
         group.read[TOPIC, 0] = {0}
-        assert "without being given" in (court.says({(TOPIC, 0): 2}) or "")
-        assert court.says({(TOPIC, 0): 1}) is None
+        assert "that it has not read" in (harness.verdict({(TOPIC, 0): 2}) or "")
+        assert harness.verdict({(TOPIC, 0): 1}) is None
 
-    def test_a_copy_is_made_twice(self, court: Court) -> None:
-        group = court.journal.groups["group"] = GroupHistory("group", (TOPIC,), True, copies_to="copies")
-        see(court.history, plain(b"a", at=0))
+    def test_a_copy_is_made_twice(self, harness: CheckerHarness) -> None:
+        group = harness.journal.groups["group"] = GroupHistory("group", (TOPIC,), True, copies_to="copies")
+        commit(harness.history, plain(b"a", at=0))
         group.read[TOPIC, 0] = {0}
-        copies = court.checker._by_name[TopicPartition("copies", 0)] = PartitionHistory("copies-0")
-        see(copies, plain(copy_of(group, b"a", "t1"), at=0))
-        assert court.says({(TOPIC, 0): 1}) is None
-        see(copies, plain(copy_of(group, b"a", "t2"), at=1))
-        assert "written on 2 times" in (court.says({(TOPIC, 0): 1}) or "")
+        copies = harness.checker._by_name[TopicPartition("copies", 0)] = PartitionHistory("copies-0")
+        commit(copies, plain(copy_of(group, b"a", "t1"), at=0))
+        assert harness.verdict({(TOPIC, 0): 1}) is None
+        commit(copies, plain(copy_of(group, b"a", "t2"), at=1))
+        assert "copied 2 times" in (harness.verdict({(TOPIC, 0): 1}) or "")
 
 
 def test_a_copy_knows_its_original() -> None:

@@ -1,4 +1,4 @@
-"""What may be done to a cluster at the same time, so that its promises still hold."""
+"""Which faults a cluster may suffer at the same time without breaking its guarantees."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ottla.sim.world import SimMachine
 TOPIC_ID = b"the id of orders"
 
 
-class Scene:
-    """Three brokers that do not sync, all in sync with each other, and nobody runs."""
+class FaultHarness:
+    """Three brokers that do not flush, all in the ISR; no process runs."""
 
     def __init__(self) -> None:
-        life = ClusterRun(1, scenario=ClusterScenario(nodes=3, separate=False, synced=False))
-        self.members = {member.id: member for member in life.members}
-        self._faults = life._faults
-        self._checker = life.checker
+        run = ClusterRun(1, scenario=ClusterScenario(nodes=3, separate=False, synced=False))
+        self.members = {member.id: member for member in run.members}
+        self._faults = run._faults
+        self._checker = run.checker
         self._epochs = {1: 1, 2: 1, 3: 1}
         self.in_sync(1, 2, 3)
 
     def in_sync(self, *ids: int, eligible: Sequence[int] = (), last: Sequence[int] = ()) -> None:
-        """What the metadata say of the partition; ``last`` were the last ones known to be eligible."""
+        """Set the registration of the partition; `last` are the last known eligible leader replicas."""
         self._checker.newest = apply_records(
             MetadataImage.EMPTY,
             [
@@ -49,14 +49,14 @@ class Scene:
         )
 
     def loses_power(self, id: int) -> bool:
-        """Whether it may."""
+        """Lose the power of a broker, if that is allowed; whether it was."""
         return self._faults._may_end(self._machine(id), power_loss=True)
 
     def is_killed(self, id: int) -> bool:
         return self._faults._may_end(self._machine(id), power_loss=False)
 
     def comes_back(self, id: int) -> None:
-        """It registers anew; the metadata tell with the next change."""
+        """Register the broker again, visible with the next change of the metadata."""
         self._epochs[id] += 1
 
     def is_asked_to_stop(self, id: int) -> bool:
@@ -67,33 +67,33 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def harness() -> Iterator[FaultHarness]:
     with mock.patch.object(ClusterMember, "is_awake", True):
-        yield Scene()
+        yield FaultHarness()
 
 
-def test_of_three_that_do_not_sync_two_may_lose_their_power(scene: Scene) -> None:
-    assert scene.loses_power(3)
-    assert scene.loses_power(1)
-    assert not scene.loses_power(2)
+def test_of_three_that_do_not_sync_two_may_lose_their_power(harness: FaultHarness) -> None:
+    assert harness.loses_power(3)
+    assert harness.loses_power(1)
+    assert not harness.loses_power(2)
 
 
-def test_not_if_the_third_is_about_to_hand_over_to_them(scene: Scene) -> None:
-    assert scene.loses_power(3)
-    assert scene.is_asked_to_stop(2)
-    assert not scene.loses_power(1)
+def test_not_if_the_third_is_about_to_hand_over_to_them(harness: FaultHarness) -> None:
+    assert harness.loses_power(3)
+    assert harness.is_asked_to_stop(2)
+    assert not harness.loses_power(1)
 
 
-def test_and_who_alone_has_everything_is_not_asked_to_stop(scene: Scene) -> None:
-    assert scene.loses_power(3)
-    assert scene.loses_power(1)
-    assert not scene.is_asked_to_stop(2)
+def test_the_only_broker_with_everything_is_not_asked_to_stop(harness: FaultHarness) -> None:
+    assert harness.loses_power(3)
+    assert harness.loses_power(1)
+    assert not harness.is_asked_to_stop(2)
 
 
-def test_who_has_forgotten_something_counts_so_until_it_is_in_sync_again(scene: Scene) -> None:
-    assert scene.loses_power(2)
-    scene.comes_back(2)
-    scene.in_sync(eligible=[3], last=[2])
-    assert not scene.is_killed(3), "it would not be eligible any more, and 2 would be"
-    scene.in_sync(2, 3)
-    assert scene.is_killed(3)
+def test_a_broker_that_lost_data_counts_so_until_it_is_in_sync_again(harness: FaultHarness) -> None:
+    assert harness.loses_power(2)
+    harness.comes_back(2)
+    harness.in_sync(eligible=[3], last=[2])
+    assert not harness.is_killed(3), "it would not be eligible any more, and 2 would be"
+    harness.in_sync(2, 3)
+    assert harness.is_killed(3)

@@ -86,17 +86,17 @@ class TestPowerCuts:
         disk.crash()
         assert disk.exists("/file")
 
-    def test_handles_of_an_earlier_life_are_dead_and_may_be_closed(self) -> None:
+    def test_handles_of_an_earlier_generation_are_dead_and_may_be_closed(self) -> None:
         disk = SimDisk()
         file = durable_file(disk, data=b"data")
         disk.crash()
         for use in (lambda: file.pread(1, 0), lambda: file.pwrite(b"x", 0), file.sync, file.size):
-            with pytest.raises(SimCrash, match="life 0"):
+            with pytest.raises(SimCrash, match="generation 0"):
                 use()
         file.close()
         assert read_file(disk, "/file") == b"data"
 
-    def test_locks_do_not_outlive_their_life(self) -> None:
+    def test_locks_do_not_outlive_their_process(self) -> None:
         disk = SimDisk()
         old = disk.lock("/lock")
         with pytest.raises(BlockingIOError):
@@ -116,7 +116,7 @@ class TestPowerCuts:
         file.pwrite(b"unsynced", 0)
         for seed in range(20):
             other = disk.after_crash(seed)
-            write_file(other, "/file", b"another life")
+            write_file(other, "/file", b"another run")
         assert file.pread(20, 0) == b"unsynced"
         assert disk.contents() == {"/file": b"unsynced"}
 
@@ -398,17 +398,17 @@ from ottla.sim.disk import SimCrash, SimDisk
 
 seed = int(sys.argv[1])
 disk = SimDisk(seed)
-for life in range(6):
-    disk.crash_after(17 + life)
+for round in range(6):
+    disk.crash_after(17 + round)
     disk.fail(errno.EIO, ops=["sync", "write"], skip=3)
     try:
-        disk.make_dirs(f"/d{life}")
+        disk.make_dirs(f"/d{round}")
         for index in range(20):
             try:
-                file = disk.open(f"/d{life}/{index % 3}", create=True)
-                file.pwrite(bytes([life, index]) * 700, index * 100)
+                file = disk.open(f"/d{round}/{index % 3}", create=True)
+                file.pwrite(bytes([round, index]) * 700, index * 100)
                 file.sync()
-                disk.rename(f"/d{life}/{index % 3}", f"/d{life}/{index % 2}")
+                disk.rename(f"/d{round}/{index % 3}", f"/d{round}/{index % 2}")
                 disk.sync_dir("/")
             except OSError:
                 pass

@@ -29,12 +29,12 @@ class LeadersSide:
             for topic in request.forgotten_topics_data
             for each in topic.partitions
         ]
-        context = self.cache.begin(
+        context = self.cache.new_context(
             request.session_id, request.session_epoch, asked, forgotten, by_id=True, privileged=True
         )
         wanted = {key: each.fetch_offset for key, each in context.partitions()}
         results = {key: PartitionData(partition_index=key[1]) for key in wanted}
-        error, session, _ = context.respond(results)
+        error, session, _ = context.update_and_generate_response_data(results)
         return FetchResponse(error_code=error, session_id=session), wanted
 
 

@@ -152,7 +152,7 @@ def test_a_damaged_index_is_built_anew(caplog: pytest.LogCaptureFixture) -> None
         lab.reload(clean=True)
         for offset in range(50):
             assert next(iter_batches(lab.log.read(offset, 1).records))[1].base_offset == offset
-    assert "will be built anew" in caplog.text
+    assert "will be rebuilt" in caplog.text
     assert lab.sim_disk.contents()[index] in (good, b"")
 
 

@@ -5,7 +5,7 @@ change of the set of files is ordered so that a crash at any point, with any sub
 bytes lost, leaves something that recovery understands:
 
 - A roll starts the new segment exactly at the log end offset. So a gap between two segments above the
-  recovery point means that the end of the first was lost, and what follows it has to go.
+  recovery point means that the end of the first was lost, and recovery removes what follows it.
 - A truncation removes whole segments from the end, one durable step at a time, then cuts the last one, and is
   durable when it returns: nothing written later can mix with what was cut.
 - Removal from the front needs no order, as the log start offset above it is durable before.
@@ -56,13 +56,21 @@ class SyncFailed(Exception):
 
 @dataclass(slots=True)
 class FlushPlan:
+    """What to sync to make a log durable, in three steps so that the slow one can run off the event loop.
+
+    `UnifiedLog.prepare_flush` makes the plan; `run` syncs, in any thread; `UnifiedLog.complete_flush` moves
+    the recovery point, unless the log was truncated meanwhile. Closed segments are synced with their indexes;
+    of the active one only the batches, as recovery rebuilds its indexes. Before the recovery point moves, the
+    leader epochs that begin below it are durable too, and so are the names of the files.
+    """
+
     disk: Disk
     dir: str
     """The directory of the log."""
     upto: int
     """The recovery point once this is done."""
     truncation_count: int
-    """How often the log had been cut when the plan was made."""
+    """How often the log had been truncated when the plan was made."""
     whole: list[LogSegment]
     """To be synced with their indexes."""
     active: LogSegment | None
@@ -82,7 +90,7 @@ class FlushPlan:
     def run(self) -> None:
         """Sync it all; SyncFailed where that failed, OSError where something could not be written."""
         for segment in self.whole:
-            # Without room the entries of an index that was built anew still wait in memory.
+            # Without room the entries of an index that was rebuilt still wait in memory.
             segment.flush_indexes()
         try:
             for segment in self.whole:
@@ -102,7 +110,7 @@ class FlushPlan:
 
 
 def _failure(error: OSError) -> Exception:
-    """A file that could not even be opened was not told to sync."""
+    """SyncFailed, unless the file could not even be opened: then no sync was attempted."""
     return error if is_lack_of_handles(error) else SyncFailed(error)
 
 
@@ -144,9 +152,9 @@ class LocalLog:
         self.log_end_offset = log_end_offset
         # Everything below it is durable.
         self.recovery_point = recovery_point
-        # How often the log has been cut at its end: what was to be synced before is another log's.
+        # How often the log has been truncated at its end: a flush that was planned before does not count.
         self.truncation_count = 0
-        # The lowest offset it has been cut at since the cleaner last asked; None if it has not been cut.
+        # The lowest offset it has been truncated to since the cleaner last asked; None if it was not.
         self.truncation_offset: int | None = None
         self._names_version = 0
         # Up to which version the names in the directory, and its own name, are durable.
@@ -155,7 +163,7 @@ class LocalLog:
         self._set_segments(segments)
 
     def _set_segments(self, segments: Sequence[LogSegment]) -> None:
-        # Both are replaced, never changed: a reader in another thread keeps a list that belongs together.
+        # Both are replaced, never changed: a reader in another thread keeps a consistent pair.
         self._segments = tuple(segments)
         self._bases = tuple(segment.base_offset for segment in segments)
 
@@ -187,15 +195,18 @@ class LocalLog:
         return offset
 
     def end_below(self, offset: int) -> int:
-        """Where the log would end if it were cut at `offset`, which is not below its first segment."""
+        """Where the log would end if it were truncated to `offset`, which is not below its first segment."""
         return self.segments_from(offset)[0].end_below(offset)
 
     # Growing
 
     def append(self, data: Buffer, batches: Sequence[BatchHeader]) -> None:
-        """Write to the active segment. An OSError means that nothing was appended; if even the traces of
-        the attempt could not be removed, the directory is offline.
+        """Write to the active segment. An OSError means that nothing was appended; if even the remains of the
+        attempt could not be removed, the directory is offline.
         """
+        assert batches[0].base_offset >= self.log_end_offset, (
+            f"{self.dir}: a batch at {batches[0].base_offset} below the log end {self.log_end_offset}"
+        )
         active = self.active_segment
         try:
             active.append(data, batches)
@@ -275,9 +286,8 @@ class LocalLog:
     def prepare_flush(
         self, upto: int | None = None, *, closing: bool = False, force: bool = False
     ) -> FlushPlan | None:
-        """What to sync so that everything below `upto` (the log end if None) is durable; None if it is,
-        unless
-        there is to be a plan by `force`. With `closing` the active segment is synced as the others are.
+        """Plan what to sync so that everything below `upto` (the log end if None) is durable; None if it is,
+        unless `force` asks for a plan. With `closing` the active segment is synced as the others are.
         """
         target = self.log_end_offset if upto is None else min(upto, self.log_end_offset)
         if target <= self.recovery_point and self.names_synced and not (closing or force):
@@ -309,7 +319,7 @@ class LocalLog:
         )
 
     def complete_flush(self, plan: FlushPlan) -> bool:
-        """Move the recovery point; False if the log has been cut since the plan was made."""
+        """Move the recovery point; False if the log has been truncated since the plan was made."""
         if plan.truncation_count != self.truncation_count:
             return False
         self.recovery_point = max(self.recovery_point, plan.upto)
@@ -319,7 +329,7 @@ class LocalLog:
         return True
 
     def on_names_changed(self) -> None:
-        """A file was made or renamed by someone else."""
+        """Note that another part of the log has made or renamed a file in the directory."""
         self._names_version += 1
 
     @property
@@ -332,13 +342,13 @@ class LocalLog:
         self.on_names_synced(self._names_version)
 
     def on_names_synced(self, version: int) -> None:
-        """The directory was synced when its files had changed `version` times, or later."""
+        """Note that the directory was synced when its files had changed `version` times, or later."""
         self._names_synced = max(self._names_synced, version)
 
     # Shrinking
 
     def truncate_to(self, offset: int) -> list[LogSegment]:
-        """Remove every batch that holds `offset` or more, for good; the segments that went.
+        """Remove every batch that holds `offset` or more, for good; return the removed segments.
 
         `offset` must not be below the first segment, and the durable recovery point not above the new end.
         """
@@ -358,7 +368,7 @@ class LocalLog:
         return gone
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> list[LogSegment]:
-        """Remove everything and begin anew at `offset`; the segments that went.
+        """Remove everything and go on empty at `offset`; return the removed segments.
 
         The durable recovery point must not be above `offset`, and the durable log start must be `offset`: so
         a crash half-way ends in a log that starts there, with the old records up to some offset.
@@ -394,7 +404,9 @@ class LocalLog:
             self._discard(segment)
 
     def _discard(self, segment: LogSegment) -> None:
-        """Rename the files to `.deleted`; they go after a while, when the last reader has left them."""
+        """Rename the files to `.deleted`; they are removed after `file.delete.delay.ms`, when no reader uses
+        them any more.
+        """
         segment.rename(DELETED)
         segment.close_handlers()
         self._names_version += 1
@@ -405,9 +417,8 @@ class LocalLog:
     # Replacing
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[LogSegment]:
-        """Put `new` (complete, under `.cleaned`) in the place of `old`; the old ones that have no successor
-        of
-        the same base offset.
+        """Put `new` (complete, under `.cleaned`) in the place of `old`; return the old ones that have no
+        successor of the same base offset.
 
         All of `old` must be closed and lie below the durable recovery point: above it recovery takes the
         gaps that compaction makes for lost bytes.
@@ -454,7 +465,7 @@ class LocalLog:
     # Leaving
 
     def on_dir_renamed(self, dir: str) -> None:
-        """The directory has another name now."""
+        """Note that the directory has another name now."""
         self.dir = dir
         for segment in self._segments:
             segment.on_dir_renamed(dir)

@@ -1,11 +1,12 @@
-"""Opening a partition: after a clean shutdown by its file names alone, after a crash by what its batches say.
+"""Create and load a partition: after a clean shutdown by its file names alone, after a crash by its batches.
 
-After a crash, what a process had half done is completed or undone first (`leftovers`). Then the segments from
-the recovery point on are read: every batch is checked, the indexes, the transaction index, the leader epochs
-and the producer state are made anew, and the log ends before the first batch that is not whole.
+After a crash, interrupted deletions and swaps are completed or undone first (`interrupted_operations`). Then
+the segments from the recovery point on are recovered: every batch is checked, the indexes, the transaction
+index, the leader epochs and the producer state are rebuilt, and the log is truncated before the first batch
+that is not whole, such as a torn tail.
 
-Below the recovery point everything was synced. What is damaged there was not torn by a crash, and cutting the
-log would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which
+Below the recovery point everything was synced. What is damaged there was not torn by a crash, and truncating
+the log would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which
 says where it is damaged and what to do, unless the policy says to truncate. Damage above the recovery point
 ends the log; where good batches follow it, that is reported as an error with their number and place, as
 records that had not been synced are lost.
@@ -48,7 +49,7 @@ from ottla.protocol.names import TopicPartition
 _log = logging.getLogger(__name__)
 
 _MIN_PREALLOCATED_BYTES = 4096
-"""Smaller indexes are not told from our own after a crash, which may leave zeros in them too."""
+"""Smaller indexes look like our own after a crash, which may leave zeros in them too."""
 
 
 class CorruptionPolicy(Enum):
@@ -72,7 +73,7 @@ class CorruptLog(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What a load has to know besides the partition."""
+    """Settings of a load that are the same for all partitions of a directory."""
 
     clean: bool
     """True after a clean shutdown of the directory."""
@@ -89,8 +90,8 @@ def create_log(
     topic_id: bytes | None = None,
     producer_config: ProducerStateManagerConfig = DEFAULT_PRODUCER_STATE_CONFIG,
 ) -> UnifiedLog:
-    """Make the directory of a new partition, with an empty segment at offset 0. It is durable once it has
-    been settled: from then on a log that does not begin with this segment has lost it on purpose.
+    """Create the directory of a new partition, with an empty segment at offset 0. Once its creation is
+    durable (`LogCreation`), a log that does not begin with this segment has had it removed on purpose.
     """
     directory.check_online()
     dir = posixpath.join(directory.path, name)
@@ -119,7 +120,7 @@ def load_log(
     """Open the partition in the directory `name`. OSError where the disk fails, CorruptLog where synced
     records are damaged.
     """
-    return _Loader(directory, name, partition, config, options).load()
+    return LogLoader(directory, name, partition, config, options).load()
 
 
 class LoadedPartition(NamedTuple):
@@ -143,7 +144,7 @@ def load_part(
     return loaded
 
 
-class _Loader:
+class LogLoader:
     def __init__(
         self,
         directory: LogDirectory,
@@ -168,7 +169,7 @@ class _Loader:
         bases = complete_interrupted_operations(self.directory.handles, self.dir, self.config)
         segments = [self._segment(base) for base in bases]
         if not self.options.clean:
-            return self._recover(segments)
+            return self._recover_log(segments)
         if segments and self.end_is_known:
             end_offset = self.recovery_point
             if self.log_start > end_offset:
@@ -178,10 +179,10 @@ class _Loader:
             try:
                 end_offset, known = segments[-1].read_next_offset() if segments else 0, False
             except CorruptBatch:
-                return self._recover(segments)
+                return self._recover_log(segments)
         if not segments or end_offset < max(self.log_start, segments[-1].base_offset):
             # The checkpoints and the files contradict each other: clean it was not.
-            return self._recover(segments)
+            return self._recover_log(segments)
         return self._log(segments, end_offset, end_offset, end_verified=not known, names_synced=True)
 
     def _check_start(self, end_offset: int) -> None:
@@ -241,9 +242,9 @@ class _Loader:
 
     # After a crash
 
-    def _recover(self, segments: list[LogSegment]) -> UnifiedLog:
+    def _recover_log(self, segments: list[LogSegment]) -> UnifiedLog:
         while len(segments) > 1 and segments[1].base_offset <= self.log_start:
-            # Below the log start nobody reads, so nobody has seen to it that it is sound.
+            # Below the log start there are no readers, and nothing keeps the segments sound.
             self._remove(segments.pop(0))
         made_by_kafka = bool(segments) and self._has_preallocated_indexes(segments[-1])
         if (
@@ -280,7 +281,7 @@ class _Loader:
             if number > first:
                 producers.map_end_offset = segment.base_offset
                 self._take_snapshot(producers, snapshots)
-            end_offset, complete = self._scan(segment, epochs, producers)
+            end_offset, complete = self._recover_segment(segment, epochs, producers)
             if not complete:
                 self._discard(segments, number + 1, end_offset)
                 break
@@ -292,7 +293,7 @@ class _Loader:
                 f"the log ends at offset {end_offset}, but it was synced up to {self.recovery_point}",
             )
         if not segments or end_offset < self.log_start:
-            end_offset = self._start_anew(segments, snapshots, producers)
+            end_offset = self._start_empty(segments, snapshots, producers)
             epochs.clear()
         epochs.fit(max(self.log_start, segments[0].base_offset), end_offset)
         snapshots.delete_outside(self.log_start, end_offset)
@@ -310,7 +311,7 @@ class _Loader:
         )
         _log.info("%r was recovered from offset %d on", log, self.recovery_point)
         if log.committable_offset < end_offset:
-            # Nobody else would flush it before the next append, and until then its readers would wait.
+            # No other flush comes before the next append, and until then the readers would wait.
             log.flush()
         return log
 
@@ -345,11 +346,11 @@ class _Loader:
             producers.replay([batch])
         producers.map_end_offset = end_offset
 
-    def _scan(
+    def _recover_segment(
         self, segment: LogSegment, epochs: LeaderEpochCache, producers: ProducerStateManager
     ) -> tuple[int, bool]:
-        """Check every batch and make everything anew that follows from them; the offset after the last good
-        one, and whether the file ends with it.
+        """Check every batch, rebuild what follows from them and truncate a torn tail; return the offset after
+        the last good batch, and whether the file ended with it.
         """
         segment.start_rebuild()
         aborted = []
@@ -383,7 +384,7 @@ class _Loader:
         return end_offset, damage is None
 
     def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
-        """Say what is lost with the bytes behind the last good batch, or refuse to lose it."""
+        """Report what is lost with the bytes behind the last good batch, or refuse to lose it."""
         self._check_loss(damage.path, damage.position, end_offset, damage.reason)
         found = find_whole_batches(segment, damage.position)
         if found is None:
@@ -417,9 +418,9 @@ class _Loader:
     def _is_plausible_gap(
         self, before: LogSegment, segment: LogSegment, end_offset: int, made_by_kafka: bool
     ) -> bool:
-        """A new segment starts where the log ends, so a gap means lost bytes: unless the offsets would not
-        have fitted, compaction has made it below the recovery point, or Apache Kafka has written the log,
-        which starts a segment at its first record.
+        """True unless a gap means lost bytes. A new segment starts where the log ends, unless the offsets
+        would not have fitted, compaction has made it below the recovery point, or Apache Kafka has written
+        the log, which starts a segment at its first record.
         """
         if segment.base_offset < end_offset:
             return False
@@ -466,12 +467,14 @@ class _Loader:
             if self.disk.exists(segment.path(kind)):
                 self.disk.unlink(segment.path(kind))
 
-    def _start_anew(
+    def _start_empty(
         self, segments: list[LogSegment], snapshots: ProducerSnapshots, producers: ProducerStateManager
     ) -> int:
-        """The log lies wholly below its start: go on with an empty one there."""
+        """Replace a log that lies wholly below its start by an empty one there."""
         if segments:
-            _log.warning("%s ends below its start offset %d and begins there anew", self.dir, self.log_start)
+            _log.warning(
+                "%s ends below its start offset %d and goes on there, empty", self.dir, self.log_start
+            )
         self._discard(segments, 0, self.log_start)
         snapshots.delete_all()
         producers.truncate_fully_and_start_at(self.log_start)

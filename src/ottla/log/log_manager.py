@@ -1,13 +1,12 @@
 """The log directories of a node and the partitions in them.
 
-`LogManager` locks the directories, loads what is in them side by side, creates and deletes logs, and has a
-method for each thing that has to be done from time to time (flush, checkpoint, retention, removal of deleted
-files); the node decides when. What may block runs in the pool; everything else on the event loop, in small
-steps.
+`LogManager` locks the directories, loads their logs side by side, creates and deletes logs, and has a method
+for each periodic task (flush, checkpoint, retention, removal of deleted files); the node decides when to call
+it. What may block runs in the pool; everything else on the event loop, in small steps.
 
 A directory that fails is offline with all its logs; the others go on. A log that cannot be recovered is
 refused with the reason (`failed`), its files and checkpoints are kept, and its directory gets no mark of a
-clean shutdown, so that nobody ever takes it for sound.
+clean shutdown, so that the next start recovers it again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _CREATIONS_AT_ONCE = 64
 _CLOSED_AT_ONCE = 16
 """Logs that one call in the pool closes."""
 _STEP = 64
-"""Logs that are looked at before others get a turn."""
+"""Logs that a periodic task visits before it lets other tasks run."""
 
 ConfigOf = Callable[[str], LogConfig]
 
@@ -101,16 +100,17 @@ class LogManager:
         # (due time, number, directory, path): partitions to remove, and when.
         self._removals: list[tuple[int, int, LogDirectory, str]] = []
         self._removals_made = 0
-        # Being flushed, each with the event that says that it no longer is.
+        # Logs that are being flushed, each with the event that is set at the end.
         self._flushing: dict[UnifiedLog, asyncio.Event] = {}
+        # New logs whose creation is not durable yet, and the task that completes it.
         self._created: deque[UnifiedLog] = deque()
         self._creating: asyncio.Task[None] | None = None
         self._strays: list[str] = []
-        # Loaded beside another log of the same partition, in the map where that one is.
+        # Logs loaded beside another log of the same partition, each with the map that holds the other.
         self._duplicates: list[tuple[dict[TopicPartition, UnifiedLog], UnifiedLog]] = []
         self._clean_epochs: dict[str, int] = {}
 
-    # What there is
+    # Directories and logs
 
     @property
     def directories(self) -> tuple[LogDirectory, ...]:
@@ -146,7 +146,7 @@ class LogManager:
         return [log for log in every if log.directory is directory]
 
     def get_log(self, partition: TopicPartition, *, future: bool = False) -> UnifiedLog | None:
-        """The log, if there is one here; KAFKA_STORAGE_ERROR if there is, but it cannot be used."""
+        """The log of a partition; None if there is none, KAFKA_STORAGE_ERROR if it cannot be used."""
         log = (self._future_logs if future else self._logs).get(partition)
         if log is not None:
             log.directory.check_online()
@@ -166,10 +166,10 @@ class LogManager:
         self, config_of: ConfigOf, belongs: Callable[[UnifiedLog], bool] = lambda _: True
     ) -> None:
         """Lock the directories and load their logs; `config_of` gives the settings of a topic by its name.
-        `belongs` is asked where a partition is in two directories: whether the metadata mean this log.
+        Where a partition is in two directories, `belongs` decides whether a log is the one of the metadata.
 
         A directory whose disk fails is offline afterwards. KAFKA_STORAGE_ERROR if that is true of all, or if
-        another process uses one of them, or if both logs of a partition seem to belong here.
+        another process uses one of them, or if both logs of a partition belong here.
         """
         try:
             for directory in self.live_directories:
@@ -239,9 +239,9 @@ class LogManager:
                 raise errors[partition]
 
     def _complete_moves(self) -> None:
-        """Let a future log take the place of a current one that has gone: the node stopped between the two
-        renames of `replace_current_with_future_log`, and the future log is the only copy. Where a directory
-        is offline, the current one may be there.
+        """Let a future log replace a current one that is gone: the node stopped between the two renames of
+        `replace_current_with_future_log`, and the future log is the only copy. Not while a directory is
+        offline, since the current log may be there.
         """
         if len(self.live_directories) < len(self._directories):
             return
@@ -251,8 +251,9 @@ class LogManager:
                 self._adopt(partition)
 
     def recover_abandoned_future_logs(self, is_counted_on: Callable[[UnifiedLog], bool]) -> None:
-        """Let future logs take the place of current ones that are not here, where the controller was told
-        that the replica is about to be there, and the node stopped before it was.
+        """Let future logs replace current ones that are not here, where `is_counted_on` says that the
+        controller has assigned the replica to the future log's directory and the node stopped before the
+        move was complete.
         """
         for partition, future in list(self._future_logs.items()):
             here = partition in self._logs or partition in self._failed
@@ -284,11 +285,11 @@ class LogManager:
         directory_id: bytes | None = None,
         future: bool = False,
     ) -> UnifiedLog:
-        """The log of the partition, made if it is not here: in the directory asked for, or else in the one
-        with the fewest logs.
+        """Return the log of the partition; create it if there is none, in the requested directory or else in
+        the one with the fewest logs.
 
-        A partition that is not `is_new` may lie in a directory that is offline; then it is not made anew
-        elsewhere. INCONSISTENT_TOPIC_ID if the partition here is one of another topic of that name.
+        A partition that is not `is_new` may lie in a directory that is offline; then it is not created in
+        another one. INCONSISTENT_TOPIC_ID if the log here is that of another topic of the same name.
         """
         log = self.get_log(partition, future=future)
         if log is None:
@@ -359,8 +360,8 @@ class LogManager:
     def delete_logs(
         self, partitions: Iterable[TopicPartition], *, future: bool = False
     ) -> dict[TopicPartition, KafkaError]:
-        """Take logs out of service at once, and remove their directories after `file.delete.delay.ms`; those
-        that could not be deleted for good, and why.
+        """Take logs out of service at once, and remove their directories after `file.delete.delay.ms`; return
+        why logs could not be deleted for good.
         """
         gone, errors = self._take_out(partitions, self._future_logs if future else self._logs, DirKind.DELETE)
         for log in gone:
@@ -381,8 +382,8 @@ class LogManager:
     def _take_out(
         self, partitions: Iterable[TopicPartition], logs: dict[TopicPartition, UnifiedLog], kind: DirKind
     ) -> tuple[list[UnifiedLog], dict[TopicPartition, KafkaError]]:
-        """Let go of logs and rename their directories, with one sync of names and one write of each
-        checkpoint for all of them; those that are gone, and what went wrong.
+        """Close logs and rename their directories, with one sync of names and one write of each checkpoint
+        for all of them; return the logs that are gone, and the errors.
         """
         errors: dict[TopicPartition, KafkaError] = {}
         gone: dict[LogDirectory, list[UnifiedLog]] = {}
@@ -406,13 +407,13 @@ class LogManager:
         return [log for moved in gone.values() for log in moved], errors
 
     def replace_current_with_future_log(self, partition: TopicPartition) -> UnifiedLog:
-        """Let the future log, which has caught up, take the place of the current one."""
+        """Let the future log, which has caught up, replace the current one."""
         future, current = self._future_logs.get(partition), self._logs.get(partition)
         if future is None or current is None:
             raise KafkaError(
                 ErrorCode.REPLICA_NOT_AVAILABLE, f"{partition} has no log to replace, or none to do it"
             )
-        # Durable before the old one goes: from then on it is the only copy.
+        # Durable before the old one is removed: from then on it is the only copy.
         future.flush()
         current.rename_dir(moved_dir_name(partition, DirKind.DELETE, self._random.uuid()))
         future.rename_dir(dir_name(partition))
@@ -436,7 +437,7 @@ class LogManager:
         heapq.heappush(self._removals, (due_ms, self._removals_made, directory, path))
 
     def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Cut several logs, with one write of each checkpoint for all of them."""
+        """Truncate several logs, with one write of each checkpoint for all of them."""
         logs = {partition: self._logs[partition] for partition in offsets if partition in self._logs}
         for directory in self.live_directories:
             here = {
@@ -452,7 +453,7 @@ class LogManager:
         for partition, log in logs.items():
             log.truncate_to(offsets[partition])
 
-    # From time to time
+    # Periodic tasks
 
     def complete_log_creations(self) -> None:
         """Begin to make the logs that were created since the last time durable, off the event loop."""
@@ -492,8 +493,8 @@ class LogManager:
         return flushed
 
     async def flush(self, log: UnifiedLog, upto: int | None = None) -> None:
-        """Make a log durable below `upto`, the log end if None, without blocking the event loop. One flush of
-        a log at a time: what comes meanwhile is for the next, for all who wait.
+        """Make a log durable below `upto`, the log end if None, without blocking the event loop. Each log has
+        one flush at a time; callers that come meanwhile share the next one.
         """
         while (running := self._flushing.get(log)) is not None:
             await running.wait()
@@ -527,7 +528,9 @@ class LogManager:
         return _DirectoryOffsets(directory, self.logs_in(directory), refused)
 
     async def cleanup_logs(self, now_ms: int) -> int:
-        """Apply retention to all logs; how many segments went. One checkpoint serves a whole directory."""
+        """Apply retention to all logs; how many segments were removed. One checkpoint of the log starts
+        serves a whole directory.
+        """
         passed: list[tuple[UnifiedLog, list[LogSegment]]] = []
         async for log in self._each_log():
             try:
@@ -546,12 +549,14 @@ class LogManager:
                 deleted += log.remove_segments_below_start(segments)
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
-            # Names are synced for each: others get their turn in between.
+            # The names of each log are synced: let other tasks run in between.
             await asyncio.sleep(0)
         return deleted
 
     def _keep_log_starts(self, logs: Sequence[UnifiedLog]) -> None:
-        """Where another checkpoint came between, write these log starts now: once for all, not for each."""
+        """Make these log starts durable where another write of the checkpoint has overtaken the staged one:
+        once for all logs, not for each.
+        """
         starts: dict[LogDirectory, dict[TopicPartition, int]] = {}
         for log in logs:
             if log.directory.is_online and not log.is_closed:
@@ -560,14 +565,14 @@ class LogManager:
             try:
                 directory.set_log_starts(offsets)
             except OSError as error:
-                _log.error("%s", directory.io_error("noting new starts of logs", error).message)
+                _log.error("%s", directory.io_error("checkpointing log starts", error).message)
 
     async def remove_expired_producers(self, now_ms: int) -> None:
         async for log in self._each_log():
             log.remove_expired_producers(now_ms)
 
     async def remove_deleted_files(self, now_ms: int) -> int:
-        """Remove the files and partitions whose delay is over; how many went."""
+        """Remove the files and partitions whose `file.delete.delay.ms` is over; how many were removed."""
         removed = 0
         for directory in self.live_directories:
             due = directory.take_due(now_ms)
@@ -588,7 +593,7 @@ class LogManager:
         return removed
 
     async def _each_log(self) -> AsyncIterator[UnifiedLog]:
-        """All logs whose directory is online, with a pause for others now and then."""
+        """Yield all logs whose directory is online, and let other tasks run now and then."""
         for number, log in enumerate([*self._logs.values(), *self._future_logs.values()]):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
@@ -598,7 +603,14 @@ class LogManager:
     # Stopping
 
     async def shutdown(self, broker_epoch: int = -1) -> None:
-        """Make everything durable and say so, directory by directory, and let go of them."""
+        """Close all logs, mark each directory as cleanly shut down, and unlock the directories.
+
+        What all logs of a directory share is done once and first: their names in the directory, and the log
+        starts that their leader epochs begin with. Then they are closed side by side, many at a time in the
+        pool: most of that time is spent waiting for the disk, which completes many syncs at once about as
+        fast as one. The checkpoints follow, and at last the mark of the clean shutdown, so that it is never
+        there without the rest. Where any of it fails there is no mark, and the next start recovers.
+        """
         self._created.clear()
         if self._creating is not None:
             await self._creating
@@ -630,8 +642,8 @@ def _sync_all(creations: Iterable[LogCreation]) -> None:
 def _of_two(
     one: UnifiedLog, other: UnifiedLog, belongs: Callable[[UnifiedLog], bool]
 ) -> tuple[UnifiedLog, UnifiedLog]:
-    """Of two logs of a partition, the one that is meant, and the other: left behind on a disk that had failed
-    while the topic was deleted, or the replica removed, and made anew elsewhere.
+    """Of two logs of a partition, return the one to keep and the stray: a stray was left on a disk that had
+    failed while the topic was deleted, or the replica removed, and created again elsewhere.
     """
     if belongs(one) and belongs(other):
         both = f"{one.topic_partition} is in both {other.dir} and {one.dir}"
@@ -644,18 +656,25 @@ def _of_two(
 
 @dataclass(frozen=True, slots=True)
 class _DirectoryOffsets:
+    """What the checkpoints of a log directory are to say, and how they are written.
+
+    The event loop stages the content and gives the file its name; what blocks runs in the pool. A failed
+    write is reported to the directory and logged, not raised: the next write may succeed, and if not, the
+    directory is offline.
+    """
+
     directory: LogDirectory
     logs: Sequence[UnifiedLog]
-    """All its logs."""
+    """All logs of the directory."""
     refused: Collection[TopicPartition]
-    """Those that could not be loaded: what the checkpoints say of them stays."""
+    """The logs that could not be loaded: their entries in the checkpoints stay."""
 
     def recovery_points(self) -> dict[TopicPartition, int]:
         kept = self._kept(self.directory.recovery_points.offsets)
         return kept | {log.topic_partition: log.recovery_point for log in self.logs}
 
     def log_starts(self) -> dict[TopicPartition, int]:
-        """Those that do not follow from the names of files."""
+        """The log starts that do not follow from the names of files."""
         kept = self._kept(self.directory.log_starts.offsets)
         return kept | {
             log.topic_partition: log.log_start_offset
@@ -671,14 +690,14 @@ class _DirectoryOffsets:
         checkpoints.write_offsets(self.directory.disk, path, offsets)
 
     def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """What a checkpoint says of logs that are not ours to judge: refused ones, and the metadata log."""
+        """The entries of logs that this manager does not load: refused ones, and the metadata log."""
         return {
             partition: offset
             for partition, offset in offsets.items()
             if partition.topic == CLUSTER_METADATA_TOPIC or partition in self.refused
         }
 
-    # From time to time
+    # Writing
 
     async def checkpoint_log_recovery_offsets(self, pool: Pool) -> None:
         await self._checkpoint(self.directory.recovery_points, self.recovery_points(), pool)
@@ -721,7 +740,7 @@ async def _close_logs(directory: LogDirectory, logs: Sequence[UnifiedLog], pool:
 
 
 def _prepare_close(directory: LogDirectory, logs: Sequence[UnifiedLog]) -> bool:
-    """Do once what each log would do for itself."""
+    """Do once for the directory what each log would do for itself; False if that failed."""
     new = [log for log in logs if not log.local_log.parent_synced]
     try:
         if new:
@@ -753,7 +772,7 @@ def _close_part(logs: Iterable[UnifiedLog]) -> bool:
 
 
 def _write_clean_shutdown(offsets: _DirectoryOffsets, broker_epoch: int) -> None:
-    """Write the last checkpoints, and that the shutdown was clean."""
+    """Write the last checkpoints and the mark of a clean shutdown."""
     directory = offsets.directory
     try:
         directory.write_recovery_points(offsets.recovery_points())

@@ -1,4 +1,4 @@
-"""Retention: which of the oldest segments have to go, and why.
+"""Retention: which of the oldest segments are to be deleted, and why.
 
 Three rules apply, in Kafka's order, each to what the rules before it have left: segments wholly below the
 log start offset (whatever the cleanup policy), then as many as the log is larger than `retention.bytes`,
@@ -31,7 +31,7 @@ class RetainedSegment(Protocol):
 
     @property
     def largest_timestamp(self) -> int:
-        """Of its records; where they have none, the time its file was last written."""
+        """The greatest timestamp of its records; where they have none, the modification time of its file."""
         ...
 
 
@@ -39,9 +39,9 @@ S = TypeVar("S", bound=RetainedSegment)
 
 
 class DeletionReason(Enum):
-    LOG_START_OFFSET = "it lies below the log start offset"
-    RETENTION_SIZE = "the log is larger than retention.bytes"
-    RETENTION_TIME = "its records are older than retention.ms"
+    LOG_START_OFFSET = "log start offset breach"
+    RETENTION_SIZE = "log retention size breach (retention.bytes)"
+    RETENTION_TIME = "log retention time breach (retention.ms)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def segments_to_delete(
     retention_ms: int,
     now_ms: int,
 ) -> list[Deletion[S]]:
-    """What retention takes of `segments` (all of the log, oldest first) at `now_ms`; negative limits mean
-    none.
+    """What retention deletes of `segments` (all of the log, oldest first) at `now_ms`; a negative limit is no
+    limit.
 
     If the last deletion ends with the active segment, the log has to roll before it deletes.
     """

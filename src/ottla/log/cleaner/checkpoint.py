@@ -1,7 +1,7 @@
-"""How far each log is clean: `cleaner-offset-checkpoint`, one file for each log directory.
+"""Up to which offset each log is clean: `cleaner-offset-checkpoint`, one file for each log directory.
 
-The offsets are kept in memory and written when a cleaning is over. Losing a write costs a cleaning that is
-done twice, never a record.
+The offsets are kept in memory and written at the end of a cleaning. A lost write costs a second cleaning,
+never a record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CleanerCheckpoint:
 
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
-        # Raised by every change; what the file holds is that of `_written_version`.
+        # Counts the changes; the file holds the offsets as of `_written_version`.
         self._version = 0
         self._written_version = 0
         try:
@@ -48,7 +48,7 @@ class CleanerCheckpoint:
         return self._offsets.get(partition)
 
     def set(self, partition: TopicPartition, offset: int | None) -> None:
-        """Note the offset, or forget the partition; `write` makes it last."""
+        """Set the offset of a partition, or remove the partition; `write` makes that durable."""
         if self._offsets.get(partition) == offset:
             return
         # A new mapping, since the old one may be on its way to the disk.
@@ -59,7 +59,7 @@ class CleanerCheckpoint:
         self._version += 1
 
     def retain_only(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget all others."""
+        """Remove all other partitions."""
         present = set(partitions)
         for partition in [known for known in self._offsets if known not in present]:
             self.set(partition, None)

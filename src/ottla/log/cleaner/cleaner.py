@@ -1,7 +1,7 @@
 """The log cleaner: keeps the compacted logs of a node compact, in the background and within its budget.
 
-Each worker takes the dirtiest log that nobody works on, compacts it slice by slice in the pool, and swaps
-the result in on the event loop, group by group. Between two slices it pays for the bytes it moved
+Each worker takes the dirtiest log that no other worker cleans, compacts it slice by slice in the pool, and
+swaps the result in on the event loop, group by group. Between two slices it pays for the bytes it moved
 (`Throttler`) and looks whether the log is still the one it began with: a log that was truncated, deleted,
 moved or paused meanwhile is left as it is and tried again later, since until a swap nothing refers to what
 was written.
@@ -111,7 +111,7 @@ class LogCleaner:
         self._throttle = Throttler(clock, self._config.io_max_bytes_per_second)
         self._checkpoints: dict[str, CleanerCheckpoint] = {}
         self._writing = asyncio.Lock()
-        # Being cleaned, each with the event that says that it no longer is.
+        # Partitions that are being cleaned, each with the event that is set at the end.
         self._in_progress: dict[TopicPartition, asyncio.Event] = {}
         self._paused: Counter[TopicPartition] = Counter()
         # Why a log cannot be cleaned, by the log itself: a new one of the same name is tried again.
@@ -137,13 +137,15 @@ class LogCleaner:
         self._config = config
         self._throttle.set_rate(config.io_max_bytes_per_second)
 
-    # Whoever deletes, moves or replaces logs
+    # For the parts of the node that delete, move or replace logs
 
     def is_cleaning(self, partition: TopicPartition) -> bool:
         return partition in self._in_progress
 
     async def abort_and_pause_cleaning(self, partition: TopicPartition) -> None:
-        """Stop cleaning the partition, and return when that is so; until `resume`, once for each `pause`."""
+        """Stop cleaning the partition, and return when it has stopped. Cleaning goes on after as many calls
+        of `resume_cleaning`.
+        """
         self._paused[partition] += 1
         cleaning = self._in_progress.get(partition)
         if cleaning is not None:
@@ -157,24 +159,25 @@ class LogCleaner:
             del self._paused[partition]
 
     async def on_log_deleted(self, directory: LogDirectory, partition: TopicPartition) -> None:
-        """The log is gone from the directory: a new one of this name must not count as clean."""
+        """Forget a log that was removed from the directory: a new one of this name must not count as
+        clean."""
         self._checkpoint(directory).set(partition, None)
         await self._write_checkpoint(directory)
 
     async def on_log_moved(
         self, partition: TopicPartition, source: LogDirectory, target: LogDirectory
     ) -> None:
-        """The log is in another directory now."""
+        """Take the checkpoint of a log along that is in another directory now."""
         offset = self._checkpoint(source).get(partition)
         self._checkpoint(source).set(partition, None)
         self._checkpoint(target).set(partition, offset)
         await self._write_checkpoint(target)
         await self._write_checkpoint(source)
 
-    # The work
+    # Cleaning
 
     async def run(self) -> None:
-        """Clean for ever, with as many workers as configured."""
+        """Clean until cancelled, with as many workers as configured."""
         async with asyncio.TaskGroup() as workers:
             for _ in range(self._config.threads):
                 workers.create_task(self._worker())
@@ -281,7 +284,7 @@ class LogCleaner:
                 await self._in_pool(self._discard, log, work)
 
     def _begin(self, log: UnifiedLog, to_clean: LogToClean, now_ms: int) -> Compaction:
-        """Note everything about the log that the work off the event loop needs."""
+        """Collect everything about the log that the work off the event loop needs."""
         config = self._config
         start, end = to_clean.first_dirty_offset, to_clean.first_uncleanable_offset
         segments = [segment for segment in log.segments if segment.base_offset < end]
@@ -322,7 +325,7 @@ class LogCleaner:
             try:
                 progress: CompactionProgress = await self._in_pool(work.advance, SLICE_BYTES)
             except Exception:
-                # What was read of a log that has been cut is no sign of damage.
+                # What was read of a log that has been truncated is no sign of damage.
                 self._check_unchanged(log, work, truncation_count)
                 raise
             delay = self._throttle.delay_after(progress.moved_bytes)
@@ -376,7 +379,7 @@ class LogCleaner:
         except OSError as error:
             _log.warning("%s: what a cleaning has left will be removed at the next start: %s", log.dir, error)
 
-    # Within
+    # Checkpoints and the pool
 
     def _checkpoint(self, directory: LogDirectory) -> CleanerCheckpoint:
         checkpoint = self._checkpoints.get(directory.path)
@@ -394,7 +397,9 @@ class LogCleaner:
                     _log.warning("%s", directory.io_error(f"writing {checkpoint.path}", error))
 
     async def _in_pool(self, fn: Callable[..., T], *args: Any) -> T:
-        """Run in the pool; where this is cancelled, let the call end first, since it uses what is ours."""
+        """Run in the pool; where this is cancelled, let the call end first, since it uses state of the
+        cleaner.
+        """
         call = asyncio.ensure_future(self._pool.run(fn, *args))
         try:
             return await asyncio.shield(call)

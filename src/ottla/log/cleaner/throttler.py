@@ -11,10 +11,10 @@ _CREDIT_NS = 300_000_000
 
 
 class Throttler:
-    """Says how long to wait after so many bytes, so that on average no second has more of them than allowed.
+    """Computes how long to wait after moving bytes, so that the average rate stays within the limit.
 
-    Bytes are paid for after they were moved: they push the moment from which on the next may be. Time that
-    was not used counts, but no more than the last 300 ms of it.
+    Bytes are paid for after they were moved: they postpone the time from which on the next may be moved. Idle
+    time counts as credit, but no more than the last 300 ms of it.
     """
 
     __slots__ = ("_bytes_per_second", "_clock", "_free_at_ns")
@@ -30,7 +30,7 @@ class Throttler:
         self._bytes_per_second = bytes_per_second
 
     def delay_after(self, size: int) -> float:
-        """Note that `size` bytes were moved; the seconds to wait before the next."""
+        """Record that `size` bytes were moved; return the seconds to wait before the next."""
         now_ns = self._clock.monotonic_ns()
         start_ns = max(self._free_at_ns, now_ns - _CREDIT_NS)
         self._free_at_ns = start_ns + int(size * 1e9 / self._bytes_per_second)

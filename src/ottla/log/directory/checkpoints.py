@@ -1,9 +1,9 @@
-"""The small text files beside the data: checkpoints of offsets and epochs, topic ids, directory properties.
+"""The small text files beside the data: checkpoints of offsets, topic ids, the mark of a clean shutdown.
 
 All are replaced as a whole, so that a crash leaves the old content or the new one. Kafka's formats: a
-checkpoint is a version, the number of entries and one entry per line; `partition.metadata` and
-`meta.properties` are lines of keys and values. A checkpoint that cannot be read is an error of the caller's
-to weigh: none of them holds data that the log itself does not.
+checkpoint is a version, the number of entries and one entry per line; `partition.metadata` has lines of keys
+and values. The caller decides what a damaged checkpoint means: none of them holds data that the log itself
+does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class CorruptCheckpoint(Exception):
-    """The file is not what it should be."""
+    """The content of the file is damaged."""
 
 
 def encode_entries(lines: Iterable[str]) -> bytes:
@@ -66,7 +66,7 @@ def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) 
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
-    """The checkpointed offsets; none where there is no file, CorruptCheckpoint where it makes no sense."""
+    """The checkpointed offsets; none where there is no file, CorruptCheckpoint where it is damaged."""
     try:
         data = read_file(disk, path)
     except FileNotFoundError:
@@ -105,7 +105,7 @@ class OffsetCheckpoint:
         self._version = 0
 
     def load(self) -> None:
-        """CorruptCheckpoint where the file makes no sense; it then counts as empty."""
+        """Read the file; CorruptCheckpoint where it is damaged, which then counts as empty."""
         self.offsets = {}
         self.offsets = read_offsets(self._disk, self.path)
 
@@ -120,7 +120,7 @@ class OffsetCheckpoint:
         self._durable = True
 
     def drop_staged(self) -> None:
-        """Something has happened that a content staged before does not know of: it must not be installed."""
+        """Prevent the installation of content that was staged before a change that it does not contain."""
         self._version += 1
 
     def stage(self, offsets: Mapping[TopicPartition, int]) -> StagedOffsets | None:
@@ -199,7 +199,7 @@ def read_topic_id(disk: Disk, path: str) -> bytes | None:
 
 
 def write_clean_shutdown(disk: Disk, dir: str, broker_epoch: int) -> None:
-    """Say that every file of the directory is complete, and which registration of the broker says so."""
+    """Write the mark that every file of the directory is complete, with the epoch of the broker."""
     payload = json.dumps({"version": str(_VERSION), "broker_epoch": str(broker_epoch)}, separators=(",", ":"))
     write_file(disk, posixpath.join(dir, CLEAN_SHUTDOWN), payload.encode())
 

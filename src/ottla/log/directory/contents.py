@@ -26,7 +26,7 @@ class PartitionDir(NamedTuple):
 
 @dataclass(slots=True)
 class DirectoryContents:
-    """What a directory holds."""
+    """The partitions of a log directory, by the names in it."""
 
     clean_epoch: int | None
     """The broker epoch of the last shutdown, if that was clean."""
@@ -38,8 +38,8 @@ class DirectoryContents:
 
 
 def open_directory(directory: LogDirectory, *, lock: bool) -> Lock | None:
-    """Make the directory if it is missing, lock it and read what all its logs share. It is offline afterwards
-    if its disk fails; KAFKA_STORAGE_ERROR if another process has it.
+    """Create the directory if it is missing, lock it and read what all its logs share. It is offline
+    afterwards if its disk fails; KAFKA_STORAGE_ERROR if another process has it.
     """
     disk, path = directory.disk, directory.path
     taken: Lock | None = None
@@ -77,13 +77,13 @@ def _make_durable_dirs(disk: Disk, path: str) -> None:
 
 
 def list_directory(directory: LogDirectory) -> DirectoryContents:
-    """Find the partitions, and take the mark of a clean shutdown away: it serves once."""
+    """List the partitions, and remove the mark of a clean shutdown, which is valid for one start only."""
     disk = directory.disk
     epoch = checkpoints.read_clean_shutdown(disk, directory.path)
     if epoch is not None:
-        # Should the load be interrupted, the next one must not rely on it.
+        # If this load is interrupted, the next one must not rely on it.
         disk.unlink(posixpath.join(directory.path, checkpoints.CLEAN_SHUTDOWN))
-    # Also what a process made that was killed before it could sync: the names found here count as durable.
+    # A process may have been killed before it could sync its names; those found here count as durable.
     disk.sync_dir(directory.path)
     contents = DirectoryContents(epoch, _read_high_watermarks(directory))
     for name in disk.list_dir(directory.path):

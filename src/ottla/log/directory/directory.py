@@ -1,12 +1,12 @@
 """A log directory: what its partitions share, and whether it can be used at all.
 
 A directory goes offline with the first I/O error that is not a lack of room, and stays so until the node
-starts again: after a failed write or sync nobody knows what the disk holds. The other directories go on.
+starts again: after a failed write or sync it is unknown what the disk holds. The other directories go on.
 
 It also keeps the two checkpoints that make a crash safe, `recovery-point-offset-checkpoint` and
-`log-start-offset-checkpoint`, and knows what is durable in them. Two rules hold. Before a log is cut below
-its durable recovery point, that point is lowered, so what lies below the recovery point was synced and has
-not been touched since. Before segments are removed from the front, the durable log start is raised above
+`log-start-offset-checkpoint`, and knows what is durable in them. Two rules hold. Before a log is truncated
+below its durable recovery point, that point is lowered, so what lies below the recovery point was synced and
+has not been touched since. Before segments are removed from the front, the durable log start is raised above
 them, so it does not matter which of the removals survive a crash.
 """
 
@@ -109,8 +109,8 @@ class LogDirectory:
         return lacked_ms is not None and 0 <= self.clock.wall_ms() - lacked_ms < _LACK_LASTS_MS
 
     def io_error(self, action: str, error: OSError) -> KafkaError:
-        """What to raise for an I/O error. Unless it is a lack of room, or of file handles, the directory goes
-        offline.
+        """Return the error to raise for an I/O error. Unless it is a lack of room, or of file handles, the
+        directory goes offline.
         """
         if is_lack_of_room(error) and self.failure is None:
             self._lacked_room_ms = self.clock.wall_ms()
@@ -125,7 +125,9 @@ class LogDirectory:
         return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self.path}: {reason}")
 
     def _lack(self, message: str) -> KafkaError:
-        """Something ran out that may come back. Clients try again at once, so not every time gets a line."""
+        """Log and return the error of a resource that ran out and may come back. Clients try again at once,
+        so that only one error in ten seconds is logged.
+        """
         now_ms = self.clock.wall_ms()
         if not self._lack_told_ms <= now_ms < self._lack_told_ms + _LACK_TOLD_EVERY_MS:
             self._lack_told_ms = now_ms
@@ -135,7 +137,7 @@ class LogDirectory:
     # Checkpoints
 
     def load_checkpoints(self) -> None:
-        """Read both files. One that makes no sense counts as empty: that costs a longer recovery."""
+        """Read both files. A damaged one counts as empty: that costs a longer recovery."""
         for checkpoint in (self.recovery_points, self.log_starts):
             try:
                 checkpoint.load()
@@ -193,7 +195,7 @@ class LogDirectory:
             heapq.heappush(self._deletions, (due_ms, self._deletions_made, path))
 
     def remove_due(self, now_ms: int) -> int:
-        """Unlink what is due; how many files went."""
+        """Unlink the files that are due; how many were removed."""
         due = self.take_due(now_ms)
         try:
             return self.remove(due)
@@ -202,14 +204,14 @@ class LogDirectory:
             raise
 
     def take_due(self, now_ms: int) -> list[str]:
-        """What is due, for the caller to remove."""
+        """Take the paths that are due off the queue, for the caller to remove."""
         due = []
         while self._deletions and self._deletions[0][0] <= now_ms:
             due.append(heapq.heappop(self._deletions)[2])
         return due
 
     def remove(self, paths: Iterable[str]) -> int:
-        """Unlink files, in any thread, for the large ones take their time; how many were there."""
+        """Unlink files, in any thread, since large ones take their time; how many existed."""
         removed = 0
         for path in paths:
             try:
@@ -249,7 +251,7 @@ class IoGuard:
             raise self.failure(error) from error
 
     def failure(self, error: OSError) -> KafkaError:
-        """What to raise for an error, which the directory is told of."""
+        """Report the error to the directory; return the error to raise."""
         action = f"{self._action} ({self._what})"
         if self._fatal:
             self._directory.fail(f"{action} failed with {error}")

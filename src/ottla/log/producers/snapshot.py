@@ -5,8 +5,8 @@ wanted offset is loaded and only the batches from there on are replayed. The byt
 the CRC32C of all that follows it, and one fixed-size entry for each producer, which holds its last batch
 only. A damaged snapshot is never trusted; the next older one, or the log itself, serves in its place.
 
-`ProducerSnapshots` knows which snapshot files a partition has and which of them may go: Kafka keeps one for
-each segment, at its base offset, and one at the end of the log after a clean shutdown.
+`ProducerSnapshots` knows which snapshot files a partition has and which of them may be deleted: Kafka keeps
+one for each segment, at its base offset, and one at the end of the log after a clean shutdown.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ProducerSnapshots:
         self.reload()
 
     def reload(self) -> None:
-        """Read the directory anew."""
+        """Read the directory again."""
         files = map(parse_segment_file, self._disk.list_dir(self.dir))
         self._offsets = sorted(
             file.offset for file in files if file is not None and file.kind == SNAPSHOT and not file.suffix

@@ -1,8 +1,8 @@
-"""What a partition remembers of one producer id, and the rules a new batch of that producer must pass.
+"""The state of one producer id on a partition, and the rules that a new batch of that producer must pass.
 
-A producer numbers its records per partition, so that the leader can tell a repetition (answered with the
-offsets of the first time) from a gap (refused) and a zombie by its epoch. `ProducerStateEntry` is the
-memory: the epoch, the last five batches, the open transaction. `ProducerAppendInfo` collects what the
+A producer numbers its records per partition, so that the leader can recognise a duplicate (answered with the
+offsets of the first time), a gap (refused), and a zombie by its epoch (fenced). `ProducerStateEntry` keeps
+the epoch, the last five batches and the open transaction. `ProducerAppendInfo` collects what the
 batches of one append would change and checks each of them against the entry and against its predecessors;
 nothing is changed before the append has reached the log.
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProducerBatchHeader(Protocol):
-    """What the rules read of a batch header."""
+    """The fields of a batch header that the rules read."""
 
     @property
     def base_offset(self) -> int: ...
@@ -97,7 +97,7 @@ class LastRecord(NamedTuple):
 
 
 class VerificationGuard:
-    """Proof that one verification of one transaction took place. Told apart by identity alone."""
+    """Proof that one verification of one transaction took place. Compared by identity alone."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ class VerificationStateEntry:
     """A transaction that is being verified with its coordinator and has not yet written here.
 
     While a lower sequence waits for its verification, a higher one must not be written, or the lower one
-    would be out of order for ever; hence `lowest_sequence`.
+    could never be written in order; hence `lowest_sequence`.
     """
 
     __slots__ = ("epoch", "guard", "lowest_sequence", "supports_epoch_bump", "timestamp")
@@ -153,9 +153,9 @@ class ProducerStateEntry:
     ) -> None:
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
-        # Of the last marker. A coordinator of an older epoch is a zombie.
+        # The epoch of the coordinator of the last marker. A coordinator of an older epoch is a zombie.
         self.coordinator_epoch = coordinator_epoch
-        # Of the last batch or marker; decides the expiry.
+        # The timestamp of the last batch or marker, from which the expiration counts.
         self.last_timestamp = last_timestamp
         self.current_txn_first_offset = current_txn_first_offset
         self.batches: deque[BatchMetadata] = deque(batches, BATCHES_TO_RETAIN)
@@ -255,8 +255,8 @@ class ProducerAppendInfo:
         if self.current_txn_first_offset is not None and not batch.is_transactional:
             self._refuse(
                 ErrorCode.INVALID_TXN_STATE,
-                f"{self._where(batch)} is not transactional, but the producer has had a transaction open "
-                f"since offset {self.current_txn_first_offset}: end it first",
+                f"Expected transactional write from {self._where(batch)}: the producer has had a transaction "
+                f"open since offset {self.current_txn_first_offset}, end it first",
             )
         if epoch != self.producer_epoch:
             self.batches.clear()
@@ -277,13 +277,13 @@ class ProducerAppendInfo:
         does not exceed the known epoch belongs to an earlier transaction and must not end this one.
         """
         if transaction_version is None and self._origin is not AppendOrigin.REPLICATION:
-            raise ValueError(f"{self._where(batch)}: a marker needs the version of its transaction")
+            raise ValueError(f"the marker of {self._where(batch)} needs the version of its transaction")
         self._check_epoch(batch, must_exceed=(transaction_version or 0) >= 2)
         if marker.coordinator_epoch < self.coordinator_epoch:
             self._refuse(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-                f"{self._where(batch)} comes from coordinator epoch {marker.coordinator_epoch}, which was "
-                f"fenced by epoch {self.coordinator_epoch}",
+                f"Invalid coordinator epoch for {self._where(batch)}: {marker.coordinator_epoch} (zombie), "
+                f"{self.coordinator_epoch} (current)",
             )
         completed = None
         if self.current_txn_first_offset is not None:
@@ -309,6 +309,11 @@ class ProducerAppendInfo:
         self.last_timestamp = max(self.last_timestamp, batch.max_timestamp)
 
     def apply_to(self, entry: ProducerStateEntry) -> None:
+        # A follower takes over what its leader has accepted; everything else has passed `_check_epoch`.
+        assert self.producer_epoch >= entry.producer_epoch or self._origin is AppendOrigin.REPLICATION, (
+            f"{self._partition}: the epoch of producer {self.producer_id} goes back from "
+            f"{entry.producer_epoch} to {self.producer_epoch}"
+        )
         if entry.producer_epoch != self.producer_epoch:
             entry.batches.clear()
             entry.producer_epoch = self.producer_epoch
@@ -323,14 +328,14 @@ class ProducerAppendInfo:
         if epoch > known or (epoch == known and not must_exceed):
             return
         if epoch == known and self.current_txn_first_offset is None:
-            # The same marker once more: its answer was lost, or a new coordinator could not know. Writing it
-            # again does no harm, refusing it would keep the coordinator trying.
-            _log.info("%s repeats the end of a transaction that has ended", self._where(batch))
+            # The same marker once more: its response was lost, or a new coordinator could not know. Writing
+            # it again does no harm; a refusal would make the coordinator try again and again.
+            _log.info("the marker of %s repeats the end of a transaction", self._where(batch))
             return
         self._refuse(
             ErrorCode.INVALID_PRODUCER_EPOCH,
-            f"{self._where(batch)} has the epoch {epoch}, which is "
-            f"{'not above' if must_exceed else 'below'} the last seen epoch {known}",
+            f"Epoch of {self._where(batch)} is {epoch}, which is "
+            f"{'not greater' if must_exceed else 'smaller'} than the last seen epoch {known}",
         )
 
     def _check_sequence(self, batch: ProducerBatchHeader) -> None:
@@ -340,22 +345,23 @@ class ProducerAppendInfo:
             if self._verification.supports_epoch_bump and sequence != 0 and base.is_empty:
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"{self._where(batch)} begins with sequence {sequence}, but the partition has no batch "
-                    "of this producer epoch, so it has to begin with 0",
+                    f"Invalid sequence number for {self._where(batch)}: {sequence} (incoming seq. number), "
+                    "expected 0, since the partition has no batch of this producer epoch",
                 )
             if sequence > self._verification.lowest_sequence:
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"{self._where(batch)} begins with sequence {sequence}, but sequence "
-                    f"{self._verification.lowest_sequence} was sent before it and is not yet written",
+                    f"Out of order sequence number for {self._where(batch)}: {sequence} (incoming seq. "
+                    f"number), {self._verification.lowest_sequence} (earliest seen sequence, unwritten)",
                 )
         if batch.producer_epoch != self.producer_epoch:
             # A producer that the partition has never seen, or no longer knows, may begin anywhere.
             if sequence != 0 and self.producer_epoch != NO_PRODUCER_EPOCH:
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    f"{self._where(batch)} begins its new epoch {batch.producer_epoch} (after "
-                    f"{self.producer_epoch}) with sequence {sequence} in place of 0",
+                    f"Invalid sequence number for new epoch of {self._where(batch)}: "
+                    f"{batch.producer_epoch} (request epoch), {sequence} (seq. number), "
+                    f"{self.producer_epoch} (current producer epoch)",
                 )
             return
         if self.batches:
@@ -367,7 +373,8 @@ class ProducerAppendInfo:
         if base.producer_epoch != NO_PRODUCER_EPOCH and sequence != (last + 1) & MAX_SEQUENCE:
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"{self._where(batch)} begins with sequence {sequence}, but the last one written is {last}",
+                f"Out of order sequence number for {self._where(batch)}: {sequence} (incoming seq. number), "
+                f"{last} (current end sequence number)",
             )
 
     def _refuse(self, code: ErrorCode, message: str) -> None:
@@ -376,4 +383,4 @@ class ProducerAppendInfo:
         _log.warning("%s (taken over, as the leader has accepted it)", message)
 
     def _where(self, batch: ProducerBatchHeader) -> str:
-        return f"{self._partition}: the batch of producer {self.producer_id} at offset {batch.base_offset}"
+        return f"producer {self.producer_id} at offset {batch.base_offset} in partition {self._partition}"

@@ -1,18 +1,18 @@
-"""The producers of a partition: who may append what, and which offsets are not yet decided.
+"""The producers of a partition: which of them may append what, and which offsets are not yet stable.
 
 `ProducerStateManager` maps each producer id to its `ProducerStateEntry`. An append goes in two steps, so
-that a failed write leaves no trace: `analyze` checks the batches and says what they would change (or finds
-that they were written before), and after the log has taken them `apply` makes the change.
+that a failed write leaves no trace: `analyze` checks the batches and returns what they would change (or finds
+that they are duplicates), and after the log has taken them `apply` makes the change.
 
 From the open transactions follows the first unstable offset, which bounds what a `read_committed` reader
 may see: a transaction is unstable from its first record until the high watermark has passed its marker,
 since a marker that is not replicated may still be lost.
 
-The manager holds no file and no clock. Whoever runs it keeps `map_end_offset` at the end of the log, takes
-snapshots (`producer_state_snapshot`) and replays the log from the snapshot it reloads.
+The manager holds no file and no clock. `UnifiedLog` keeps `map_end_offset` at the end of the log, lends it
+the snapshot files (`ProducerSnapshots`) and replays the log from the snapshot that it reloads.
 
 Invariants: `_txns` and `_ongoing` are in the order of first offsets; each producer with an open transaction
-is in `_ongoing` once.
+is in `_ongoing` once, and every entry of `_ongoing` is in `_txns`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ottla.records.batch import BatchHeader
 from ottla.records.control import EndTransactionMarker, read_control_records
 from ottla.records.types import NO_PRODUCER_ID
 from ottla.records.validation import AppendOrigin
+from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer
 
 __all__ = ["LATE_TRANSACTION_BUFFER_MS", "ProducerAppend", "ProducerStateManager"]
@@ -53,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProducerStateManagerConfig:
-    """What the broker says about producers and their transactions."""
+    """The settings of the broker for producers and their transactions."""
 
     producer_id_expiration_ms: int = 86_400_000
     max_transaction_timeout_ms: int = 900_000
@@ -65,7 +66,7 @@ DEFAULT_PRODUCER_STATE_CONFIG = ProducerStateManagerConfig()
 
 @dataclass(slots=True)
 class ProducerAppend:
-    """What the batches of one append change; or that they are a repetition, and of which batch."""
+    """What the batches of one append change; or of which batch they are a duplicate."""
 
     duplicate: BatchMetadata | None = None
     updated: dict[int, ProducerAppendInfo] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class ProducerStateManager:
         self.map_end_offset = 0
         self._last_snapshot_offset = 0
 
-    # What is known
+    # Queries
 
     @property
     def active_producers(self) -> Mapping[int, ProducerStateEntry]:
@@ -231,12 +232,21 @@ class ProducerStateManager:
             self._ongoing[first_offset] = producer_id
         for producer_id in append.verified:
             self._verifications.pop(producer_id, None)
-        return [
+        aborted = [
             AbortedTxn(txn.producer_id, txn.first_offset, txn.last_offset, stable)
             for txn in append.completed
             for stable in [self._complete(txn)]
             if txn.is_aborted
         ]
+        if invariants.thorough:
+            self._check_transactions()
+        return aborted
+
+    def _check_transactions(self) -> None:
+        firsts = list(self._txns)
+        assert firsts == sorted(firsts), f"{self._partition}: transactions out of order: {firsts}"
+        assert self._ongoing.keys() <= self._txns.keys(), f"{self._partition}: {self._ongoing} {self._txns}"
+        assert len(set(self._ongoing.values())) == len(self._ongoing), f"{self._partition}: {self._ongoing}"
 
     def replay(
         self, batches: Iterable[tuple[ProducerBatchHeader, EndTransactionMarker | None]]
@@ -253,13 +263,13 @@ class ProducerStateManager:
         if entry is not None and epoch < entry.producer_epoch:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"{self._partition}: producer {producer_id} sends with the epoch {epoch}, but a producer "
-                f"with the epoch {entry.producer_epoch} has taken over",
+                f"Epoch of producer {producer_id} in partition {self._partition} is {epoch}, which is "
+                f"smaller than the last seen epoch {entry.producer_epoch}: another producer has taken over",
             )
 
     def _check_verified(self, batch: ProducerBatchHeader, guard: VerificationGuard) -> None:
-        """A transactional batch belongs to a transaction that is open here, or that the coordinator has just
-        confirmed. Otherwise nobody would ever end the transaction it starts.
+        """Refuse a transactional batch unless its transaction is open here, or the coordinator has just
+        confirmed it: otherwise no coordinator would ever end the transaction that the batch starts.
         """
         producer_id = batch.producer_id
         if self.has_ongoing_transaction(producer_id, batch.producer_epoch):
@@ -271,8 +281,8 @@ class ProducerStateManager:
         if entry is None or guard is not entry.guard:
             raise KafkaError(
                 ErrorCode.INVALID_TXN_STATE,
-                f"{self._partition}: producer {producer_id} with epoch {batch.producer_epoch} has no open "
-                "transaction here, and none was verified for this write: add the partition first",
+                f"Record was not part of an ongoing transaction: producer {producer_id} with epoch "
+                f"{batch.producer_epoch} has none in partition {self._partition}; add the partition first",
             )
 
     def _uses_up_verification(self, batch: ProducerBatchHeader) -> bool:
@@ -290,10 +300,10 @@ class ProducerStateManager:
         self._completed.append((txn.last_offset, txn.first_offset))
         return min(next(iter(self._ongoing), txn.last_offset + 1), txn.last_offset + 1)
 
-    # The log moves
+    # Changes of the log's offsets
 
     def on_high_watermark_updated(self, high_watermark: int) -> None:
-        """Let go of the transactions whose marker is replicated."""
+        """Drop the transactions whose marker is replicated: they are stable."""
         completed = self._completed
         while completed and completed[0][0] < high_watermark:
             del self._txns[completed.popleft()[1]]
@@ -304,7 +314,7 @@ class ProducerStateManager:
         self._last_snapshot_offset = log_start_offset if latest_snapshot is None else latest_snapshot
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Forget everything; the log begins anew at `offset`. The snapshots are the caller's to delete."""
+        """Forget everything; the log goes on empty at `offset`. The caller deletes the snapshots."""
         self._clear()
         self._last_snapshot_offset = 0
         self.map_end_offset = offset
@@ -312,8 +322,8 @@ class ProducerStateManager:
     def truncate_and_reload(
         self, snapshots: ProducerSnapshots, log_start_offset: int, log_end_offset: int, now_ms: int
     ) -> None:
-        """Go back to the newest snapshot at or below `log_end_offset`; the batches from `map_end_offset` up
-        to there are then the caller's to replay. The high watermark must not be below `log_end_offset`.
+        """Go back to the newest snapshot at or below `log_end_offset`; the caller then replays the batches
+        from `map_end_offset` on. The high watermark must not be below `log_end_offset`.
         """
         snapshots.delete_outside(log_start_offset, log_end_offset)
         if log_end_offset == self.map_end_offset:

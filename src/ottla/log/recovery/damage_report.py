@@ -1,6 +1,6 @@
-"""What lies behind a damaged batch: not to be kept, but to be told of.
+"""Find the whole batches behind a damaged one: they are lost with it, and the loss is reported.
 
-Where batches follow the damage, records were there that nobody had synced, and that are lost with it. They
+Where batches follow the damage, they hold records that were not synced and are lost with it. They
 are searched byte by byte, since the damage may be in a length. A header is believed only if its offsets can
 belong to the segment, so that the search does not check the sum of a gigabyte for every byte that looks like
 a beginning.

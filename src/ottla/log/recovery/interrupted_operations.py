@@ -1,8 +1,9 @@
-"""What a process had half done when it ended: deletions, swaps of compacted segments, files on their way in.
+"""Complete or undo what a process left half done when it ended: deletions, swaps of compacted segments,
+temporary files.
 
-A file marked `.deleted` goes, and so does a `.tmp`. A swap has begun once all its files are named `.swap`,
-which is durable before the first old segment goes; so where a `.cleaned` file is left at or below it, it is
-undone, and otherwise it is completed. An index without a segment goes.
+A file marked `.deleted` is removed, and so is a `.tmp`. A swap has begun once all its files are named
+`.swap`, which is durable before the first old segment is removed; so where a `.cleaned` file is left at or
+below it, it is undone, and otherwise it is completed. An index without a segment is removed.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Files = list[tuple[str, SegmentFile]]
 
 
 def complete_interrupted_operations(handles: FileHandles, dir: str, config: LogConfig) -> list[int]:
-    """Complete or undo it; the base offsets of the segments that are there then. Reads no file unless it
-    must.
+    """Complete or undo interrupted deletions and swaps in a partition's directory; return the base offsets of
+    the segments that are left. Reads no file unless it must.
     """
     disk = handles.disk
     names = disk.list_dir(dir)
@@ -65,7 +66,7 @@ def _segment_files(names: list[str]) -> Files:
 
 
 def _remove_marked(disk: Disk, dir: str, files: Files) -> None:
-    # The `.cleaned` files tell that a swap has not begun, so they go last.
+    # The `.cleaned` files show that a swap has not begun, so they are removed last.
     first_cleaned = min((file.offset for _, file in files if file.suffix == CLEANED), default=_NEVER)
     undone = [name for name, file in files if file.suffix == SWAP and file.offset >= first_cleaned]
     _unlink(disk, dir, undone)

@@ -1,18 +1,19 @@
-"""Open files, few at a time: a `LazyFile` opens when it is used and may be closed whenever others need the
-room.
+"""A bounded number of open files: a `LazyFile` opens when it is used and may be closed to make room for
+others.
 
 A node holds many more files than a process may open. So every file of a partition is a `LazyFile`;
-`FileHandles` keeps the most recently used ones open and lets go of the others. Letting go means dropping the
+`FileHandles` keeps the most recently used ones open and drops the others. Dropping means to drop the
 reference: a thread that is reading keeps the descriptor alive until it is done, and so no descriptor is ever
 closed, and its number given to another file, under a reader.
 
-A file with writes that nobody has synced yet (`LazyFile.for_write`) is not let go of like that. The kernel
-tells of a failed write-back only to those who have the file open, or open it before it has forgotten the
-file altogether; a sync of a file that was closed and opened again may say that all is well while records are
-lost. So such a file stays open until it was synced. Only where there are too many of them the oldest is
-synced on the spot, and if that fails, the file remembers: its next `sync` fails, whoever asks for it.
+A file with writes that are not synced yet (`LazyFile.for_write`) is not dropped like that. The kernel reports
+a failed write-back only to descriptors that were open at that time, or that are opened before the kernel has
+dropped the file from its cache; a sync of a file that was closed and opened again may succeed while records
+are lost. So such a file stays open until it was synced. Only where there are too many of them the oldest is
+synced on the spot, and if that fails, the file keeps the error: its next `sync` raises it.
 
-Where the process has no descriptor left, whoever else took them, the files that are open here make room.
+Where the process has no descriptor left, also because of other parts of the process, files that are open here
+make room.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def is_lack_of_handles(error: OSError) -> bool:
 
 def shares(limit: int) -> tuple[int, int]:
     """Of the descriptors that a process may have, how many are for the files of a node, and how many besides
-    for those that are not synced. Where they are few, connections, and whoever shares the process, come
-    first.
+    for those that are not synced. Where they are few, connections and other parts of the process come first.
     """
     return (limit // 8, limit // 4) if limit < _PLENTY else (DEFAULT_CAPACITY, limit // 2)
 
@@ -64,7 +64,7 @@ class FileHandles:
         self.capacity = capacity
         self.unsynced_capacity = unsynced_capacity
         self._open: OrderedDict[LazyFile, None] = OrderedDict()
-        # Those that were written to; also some, for a while, that have been synced since.
+        # Files that were written to; also some, for a while, that have been synced since.
         self._unsynced: OrderedDict[LazyFile, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class FileHandles:
             self._make_room(self.capacity)
 
     def _make_room(self, capacity: int) -> None:
-        """Let go of files, the oldest first, until `capacity` are left."""
+        """Drop files, the oldest first, until `capacity` are left."""
         while len(self._open) > capacity and (oldest := _take_oldest(self._open)) is not None:
             if oldest.is_synced:
                 oldest.forget()
@@ -102,14 +102,14 @@ class FileHandles:
             return  # closed between two steps of another thread: the caller still holds its file
 
     def written(self, lazy: LazyFile) -> None:
-        """It must not be closed from now on."""
+        """Note that the file was written to and must not be closed from now on."""
         self._open.pop(lazy, None)
         self._unsynced[lazy] = None
         while len(self._unsynced) > self.unsynced_capacity:
             self._let_go_of_unsynced()
 
     def synced(self, lazy: LazyFile) -> None:
-        """It may be closed."""
+        """Note that the file was synced and may be closed."""
         if lazy in self._unsynced and lazy.is_open:
             self.opened(lazy)
         self._unsynced.pop(lazy, None)
@@ -149,7 +149,7 @@ class LazyFile:
         self._known = False
         # True if it was made by `create`, and there was nothing before. An empty file is nothing but a name.
         self.is_new = False
-        # Of a sync that nobody was there to be told of.
+        # The error of a sync that no caller has seen yet.
         self._failure: OSError | None = None
 
     @property
@@ -172,7 +172,7 @@ class LazyFile:
         return file
 
     def for_write(self) -> File:
-        """The open file, which stays open until it was synced: for what cannot be made again."""
+        """The open file, which stays open until it was synced: for contents that cannot be rebuilt."""
         file = self.get()
         first = self._synced == self._written
         self._written += 1
@@ -194,7 +194,7 @@ class LazyFile:
             self._handles.synced(self)
 
     def create(self) -> File:
-        """Make the file, empty, whatever was there before."""
+        """Create the file, or empty the one that exists."""
         self.release()
         file = self._handles.open(self.path, create=True)
         self.is_new = self._known = not file.size()
@@ -205,7 +205,7 @@ class LazyFile:
         return file
 
     def release(self) -> None:
-        """Let go of the open file, if it is open; what was written to it is no longer wanted, or synced."""
+        """Drop the open file, if it is open; its unsynced writes are no longer wanted."""
         if self._file is not None:
             self._handles.closed(self)
             self._file = None
@@ -216,7 +216,7 @@ class LazyFile:
         self._file = None
 
     def sync_and_forget(self) -> None:
-        """Make room now. If the sync fails, the next one will tell."""
+        """Sync and drop the file to make room. If the sync fails, the next `sync` raises the error."""
         file, covered = self._file, self._written
         if file is not None:
             try:

@@ -1,7 +1,7 @@
 """One segment of a log: a file of record batches and the indexes that find a place in it.
 
 The file holds whole batches, one after another, in the order of their offsets; every other file of a segment
-can be made again from it. A segment opened from disk reads nothing until it is asked: its size, its indexes
+can be rebuilt from it. A segment opened from disk reads nothing until it is used: its size, its indexes
 and its greatest timestamp are fetched when they are first needed, so that a node with many thousands of them
 starts at once.
 
@@ -47,6 +47,8 @@ class TimestampAndOffset(NamedTuple):
 
 
 class LogSegment:
+    """A file of record batches from `base_offset` on, with its offset, time and transaction index."""
+
     __slots__ = (
         "_config",
         "_damage",
@@ -87,7 +89,7 @@ class LogSegment:
         self._txn_index: TransactionIndex | None = None
         # The greatest timestamp of the first batch: None until looked up, -1 while there is no batch.
         self._first_timestamp: int | None = None
-        # Why its batches could not be indexed to the end.
+        # Why its batches could not be indexed to the end; None if they could.
         self._damage: CorruptBatch | None = None
         # -1 until it has been looked up.
         self._size = -1
@@ -104,7 +106,7 @@ class LogSegment:
         created_ms: int = 0,
         roll_jitter_ms: int = 0,
     ) -> LogSegment:
-        """Make the files of an empty segment; what had their names is overwritten."""
+        """Create the files of an empty segment; files of the same names are overwritten."""
         segment = cls(
             handles,
             dir,
@@ -133,7 +135,7 @@ class LogSegment:
     def path(self, kind: str) -> str:
         return posixpath.join(self.dir, segment_file_name(self.base_offset, kind, self.suffix))
 
-    # What it holds
+    # Contents
 
     @property
     def size(self) -> int:
@@ -173,7 +175,9 @@ class LogSegment:
 
     @property
     def largest_timestamp(self) -> int:
-        """Of its records; where they have none, or are damaged, the time its file was last written."""
+        """The greatest timestamp of the records; where they have none, or are damaged, the modification time
+        of the file.
+        """
         try:
             timestamp = self.max_timestamp.timestamp
         except CorruptBatch:
@@ -182,7 +186,9 @@ class LogSegment:
 
     @property
     def first_timestamp(self) -> int:
-        """The greatest timestamp of the first batch, by which the age of the segment counts; -1 of none."""
+        """The greatest timestamp of the first batch, from which the age of the segment counts; -1 if there is
+        none.
+        """
         if self._first_timestamp is None:
             header = next(self.headers(), None)
             if header is None:
@@ -220,8 +226,8 @@ class LogSegment:
     # Writing
 
     def append(self, data: Buffer, batches: Sequence[BatchHeader]) -> None:
-        """Write whole batches, given with their headers. After an OSError the segment is unchanged, but the
-        file has to be cut.
+        """Write whole batches, given with their headers. After an OSError the segment is unchanged, but its
+        file may hold a part of them: call `remove_failed_write`.
         """
         indexes = self.indexes
         position = self.size
@@ -244,13 +250,13 @@ class LogSegment:
             self._indexes.flush()
 
     def remove_failed_write(self) -> None:
-        """Remove what a failed write has left behind the end, for good."""
+        """Truncate the file to `size`, durably: a failed write may have left bytes behind it."""
         self._log.for_write().truncate(self.size)
         self._log.sync()
 
     def on_become_inactive(self) -> None:
-        """Make the files final: the greatest timestamp becomes the last entry of the time index, and nothing
-        lies behind the ends.
+        """Make the files final before another segment takes the appends: the greatest timestamp becomes the
+        last entry of the time index, and nothing lies behind the ends.
         """
         self.indexes.seal()
         if self._config.preallocate:
@@ -299,7 +305,7 @@ class LogSegment:
         return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset)
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of the file; short only if the segment ends before."""
+        """Read bytes of the file; fewer only if the segment ends before."""
         return self._log.get().pread(min(size, self.size - position), position)
 
     def headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
@@ -415,7 +421,7 @@ class LogSegment:
         return self._indexes
 
     def _rebuild(self, error: Exception) -> None:
-        _log.warning("an index is damaged and will be built anew from its segment: %s", error)
+        _log.warning("an index is damaged and will be rebuilt from its segment: %s", error)
         self.start_rebuild()
         damage = None
         with waiting(True):  # once begun, it has to be finished
@@ -423,16 +429,16 @@ class LogSegment:
                 for position, header in self.headers():
                     self.rebuild_from(position, header)
             except CorruptBatch as found:
-                # What lies before it can be read; whoever asks for more will be told.
+                # The batches before it can be read; reading beyond them raises the error.
                 _log.error("%s; the records from there on are not indexed and cannot be read", found)
                 damage = found
         self.end_rebuild()
         self._damage = damage
-        # The segment may lie below the recovery point, where no flush comes by any more.
+        # The segment may lie below the recovery point, which no flush visits any more.
         self.indexes.sync()
 
     def start_rebuild(self) -> None:
-        """Empty both indexes; the batches are to follow, one by one."""
+        """Empty both indexes; `rebuild_from` follows for each batch, then `end_rebuild`."""
         self._new_indexes()
         self._damage = None
         self._first_timestamp = None
@@ -448,12 +454,12 @@ class LogSegment:
             if not is_lack_of_room(error):
                 raise
             # A full disk must not keep a log from being read; the entries wait in memory.
-            _log.warning("no room for an index that was built anew: %s", error)
+            _log.warning("no room for an index that was rebuilt: %s", error)
 
     # Files
 
     def set_size(self, size: int) -> None:
-        """Cut the file to `size`, which must be the end of a batch, for good."""
+        """Truncate the file to `size`, which must be the end of a batch, durably."""
         self._size = size
         self.remove_failed_write()
 
@@ -470,7 +476,7 @@ class LogSegment:
         self._renamed()
 
     def on_dir_renamed(self, dir: str) -> None:
-        """The directory was renamed."""
+        """Note that the directory was renamed."""
         self.dir = dir
         self._renamed()
 
@@ -515,7 +521,8 @@ class SegmentIndexes:
         self.greatest: TimestampOffset = times.last_entry
         # Bytes since the batch that got the last entry.
         self._since_entry = since_entry
-        # True if one of them takes no more entries, and if enough wait to be written; every append asks.
+        # True if an index takes no more entries, and if enough entries wait to be written; plain values,
+        # since every append reads them.
         self.are_full = self.flush_due = False
         self._entries_changed()
 
@@ -527,7 +534,7 @@ class SegmentIndexes:
     def create(
         cls, handles: FileHandles, offsets_path: str, times_path: str, base_offset: int, max_bytes: int
     ) -> SegmentIndexes:
-        """Make both files, empty."""
+        """Create both files, empty."""
         offsets = OffsetIndex(handles, offsets_path, base_offset, max_bytes, new=True)
         try:
             times = TimeIndex(handles, times_path, base_offset, max_bytes, new=True)
@@ -554,8 +561,8 @@ class SegmentIndexes:
         return cls(offsets, times, log_bytes - offsets.last_entry.position)
 
     def check_end(self, headers: Iterable[tuple[int, BatchHeader]]) -> None:
-        """See that the last entries fit the last batches, given from the position of the last entry on: what
-        a crash can take of an index is its end.
+        """Check that the last entries fit the last batches, given from the position of the last entry on:
+        what a crash can take of an index is its end.
         """
         last = self.offsets.last_entry
         newest = self.times.last_entry.timestamp
@@ -566,7 +573,7 @@ class SegmentIndexes:
                 raise CorruptIndex(f"{self.times.path} does not know the timestamp {header.max_timestamp}")
 
     def add(self, position: int, batch: BatchHeader, interval: int) -> None:
-        """Take note of the next batch, which lies at `position`."""
+        """Account for the next batch, which lies at `position`, with an entry if one is due."""
         if batch.max_timestamp > self.greatest.timestamp:
             self.greatest = TimestampOffset(batch.max_timestamp, batch.last_offset)
         if self._since_entry > interval:
@@ -584,7 +591,7 @@ class SegmentIndexes:
         self._entries_changed()
 
     def restore_greatest(self, headers: Iterable[tuple[int, BatchHeader]]) -> None:
-        """Find the greatest timestamp anew, with the batches from `unindexed_position` on."""
+        """Recompute the greatest timestamp, with the batches from `unindexed_position` on."""
         greatest = self.times.last_entry
         for _, header in headers:
             if header.max_timestamp > greatest.timestamp:
@@ -594,11 +601,11 @@ class SegmentIndexes:
 
     @property
     def unindexed_position(self) -> int:
-        """From here on the time index may not know all timestamps."""
+        """The position from which on the time index may not know all timestamps."""
         return self.offsets.lookup(self.times.last_entry.offset).position
 
     def clear_greatest(self) -> None:
-        """There is no batch left."""
+        """Reset the greatest timestamp of a segment that has no batch left."""
         self.greatest = TimestampOffset(NO_TIMESTAMP, self.offsets.base_offset)
         self._since_entry = 0
 
@@ -614,7 +621,7 @@ class SegmentIndexes:
         self._entries_changed()
 
     def flush(self) -> None:
-        """Write what waits in memory."""
+        """Write the entries that wait in memory."""
         self.offsets.flush()
         self.times.flush()
         self._entries_changed()
@@ -624,7 +631,7 @@ class SegmentIndexes:
         self.times.sync()
 
     def on_renamed(self, offsets_path: str, times_path: str) -> None:
-        """The files have other names now."""
+        """Note that the files have other names now."""
         self.offsets.on_renamed(offsets_path)
         self.times.on_renamed(times_path)
 

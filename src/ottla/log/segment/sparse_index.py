@@ -26,7 +26,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def is_lack_of_room(error: OSError) -> bool:
-    """True of the one I/O error after which a disk can still be relied upon."""
+    """True if the disk, or a quota, has no room left: the one I/O error after which a disk is still sound."""
     return error.errno in _NO_ROOM
 
 
@@ -95,7 +95,7 @@ class SparseIndex:
                 raise
 
     def trim(self) -> None:
-        """Cut what lies behind the last entry."""
+        """Truncate the file behind the last entry."""
         self.flush()
         file = self._file.get()
         if file.size() != self.entries * self._struct.size:
@@ -106,7 +106,7 @@ class SparseIndex:
         self._truncate_entries(0)
 
     def on_renamed(self, path: str) -> None:
-        """The file has another name now."""
+        """Note that the file has another name now."""
         self._file.path = path
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ transaction may begin in an earlier segment, so a search starts at the segment o
 on until an entry's last stable offset shows that no later abort can reach back into the range.
 
 The file is a plain run of 34-byte entries, made only when the first entry is due. Nothing is synced on
-append: recovery writes the entries of unsynced segments anew from the markers in the log.
+append: recovery rebuilds the entries of unsynced segments from the markers in the log.
 
 Invariant: the last offsets of the entries increase strictly.
 """
@@ -130,7 +130,7 @@ class TransactionIndex:
             del entries[keep:]
 
     def reset(self, entries: Iterable[AbortedTxn] = ()) -> None:
-        """Replace the content; what the file held is not looked at."""
+        """Replace the content without reading what the file held."""
         kept = list(entries)
         self._entries = None
         if self._disk.exists(self.path):

@@ -1,6 +1,6 @@
-"""An runtime over a real partition on a simulated disk, with a machine that is simple enough to see through.
+"""A runtime over a real partition on a simulated disk, with a shard that is simple enough to see through.
 
-The machine keeps one number by name in offset records; `wait` requests are answered by later events.
+The shard keeps one number by name in offset records; `wait` requests are answered by later events.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RuntimeLab:
         self.replicas = replicas
         self.epoch = 0
         self.sent: list[dict[str, int]] = []
-        self.machines: list[Numbers] = []
+        self.shards: list[Numbers] = []
         self.poison: int | None = None
         log = manager.get_or_create_log(
             TP, LogConfig(cleanup_policy=frozenset({"compact"})), topic_id=b"t" * 16
@@ -145,7 +145,7 @@ class RuntimeLab:
         self.partition.make_leader(self._registration(), clock.wall_ms())
         self.runtime: CoordinatorRuntime[Numbers] = CoordinatorRuntime(
             RECORDS,
-            self._machine,
+            self._make_shard,
             clock,
             InlinePool(),
             on_sends=lambda _, sends: self.sent.extend(sends),
@@ -170,11 +170,11 @@ class RuntimeLab:
             await lab.load()
         return lab
 
-    def _machine(self, index: int, epoch: int) -> Numbers:
-        machine = Numbers()
-        machine.poison = self.poison
-        self.machines.append(machine)
-        return machine
+    def _make_shard(self, index: int, epoch: int) -> Numbers:
+        shard = Numbers()
+        shard.poison = self.poison
+        self.shards.append(shard)
+        return shard
 
     def _registration(self, isr: tuple[int, ...] | None = None) -> PartitionRegistration:
         return PartitionRegistration(
@@ -200,7 +200,7 @@ class RuntimeLab:
         self.partition.make_leader(self._registration(isr=(0,)), self.clock.wall_ms())
 
     @property
-    def machine(self) -> Numbers:
+    def shard(self) -> Numbers:
         return self.runtime.shard(0)
 
     def put(self, **numbers: int) -> Any:

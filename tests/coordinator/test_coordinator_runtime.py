@@ -76,9 +76,9 @@ async def test_what_need_not_be_atomic_is_spread_over_batches_of_bounded_size() 
     numbers = {f"{index:05}" + "x" * 200: index for index in range(6_000)}
     with_limit = lab.runtime.submit(0, Put(numbers))
     assert code(with_limit) is ErrorCode.UNKNOWN_SERVER_ERROR  # over max.message.bytes in one batch
-    assert lab.machine.numbers == {}
+    assert lab.shard.numbers == {}
     assert lab.runtime.submit(0, Put(numbers, atomic=False)).result() == "put"
-    assert lab.machine.numbers == numbers
+    assert lab.shard.numbers == numbers
 
 
 async def test_a_failed_write_changes_nothing_and_is_told() -> None:
@@ -88,8 +88,8 @@ async def test_a_failed_write_changes_nothing_and_is_told() -> None:
     ticket = lab.put(a=1)
     assert code(ticket) is ErrorCode.NOT_COORDINATOR
     assert code(waiting) is ErrorCode.NOT_COORDINATOR  # its answer was part of the write
-    assert lab.machine.numbers == {}
-    assert lab.machine.events == ["loaded", "failed NOT_COORDINATOR"]
+    assert lab.shard.numbers == {}
+    assert lab.shard.events == ["loaded", "failed NOT_COORDINATOR"]
 
 
 async def test_too_few_replicas_mean_that_the_coordinator_is_not_available() -> None:
@@ -126,11 +126,11 @@ async def test_loading_gives_the_state_that_was_before() -> None:
     lab = await RuntimeLab.open(load_bytes=200)
     for number in range(300):
         lab.put(**{f"n{number % 7}": number})
-    before = dict(lab.machine.numbers)
+    before = dict(lab.shard.numbers)
     await lab.reelect()
-    assert len(lab.machines) == 2
-    assert lab.machine.numbers == before
-    assert lab.machine.events == ["loaded"]
+    assert len(lab.shards) == 2
+    assert lab.shard.numbers == before
+    assert lab.shard.events == ["loaded"]
 
 
 async def test_what_a_new_leader_loads_is_told_only_once_it_is_committed() -> None:
@@ -157,13 +157,13 @@ async def test_transactions_count_by_their_markers_now_and_after_loading() -> No
                 is None
             )
     for _ in range(2):
-        assert lab.machine.numbers == {"t1": 1}
-        assert lab.machine.pending == {3: {"t3": 3}}
+        assert lab.shard.numbers == {"t1": 1}
+        assert lab.shard.pending == {3: {"t3": 3}}
         await lab.reelect()
     lab.runtime.complete_transaction(
         0, ProducerIdAndEpoch(3, 0), commit=True, coordinator_epoch=0, transaction_version=1
     )
-    assert lab.machine.numbers == {"t1": 1, "t3": 3}
+    assert lab.shard.numbers == {"t1": 1, "t3": 3}
 
 
 async def test_a_marker_waits_for_the_replicas() -> None:
@@ -182,7 +182,7 @@ async def test_records_of_the_future_are_skipped(caplog: pytest.LogCaptureFixtur
     lab.partition.append_records_to_leader(build_batch([(0, b"\x7f\x00future", b"?")]), now_ms=0)
     with caplog.at_level(logging.WARNING):
         await lab.reelect()
-    assert lab.machine.numbers == {"a": 1}
+    assert lab.shard.numbers == {"a": 1}
     assert "offset 1 is skipped" in caplog.text
 
 
@@ -204,12 +204,12 @@ async def test_a_machine_that_cannot_take_its_own_record_is_loaded_again(
 ) -> None:
     lab = await RuntimeLab.open()
     lab.put(a=1)
-    lab.machine.poison = 13
+    lab.shard.poison = 13
     with caplog.at_level(logging.CRITICAL):
         ticket = lab.put(b=13)
     assert code(ticket) is ErrorCode.NOT_COORDINATOR
     await lab.runtime.wait_until_loaded(0)
-    assert lab.machine.numbers == {"a": 1, "b": 13}  # the log had it
+    assert lab.shard.numbers == {"a": 1, "b": 13}  # the log had it
 
 
 async def test_all_who_wait_are_told_when_the_partition_moves_away() -> None:
@@ -221,7 +221,7 @@ async def test_all_who_wait_are_told_when_the_partition_moves_away() -> None:
     lab.runtime.unload(0, leader_epoch=1)
     assert code(waiting) is ErrorCode.NOT_COORDINATOR
     assert code(writing) is ErrorCode.NOT_COORDINATOR
-    assert lab.machines[0].events[-1] == "unloaded"
+    assert lab.shards[0].events[-1] == "unloaded"
     assert lab.sent == []
 
 
@@ -231,7 +231,7 @@ async def test_resigning_while_loading_stops_the_load() -> None:
     lab.runtime.unload(0)
     await asyncio.sleep(0)
     assert code(lab.put(a=1)) is ErrorCode.NOT_COORDINATOR
-    assert "loaded" not in lab.machines[0].events
+    assert "loaded" not in lab.shards[0].events
 
 
 async def test_a_write_that_the_replicas_do_not_take_in_time_is_told_so() -> None:
@@ -282,5 +282,5 @@ async def test_everybody_is_told_when_the_engine_closes() -> None:
 async def test_every_loaded_machine_hears_what_is_for_all() -> None:
     lab = await RuntimeLab.open()
     lab.runtime.notify(Put({"a": 1}))
-    assert lab.machine.numbers == {"a": 1}
+    assert lab.shard.numbers == {"a": 1}
     assert [ticket.result() for ticket in lab.runtime.submit_all(Get("a"))] == [1]

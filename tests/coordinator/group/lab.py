@@ -1,8 +1,8 @@
-"""A group machine on a workbench: a virtual clock, a log in memory, and clients in one line each.
+"""A group shard on a workbench: a virtual clock, a log in memory, and clients in one line each.
 
 `Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
 and replayed, and its answers are collected. With `fail_writes` a write is refused as a full disk would.
-`reload` builds another machine from the log alone, as after a restart.
+`reload` builds another shard from the log alone, as after a restart.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ottla.coordinator.group.classic.group import ClassicGroup
-from ottla.coordinator.group.config import GroupConfig, GroupSettings
-from ottla.coordinator.group.consumer.group import ConsumerGroup
-from ottla.coordinator.group.machine import GroupMachine
+from ottla.coordinator.group.classic.classic_group import ClassicGroup
+from ottla.coordinator.group.config import GroupCoordinatorConfig, GroupSettings
+from ottla.coordinator.group.consumer.consumer_group import ConsumerGroup
+from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
 from ottla.coordinator.group.requests import (
     CommitOffsets,
     CommitTransactionalOffsets,
@@ -124,7 +124,7 @@ def topic_id(name: str) -> bytes:
 
 class Lab:
     def __init__(self, topics: dict[str, int] | None = None, **config: Any) -> None:
-        self.settings = GroupSettings(GroupConfig(**config))
+        self.settings = GroupSettings(GroupCoordinatorConfig(**config))
         self.now = EventTime(1_700_000_000_000, 1_000)
         self.log: list[Entry] = []
         self.answers: list[Answer] = []
@@ -135,11 +135,11 @@ class Lab:
         )
         for name, partitions in (topics or {}).items():
             self.image = _with_topic(self.image, name, partitions)
-        self.machine = self._machine()
-        self._carry_out(self.machine.on_loaded(self.now))
+        self.shard = self._make_shard()
+        self._carry_out(self.shard.on_loaded(self.now))
 
-    def _machine(self) -> GroupMachine:
-        return GroupMachine(self.settings, self.image, self._new_id)
+    def _make_shard(self) -> GroupCoordinatorShard:
+        return GroupCoordinatorShard(self.settings, self.image, self._new_id)
 
     def _new_id(self) -> str:
         self.ids += 1
@@ -158,7 +158,7 @@ class Lab:
         answer = answer or Answer()
         self.answers.append(answer)
         try:
-            effects = self.machine.handle(answer, request, self.now)
+            effects = self.shard.handle(answer, request, self.now)
         except KafkaError as error:
             effects = Effects().reply(answer, error)
         self._carry_out(effects)
@@ -189,7 +189,7 @@ class Lab:
 
     def _append(self, entry: Entry) -> None:
         self.log.append(entry)
-        _replay(self.machine, len(self.log) - 1, entry, self.now)
+        _replay(self.shard, len(self.log) - 1, entry, self.now)
 
     def end_transaction(self, producer: ProducerIdAndEpoch, commit: bool) -> None:
         self._append(Entry(b"", None, producer, commit))
@@ -198,26 +198,26 @@ class Lab:
         """Let time pass, with everything that falls due on the way."""
         end = self.now.tick_ms + ms
         while True:
-            deadline = self.machine.next_deadline_ms()
+            deadline = self.shard.next_deadline_ms()
             if deadline is None or deadline > end:
                 break
             self._tick(max(deadline, self.now.tick_ms))
-            self._carry_out(self.machine.on_timer(self.now))
+            self._carry_out(self.shard.on_timer(self.now))
         self._tick(end)
 
     def _tick(self, tick_ms: int) -> None:
         self.now = EventTime(self.now.wall_ms + tick_ms - self.now.tick_ms, tick_ms)
 
-    def replayed(self, entries: list[Entry] | None = None) -> GroupMachine:
+    def replayed(self, entries: list[Entry] | None = None) -> GroupCoordinatorShard:
         """What a restart would find."""
-        machine = self._machine()
+        shard = self._make_shard()
         for offset, entry in enumerate(self.log if entries is None else entries):
-            _replay(machine, offset, entry, self.now)
-        return machine
+            _replay(shard, offset, entry, self.now)
+        return shard
 
     def reload(self) -> None:
-        self.machine = self.replayed()
-        self._carry_out(self.machine.on_loaded(self.now))
+        self.shard = self.replayed()
+        self._carry_out(self.shard.on_loaded(self.now))
 
     def compacted(self) -> list[Entry]:
         """The log as compaction leaves it: of each key the last. Only for logs without transactions."""
@@ -237,19 +237,19 @@ class Lab:
 
     def _new_image(self, image: MetadataImage, deleted: frozenset[str] = frozenset()) -> None:
         self.image = image
-        self._carry_out(self.machine.handle(None, NewMetadataImage(image, deleted), self.now))
+        self._carry_out(self.shard.handle(None, NewMetadataImage(image, deleted), self.now))
 
     # Looking
 
     @property
     def classic(self) -> ClassicGroup:
-        group = self.machine.state.groups[GROUP]
+        group = self.shard.metadata.groups[GROUP]
         assert isinstance(group, ClassicGroup)
         return group
 
     @property
     def consumers(self) -> ConsumerGroup:
-        group = self.machine.state.groups[GROUP]
+        group = self.shard.metadata.groups[GROUP]
         assert isinstance(group, ConsumerGroup)
         return group
 
@@ -526,13 +526,13 @@ def assigned(response: ConsumerGroupHeartbeatResponse) -> dict[str, list[int]]:
     }
 
 
-def _replay(machine: GroupMachine, offset: int, entry: Entry, now: EventTime) -> None:
+def _replay(shard: GroupCoordinatorShard, offset: int, entry: Entry, now: EventTime) -> None:
     if entry.marker is not None:
         assert entry.producer is not None
-        machine.replay_end_transaction(entry.producer, entry.marker)
+        shard.replay_end_transaction(entry.producer, entry.marker)
         return
     key, value = RECORDS.decode(entry.key, entry.value)
-    machine.replay(ReplayedRecord(key, value, offset, now.wall_ms, entry.producer))
+    shard.replay(ReplayedRecord(key, value, offset, now.wall_ms, entry.producer))
 
 
 def _with_topic(image: MetadataImage, name: str, partitions: int) -> MetadataImage:
@@ -556,10 +556,10 @@ def _with_topic(image: MetadataImage, name: str, partitions: int) -> MetadataIma
     return apply_records(image, records)
 
 
-def durable(machine: GroupMachine) -> dict[str, Any]:
-    """All durable state of a machine, to compare."""
+def durable(shard: GroupCoordinatorShard) -> dict[str, Any]:
+    """All durable state of a shard, to compare."""
     groups: dict[str, Any] = {}
-    for group_id, group in machine.state.groups.items():
+    for group_id, group in shard.metadata.groups.items():
         if isinstance(group, ConsumerGroup):
             groups[group_id] = (
                 "consumer",
@@ -575,8 +575,8 @@ def durable(machine: GroupMachine) -> dict[str, Any]:
         else:
             groups[group_id] = ("classic",)
     offsets = {
-        (group_id, key): value.offset
-        for group_id in machine.offsets.groups()
-        for key, value in machine.offsets.of_group(group_id)
+        (group_id, key): each.value.offset
+        for group_id, committed in shard.offsets._committed.items()
+        for key, each in committed.items()
     }
-    return {"groups": groups, "offsets": offsets, "pending": machine.offsets.pending_producers()}
+    return {"groups": groups, "offsets": offsets, "pending": sorted(shard.offsets._pending)}

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ottla.coordinator.group.consumer.assignors import ASSIGNORS, Assignment, assign_range, assign_uniform
+from ottla.coordinator.group.consumer.target_assignment_builder import (
+    ASSIGNORS,
+    MemberAssignments,
+    RangeAssignor,
+    UniformAssignor,
+)
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -35,7 +40,7 @@ def groups(
     return subscriptions, counts, previous
 
 
-def flat(assignment: Assignment) -> list[tuple[bytes, int]]:
+def flat(assignment: MemberAssignments) -> list[tuple[bytes, int]]:
     return sorted(
         (topic, partition)
         for topics in assignment.values()
@@ -53,7 +58,7 @@ def size(topics: dict[bytes, set[int]]) -> int:
 @settings(max_examples=200, deadline=None)
 def test_every_partition_goes_to_one_subscriber(name: str, group: tuple) -> None:  # type: ignore[type-arg]
     subscriptions, counts, previous = group
-    result = ASSIGNORS[name](subscriptions, counts, previous)
+    result = ASSIGNORS[name].assign(subscriptions, counts, previous)
     wanted = {topic for topics in subscriptions.values() for topic in topics}
     assert flat(result) == sorted(
         (topic, partition) for topic in wanted for partition in range(counts[topic])
@@ -63,14 +68,14 @@ def test_every_partition_goes_to_one_subscriber(name: str, group: tuple) -> None
     again = {
         member: {topic: frozenset(ids) for topic, ids in topics.items()} for member, topics in result.items()
     }
-    assert ASSIGNORS[name](subscriptions, counts, again) == result  # it rests where it is
+    assert ASSIGNORS[name].assign(subscriptions, counts, again) == result  # it rests where it is
 
 
 @given(group=groups())
 @settings(max_examples=200, deadline=None)
 def test_uniform_is_even(group: tuple) -> None:  # type: ignore[type-arg]
     subscriptions, counts, previous = group
-    result = assign_uniform(subscriptions, counts, previous)
+    result = UniformAssignor().assign(subscriptions, counts, previous)
     for topics in result.values():
         for taker in result:
             if size(topics) - size(result[taker]) >= 2:
@@ -83,7 +88,7 @@ def test_uniform_is_even(group: tuple) -> None:  # type: ignore[type-arg]
 @settings(max_examples=200, deadline=None)
 def test_range_is_even_by_topic(group: tuple) -> None:  # type: ignore[type-arg]
     subscriptions, counts, previous = group
-    result = assign_range(subscriptions, counts, previous)
+    result = RangeAssignor().assign(subscriptions, counts, previous)
     for topic in counts:
         sizes = [len(result[member].get(topic, ())) for member in result if topic in subscriptions[member]]
         assert not sizes or max(sizes) - min(sizes) <= 1
@@ -91,14 +96,14 @@ def test_range_is_even_by_topic(group: tuple) -> None:  # type: ignore[type-arg]
 
 def test_range_lines_topics_up() -> None:
     members = {name: frozenset({A, B}) for name in ("x", "y")}
-    result = assign_range(members, {A: 4, B: 4}, {})
+    result = RangeAssignor().assign(members, {A: 4, B: 4}, {})
     assert result == {"x": {A: {0, 1}, B: {0, 1}}, "y": {A: {2, 3}, B: {2, 3}}}
 
 
 def test_uniform_moves_no_more_than_a_newcomer_needs() -> None:
     members = {name: frozenset({A}) for name in ("x", "y", "z")}
     previous = {"x": {A: frozenset({0, 1, 2})}, "y": {A: frozenset({3, 4, 5})}}
-    result = assign_uniform(members, {A: 6}, previous)
+    result = UniformAssignor().assign(members, {A: 6}, previous)
     assert result["x"][A] < {0, 1, 2}
     assert result["y"][A] < {3, 4, 5}
     assert len(result["z"][A]) == 2
@@ -107,10 +112,10 @@ def test_uniform_moves_no_more_than_a_newcomer_needs() -> None:
 def test_the_extra_partition_stays_where_it_is() -> None:
     members = {name: frozenset({A}) for name in ("x", "y")}
     previous = {"x": {A: frozenset({0})}, "y": {A: frozenset({1, 2})}}
-    assert assign_uniform(members, {A: 3}, previous) == {"x": {A: {0}}, "y": {A: {1, 2}}}
+    assert UniformAssignor().assign(members, {A: 3}, previous) == {"x": {A: {0}}, "y": {A: {1, 2}}}
 
 
 def test_a_large_group_is_assigned_in_reasonable_time() -> None:
     members = {f"m{index}": frozenset({A, B} if index % 2 else {B, C}) for index in range(100)}
-    result = assign_uniform(members, {A: 300, B: 300, C: 300}, {})
+    result = UniformAssignor().assign(members, {A: 300, B: 300, C: 300}, {})
     assert {size(topics) for topics in result.values()} == {9}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.coordinator.group.classic.group import ClassicState
+from ottla.coordinator.group.classic.classic_group import ClassicGroupState
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.protocol.consumer_offsets_records import RECORDS, GroupMetadataValue
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.lab import GROUP, Lab
 
-PREPARING = ClassicState.PREPARING_REBALANCE
-COMPLETING = ClassicState.COMPLETING_REBALANCE
-STABLE = ClassicState.STABLE
-EMPTY = ClassicState.EMPTY
+PREPARING = ClassicGroupState.PREPARING_REBALANCE
+COMPLETING = ClassicGroupState.COMPLETING_REBALANCE
+STABLE = ClassicGroupState.STABLE
+EMPTY = ClassicGroupState.EMPTY
 
 
 def test_the_first_member_waits_the_initial_delay_and_leads() -> None:
@@ -201,7 +201,7 @@ def test_a_pending_id_that_never_returns_is_forgotten() -> None:
 
 
 def test_of_too_many_pending_ids_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ottla.coordinator.group.classic.coordinator.MOST_PENDING_IDS", 3)
+    monkeypatch.setattr("ottla.coordinator.group.classic_group_manager.MOST_PENDING_IDS", 3)
     lab = Lab()
     ids = [lab.member_id(session_ms=6_000) for _ in range(5)]
     assert list(lab.classic.pending) == ids[2:]
@@ -379,7 +379,7 @@ def test_a_group_that_cannot_be_written_is_not_made() -> None:
     lab = Lab()
     lab.fail_writes = True
     assert lab.join().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert GROUP not in lab.machine.state.groups
+    assert GROUP not in lab.shard.metadata.groups
 
 
 class TestStaticMembers:
@@ -499,4 +499,4 @@ class TestStaticMembers:
 def test_the_machine_knows_every_request_it_may_get() -> None:
     lab = Lab()
     with pytest.raises(KeyError):
-        lab.machine.handle(None, GroupRequest(object(), 0), lab.now)
+        lab.shard.handle(None, GroupRequest(object(), 0), lab.now)

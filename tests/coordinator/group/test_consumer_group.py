@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ottla.coordinator.group.config import GroupSettings
-from ottla.coordinator.group.consumer.group import ConsumerState, MemberState
+from ottla.coordinator.group.consumer.consumer_group import ConsumerGroupState, MemberState
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
@@ -22,7 +22,7 @@ def test_the_first_member_gets_everything_at_once() -> None:
     response = lab.beat("a", 0).ok()
     assert (response.member_id, response.member_epoch, response.heartbeat_interval_ms) == ("a", 2, 5_000)
     assert assigned(response) == {"logs": [0, 1, 2, 3]}
-    assert lab.consumers.state is ConsumerState.STABLE
+    assert lab.consumers.state is ConsumerGroupState.STABLE
     quiet = lab.beat("a", 2).ok()
     assert quiet.member_epoch == 2
     assert quiet.assignment is None  # nothing new
@@ -35,7 +35,7 @@ def test_a_second_member_waits_until_the_first_has_given_up_its_share() -> None:
     assert joined.member_epoch == 3
     assert assigned(joined) == {}
     assert lab.consumers.members["b"].state is MemberState.UNRELEASED_PARTITIONS
-    assert lab.consumers.state is ConsumerState.RECONCILING
+    assert lab.consumers.state is ConsumerGroupState.RECONCILING
     told = lab.beat("a", 2).ok()
     assert told.member_epoch == 2  # it stays in its epoch until it has revoked
     assert assigned(told) == {"logs": [0, 1]}
@@ -45,7 +45,7 @@ def test_a_second_member_waits_until_the_first_has_given_up_its_share() -> None:
     done = lab.beat("a", 2, owned={"logs": [0, 1]}).ok()
     assert done.member_epoch == 3
     assert assigned(lab.beat("b", 3).ok()) == {"logs": [2, 3]}
-    assert lab.consumers.state is ConsumerState.STABLE
+    assert lab.consumers.state is ConsumerGroupState.STABLE
 
 
 def test_members_that_do_not_revoke_in_time_are_fenced() -> None:
@@ -116,13 +116,13 @@ def test_a_silent_member_is_fenced_after_its_session() -> None:
     assert "a" in lab.consumers.members
     lab.advance(1)
     assert lab.consumers.members == {}
-    assert lab.consumers.state is ConsumerState.EMPTY
+    assert lab.consumers.state is ConsumerGroupState.EMPTY
     assert lab.beat("a", 2).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_the_session_timeout_of_one_group_can_be_set() -> None:
     lab = lab_with()
-    lab.machine.state.settings = GroupSettings(
+    lab.shard.metadata.settings = GroupSettings(
         lab.settings.node,
         {GROUP: {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "7000"}},
     )
@@ -277,7 +277,7 @@ class TestRegularExpressions:
         lab = lab_with()
         assert lab.beat("a", 0, regex="(?=x)y").error is ErrorCode.INVALID_REGULAR_EXPRESSION
         assert lab.beat("a", 0, regex="[").error is ErrorCode.INVALID_REGULAR_EXPRESSION
-        assert GROUP not in lab.machine.state.groups
+        assert GROUP not in lab.shard.metadata.groups
 
     def test_only_topics_that_the_member_may_see_count(self) -> None:
         lab = lab_with(1)
@@ -353,7 +353,7 @@ def test_assignments_are_computed_at_most_once_an_interval() -> None:
     lab.advance(100)
     joined = lab.beat("b", 0).ok()
     assert joined.member_epoch == 2  # the target is still the one before
-    assert lab.consumers.state is ConsumerState.ASSIGNING
+    assert lab.consumers.state is ConsumerGroupState.ASSIGNING
     lab.beat("c", 0)
     assert lab.consumers.target_epoch == 2
     lab.advance(900)
@@ -367,12 +367,12 @@ def test_assignments_are_computed_at_most_once_an_interval() -> None:
 def test_a_write_that_fails_changes_nothing() -> None:
     lab = lab_with()
     lab.beat("a", 0)
-    before = durable(lab.machine)
+    before = durable(lab.shard)
     lab.fail_writes = True
     assert lab.beat("b", 0).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert lab.beat("a", 2, topics=("x",)).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert lab.beat("a", -1).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert durable(lab.machine) == before
+    assert durable(lab.shard) == before
 
 
 def test_members_whose_removal_could_not_be_written_are_removed_when_it_can() -> None:
@@ -393,9 +393,9 @@ def test_after_a_restart_members_go_on_in_their_epochs() -> None:
     lab.beat("a", 0)
     lab.beat("b", 0)
     lab.beat("a", 2)
-    before = durable(lab.machine)
+    before = durable(lab.shard)
     lab.reload()
-    assert durable(lab.machine) == before
+    assert durable(lab.shard) == before
     lab.beat("a", 2, owned={"logs": [0, 1]})
     assert assigned(lab.beat("b", 3).ok()) == {"logs": [2, 3]}
     lab.advance(45_000)

@@ -261,7 +261,7 @@ class TestDeleting:
         lab.txn_commit(P, {("other", 0): 1})
         assert lab.submit(DeleteGroup(GROUP)).value is ErrorCode.NONE
         lab.end_transaction(P, True)
-        assert GROUP not in lab.replayed().state.groups
+        assert GROUP not in lab.replayed().metadata.groups
         assert lab.offsets() == {}
 
     def test_a_consumer_group_once_it_is_empty(self) -> None:
@@ -270,8 +270,8 @@ class TestDeleting:
         assert lab.submit(DeleteGroup(GROUP)).error is ErrorCode.NON_EMPTY_GROUP
         lab.beat("a", -1)
         assert lab.submit(DeleteGroup(GROUP)).value is ErrorCode.NONE
-        assert GROUP not in lab.replayed().state.groups
-        assert GROUP not in lab.replayed(lab.compacted()).state.groups
+        assert GROUP not in lab.replayed().metadata.groups
+        assert GROUP not in lab.replayed(lab.compacted()).metadata.groups
 
     def test_offsets_of_a_topic_that_is_deleted(self) -> None:
         lab = lab_with()
@@ -306,8 +306,8 @@ class TestExpiry:
         lab.advance(DAY_MS + 600_000)
         assert lab.offsets() == {("other", 0): 1}
         lab.advance(6 * DAY_MS)
-        assert GROUP not in lab.machine.state.groups
-        assert GROUP not in lab.replayed().state.groups
+        assert GROUP not in lab.shard.metadata.groups
+        assert GROUP not in lab.replayed().metadata.groups
 
     def test_a_group_that_had_members_expires_from_when_the_last_one_left(self) -> None:
         lab = lab_with()
@@ -319,7 +319,7 @@ class TestExpiry:
         assert lab.offsets() == {LOGS: 1}
         lab.advance(DAY_MS + 600_000)
         assert lab.offsets() == {}
-        assert GROUP not in lab.machine.state.groups
+        assert GROUP not in lab.shard.metadata.groups
 
     def test_topics_that_are_subscribed_to_do_not_expire(self) -> None:
         lab = lab_with()

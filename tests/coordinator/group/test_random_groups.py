@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ottla.coordinator.group.classic.group import ClassicGroup
-from ottla.coordinator.group.consumer.coordinator import ConsumerCoordinator
-from ottla.coordinator.group.consumer.group import ConsumerGroup
+from ottla.coordinator.group.classic.classic_group import ClassicGroup
+from ottla.coordinator.group.consumer.consumer_group import ConsumerGroup
+from ottla.coordinator.group.consumer_group_manager import ConsumerGroupManager
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
@@ -78,7 +78,7 @@ class Client:
 
 
 def check(lab: Lab) -> None:
-    group = lab.machine.state.groups.get(GROUP)
+    group = lab.shard.metadata.groups.get(GROUP)
     if isinstance(group, ConsumerGroup):
         seen: dict[tuple[bytes, int], str] = {}
         for member in group.members.values():
@@ -103,10 +103,10 @@ def check(lab: Lab) -> None:
 
 
 def check_replay(lab: Lab) -> None:
-    assert durable(lab.replayed()) == durable(lab.machine)
+    assert durable(lab.replayed()) == durable(lab.shard)
     if all(entry.producer is None for entry in lab.log):
         compacted = durable(lab.replayed(lab.compacted()))
-        assert compacted == durable(lab.machine)
+        assert compacted == durable(lab.shard)
 
 
 @pytest.mark.parametrize("seed", seeds(100))
@@ -119,7 +119,7 @@ def test_quiet_heartbeats_need_no_draft_to_be_answered_the_same(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = consumer_life(seed)
-    monkeypatch.setattr(ConsumerCoordinator, "_is_quiet", lambda *_: False)
+    monkeypatch.setattr(ConsumerGroupManager, "_is_unchanged", lambda *_: False)
     thorough = consumer_life(seed)
     assert short.log == thorough.log
     told, thoroughly = ([repr(each.value) for each in lab.answers] for lab in (short, thorough))
@@ -253,7 +253,7 @@ def test_classic_groups(seed: int) -> None:
     if lab.settings.node.group_max_size == 100:
         assert lab.classic.state.value == "Stable"
         assert set(lab.classic.members) == {member.id for member in members}
-        stored = lab.replayed().state.groups[GROUP]
+        stored = lab.replayed().metadata.groups[GROUP]
         assert isinstance(stored, ClassicGroup)
         assert (stored.generation, set(stored.members)) == (lab.classic.generation, set(lab.classic.members))
 

@@ -1,8 +1,8 @@
-"""A transaction machine on a workbench: a virtual clock, a log in memory, and requests in one line each.
+"""A transaction shard on a workbench: a virtual clock, a log in memory, and requests in one line each.
 
 `Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
 and replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are
-written. With `fail_writes` a write is refused as if replicas were missing. `reload` builds another machine
+written. With `fail_writes` a write is refused as if replicas were missing. `reload` builds another shard
 from the log alone, as after a restart, with the coordinator's next epoch.
 """
 
@@ -50,11 +50,11 @@ class Lab:
         self.markers: list[WriteMarkers] = []
         self.fail_writes = False
         self.fresh_ids = iter(range(1000, 10_000))
-        self.machine = TransactionCoordinator(self.settings, self.epoch)
-        self._run(self.machine.on_loaded(self.now))
+        self.shard = TransactionCoordinator(self.settings, self.epoch)
+        self._run(self.shard.on_loaded(self.now))
 
     def __getitem__(self, transactional_id: str) -> TransactionMetadata:
-        return self.machine.transactions[transactional_id]
+        return self.shard.transactions[transactional_id]
 
     @property
     def state(self) -> TransactionState:
@@ -86,7 +86,7 @@ class Lab:
     def _event(self, request: Any) -> Any:
         token = object()
         try:
-            effects = self.machine.handle(token, request, self.now)
+            effects = self.shard.handle(token, request, self.now)
         except KafkaError as error:
             return error
         replies = self._run(effects)
@@ -114,35 +114,35 @@ class Lab:
 
     def _replay(self, offset: int) -> None:
         key, value = RECORDS.decode(*self.log[offset])
-        self.machine.replay(ReplayedRecord(key, value, offset, self.now.wall_ms))
+        self.shard.replay(ReplayedRecord(key, value, offset, self.now.wall_ms))
 
     def reload(self) -> None:
         self.epoch += 1
         self.markers.clear()
-        self.machine = TransactionCoordinator(self.settings, self.epoch)
+        self.shard = TransactionCoordinator(self.settings, self.epoch)
         for offset in range(len(self.log)):
             self._replay(offset)
-        self._run(self.machine.on_loaded(self.now))
+        self._run(self.shard.on_loaded(self.now))
 
     def advance(self, ms: int) -> None:
         """Let time pass, and all that is due happen in its order."""
         end = self.now.tick_ms + ms
-        while (deadline := self.machine.next_deadline_ms()) is not None and deadline <= end:
+        while (deadline := self.shard.next_deadline_ms()) is not None and deadline <= end:
             self._set(deadline)
-            self._run(self.machine.on_timer(self.now))
+            self._run(self.shard.on_timer(self.now))
         self._set(end)
 
     def leap(self, ms: int) -> None:
-        """The same for a long time, all at once at its end, as after a machine that slept."""
+        """The same for a long time, all at once at its end, as after a shard that slept."""
         self._set(self.now.tick_ms + ms)
-        while (deadline := self.machine.next_deadline_ms()) is not None and deadline <= self.now.tick_ms:
-            self._run(self.machine.on_timer(self.now))
+        while (deadline := self.shard.next_deadline_ms()) is not None and deadline <= self.now.tick_ms:
+            self._run(self.shard.on_timer(self.now))
 
     def _set(self, tick_ms: int) -> None:
         self.now = EventTime(WALL_MS + self.clock_error_ms + tick_ms, tick_ms)
 
     def set_clock_back(self, ms: int) -> None:
-        """The wall clock, as that of a machine may be to which the coordinator moves."""
+        """The wall clock, as that of a shard may be to which the coordinator moves."""
         self.clock_error_ms -= ms
         self._set(self.now.tick_ms)
 
@@ -169,7 +169,7 @@ class Lab:
 
     def begin(self) -> ProducerIdAndEpoch:
         """A new producer, whatever the one before has left."""
-        if TXN in self.machine.transactions and self.state is TransactionState.ONGOING:
+        if TXN in self.shard.transactions and self.state is TransactionState.ONGOING:
             assert self.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
         self.confirm()
         return self.init().producer

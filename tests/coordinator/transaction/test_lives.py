@@ -128,9 +128,9 @@ def test_the_state_survives_a_restart_at_any_record() -> None:
         half = Lab(TINY)
         half.log = lab.log[:length]
         half.reload()
-        before = dict(half.machine.transactions)
+        before = dict(half.shard.transactions)
         half.reload()
-        assert half.machine.transactions == before
+        assert half.shard.transactions == before
 
 
 # Epochs that run out
@@ -344,12 +344,12 @@ def test_an_id_that_nobody_uses_expires() -> None:
     lab.add(after, A)
     lab.commit(after)
     lab.leap(week - 3_600_000)
-    assert TXN in lab.machine.transactions
+    assert TXN in lab.shard.transactions
     lab.leap(2 * 3_600_000)
-    assert TXN not in lab.machine.transactions
+    assert TXN not in lab.shard.transactions
     assert written(lab)[-1] == "gone"
     lab.reload()
-    assert not lab.machine.transactions
+    assert not lab.shard.transactions
     assert lab.code(EndTransaction(TXN, me, True, 2)) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert lab.init(me).producer == ProducerIdAndEpoch(1001, 0)  # who comes back begins anew
 

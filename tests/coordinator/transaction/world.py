@@ -358,11 +358,11 @@ class World:
                 self._mark(order)
 
     def _crash(self) -> None:
-        before = dict(self.lab.machine.transactions)
+        before = dict(self.lab.shard.transactions)
         self.stale_orders += self.orders
         self.orders.clear()
         self.lab.reload()
-        assert self.lab.machine.transactions == before, "the log does not hold the state"
+        assert self.lab.shard.transactions == before, "the log does not hold the state"
 
     def _replace_the_producer(self) -> None:
         self.clients.append(Client(self))

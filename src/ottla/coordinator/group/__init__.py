@@ -1,12 +1,12 @@
-"""Groups of consumers and their committed offsets, over ``__consumer_offsets``.
+"""The group coordinator, over `__consumer_offsets`: groups of consumers and their committed offsets.
 
-* ``machine``: one partition's groups and offsets as a state machine; everything below is a part of it,
-* ``classic_group``, ``classic_rebalance``, ``classic``: groups whose members assign partitions themselves,
-* ``consumer_group``, ``consumer``, ``consumer_members``, ``target``, ``assignors``, ``reconcile``,
-  ``subscriptions``: groups whose partitions the coordinator assigns,
-* ``mixed``, ``migration``: members of the one protocol in groups of the other, while a fleet is upgraded,
-* ``offsets``, ``offset_requests``: what groups have read,
-* ``records``, ``replay``: from state to records and back,
-* ``admin``: listing, describing, deleting and expiring,
-* ``service``: what a node talks to.
+* `service`: the coordinator of a broker, which handlers use,
+* `group_coordinator_shard`: one partition of the topic; the managers below are its parts,
+* `group_metadata_manager`: the table of groups, their replay and listing,
+* `classic_group_manager`: groups whose members assign partitions themselves,
+* `consumer_group_manager`: groups whose partitions the coordinator assigns,
+* `migration`: the conversion between the two, while clients are upgraded,
+* `offset_metadata_manager`: committed offsets,
+* `classic`, `consumer`: the state of one group of each kind, and the assignors,
+* `requests`, `records`, `config`: operations, the form on disk, settings.
 """

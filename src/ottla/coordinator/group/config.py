@@ -12,7 +12,7 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 MOST_PENDING_IDS = 10_000
-"""Ids of a classic group that were given out and have not come back; beyond, the oldest is forgotten."""
+"""How many ids of a classic group may be given out and not have come back; the oldest is then forgotten."""
 
 
 class MigrationPolicy(Enum):
@@ -33,7 +33,7 @@ class MigrationPolicy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupConfig:
+class GroupCoordinatorConfig:
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
@@ -52,11 +52,13 @@ class GroupConfig:
 
 
 class GroupSettings:
-    """The settings of the node, and what an operator has set for single groups."""
+    """The settings of the node, and those that an operator has set for single groups."""
 
     __slots__ = ("node", "overrides")
 
-    def __init__(self, node: GroupConfig, overrides: Mapping[str, Mapping[str, str]] | None = None) -> None:
+    def __init__(
+        self, node: GroupCoordinatorConfig, overrides: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
         self.node = node
         # By group: dynamic settings such as `consumer.session.timeout.ms`, validated when they were set.
         self.overrides: Mapping[str, Mapping[str, str]] = overrides or {}

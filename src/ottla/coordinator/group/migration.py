@@ -1,8 +1,8 @@
-"""Groups that change their protocol while their members are online.
+"""The conversion of groups between the classic and the consumer protocol while their members are online.
 
-A classic group becomes a consumer group when the first member with the new protocol joins it: its members go
-on with what they have, as classic members of a consumer group (see `mixed`). When the last member with the
-new protocol has left, the group becomes a classic one again. Both are a tombstone of the one form and the
+A classic group becomes a consumer group when the first member with the consumer protocol joins it: its
+members keep their assignments, as classic members of a consumer group. When the last member with the consumer
+protocol has left, the group becomes a classic one again. Both write a tombstone of the one form and the
 records of the other in a single batch, so that the group is always one of the two.
 """
 
@@ -12,16 +12,21 @@ from collections.abc import Mapping
 from functools import partial
 
 from ottla.coordinator.group import records
-from ottla.coordinator.group.classic.group import (
+from ottla.coordinator.group.classic.classic_group import (
     CONSUMER_PROTOCOL_TYPE,
     ClassicGroup,
-    ClassicMember,
-    ClassicState,
+    ClassicGroupMember,
+    ClassicGroupState,
 )
-from ottla.coordinator.group.classic.rebalance import ClassicRebalance, join_error
-from ottla.coordinator.group.consumer.group import ConsumerGroup, ConsumerMember, Owned, partitions_of
+from ottla.coordinator.group.classic_group_manager import ClassicGroupManager, join_error
+from ottla.coordinator.group.consumer.consumer_group import (
+    ConsumerGroup,
+    ConsumerGroupMember,
+    Owned,
+    partitions_of,
+)
 from ottla.coordinator.group.consumer.subscriptions import metadata_hash
-from ottla.coordinator.group.state import GroupState
+from ottla.coordinator.group.group_metadata_manager import GroupMetadataManager, group_tombstones
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import ClassicMemberMetadata, ClassicProtocol
@@ -39,28 +44,32 @@ from ottla.protocol.subscription import (
 _LAST_VERSION = 3
 
 
-class Migration:
-    __slots__ = ("_rebalance", "_state")
+class GroupMigration:
+    __slots__ = ("_classic_groups", "_metadata")
 
-    def __init__(self, state: GroupState, rebalance: ClassicRebalance) -> None:
-        self._state = state
-        self._rebalance = rebalance
+    def __init__(self, metadata: GroupMetadataManager, classic_groups: ClassicGroupManager) -> None:
+        self._metadata = metadata
+        self._classic_groups = classic_groups
 
     # Classic to consumer
 
-    def upgrade(self, group: ClassicGroup, effects: Effects, now: EventTime) -> ConsumerGroup:
-        """A consumer group of the members of a classic one; its records are added to the effects."""
+    def convert_to_consumer_group(
+        self, group: ClassicGroup, effects: Effects, now: EventTime
+    ) -> ConsumerGroup:
+        """Convert a classic group: a draft of the consumer group, whose records are added to the effects."""
         self._check_upgrade(group)
         try:
-            draft = _consumer_group(group, self._state.image)
+            draft = _consumer_group(group, self._metadata.image)
         except MalformedMessage as error:
             raise _no_upgrade(
                 group, f"a member's subscription or assignment cannot be read: {error}"
             ) from None
         for waiting in group.members.values():
-            effects.reply(waiting.join_token, join_error(ErrorCode.REBALANCE_IN_PROGRESS, waiting.member_id))
             effects.reply(
-                waiting.sync_token,
+                waiting.awaiting_join, join_error(ErrorCode.REBALANCE_IN_PROGRESS, waiting.member_id)
+            )
+            effects.reply(
+                waiting.awaiting_sync,
                 SyncGroupResponse(error_code=int(ErrorCode.REBALANCE_IN_PROGRESS), assignment=b""),
             )
         out = effects.records
@@ -74,64 +83,56 @@ class Migration:
         return draft
 
     def _check_upgrade(self, group: ClassicGroup) -> None:
-        if not self._state.settings.node.consumer_migration_policy.upgrades:
+        if not self._metadata.settings.node.consumer_migration_policy.upgrades:
             raise _no_upgrade(group, "group.consumer.migration.policy does not allow it")
         if not group.speaks_consumer_protocol:
             raise _no_upgrade(group, f"its protocol type is {group.protocol_type}, not consumer")
-        if len(group.members) > self._state.settings.node.consumer_max_size:
+        if len(group.members) > self._metadata.settings.node.consumer_max_size:
             raise _no_upgrade(group, "it has more members than group.consumer.max.size")
 
     # Consumer to classic
 
-    def may_downgrade(self, group: ConsumerGroup, leaving: frozenset[str]) -> bool:
-        settings = self._state.settings.node
+    def allows_downgrade(self, group: ConsumerGroup, leaving: frozenset[str]) -> bool:
+        settings = self._metadata.settings.node
         return (
             settings.consumer_migration_policy.downgrades
             and group.is_classic_without(leaving)
             and len(group.members) - len(leaving & group.members.keys()) <= settings.group_max_size
         )
 
-    def may_downgrade_with(self, group: ConsumerGroup, returning: ConsumerMember | None) -> bool:
-        """Whether the static member that returns with the classic protocol was the last with the other."""
+    def allows_downgrade_by(self, group: ConsumerGroup, returning: ConsumerGroupMember | None) -> bool:
+        """Whether the static member that returns with the classic protocol was the last with the consumer
+        protocol, and the group may be converted.
+        """
         if returning is None or returning.is_classic:
             return False
-        settings = self._state.settings.node
+        settings = self._metadata.settings.node
         return (
             settings.consumer_migration_policy.downgrades
             and all(member.is_classic or member is returning for member in group.members.values())
             and len(group.members) <= settings.group_max_size
         )
 
-    def downgrade(
+    def convert_to_classic_group(
         self, group: ConsumerGroup, leaving: frozenset[str], now: EventTime, *, rebalance: bool
     ) -> Effects:
-        """A classic group of those who stay. `group` may be a draft that holds what changes on the way."""
+        """Convert a consumer group without the members that leave. `group` may be a draft with changes."""
         out: list[CoordinatorRecord] = []
         group_tombstones(group, out)
-        classic = _classic_group(group, leaving, self._state.image, now)
+        classic = _classic_group(group, leaving, self._metadata.image, now)
         out.append(records.group_metadata(group.group_id, classic.to_value()))
-        return Effects(records=out, applied=partial(self._downgraded, classic, rebalance))
+        return Effects(records=out, applied=partial(self._on_converted_to_classic_group, classic, rebalance))
 
-    def _downgraded(self, drafted: ClassicGroup, rebalance: bool, now: EventTime) -> Effects | None:
-        group = self._state.groups[drafted.group_id]
+    def _on_converted_to_classic_group(
+        self, drafted: ClassicGroup, rebalance: bool, now: EventTime
+    ) -> Effects | None:
+        group = self._metadata.groups[drafted.group_id]
         assert isinstance(group, ClassicGroup)
         for member in group.members.values():
-            # The record has only one.
+            # The record has only the selected protocol.
             group.change_protocols(member, drafted.members[member.member_id].protocols)
-            self._rebalance.alive(group, member, now)
-        return self._rebalance.prepare(group, now) if rebalance else None
-
-
-def group_tombstones(group: ConsumerGroup, out: list[CoordinatorRecord]) -> None:
-    """Remove all that stands of a consumer group, its epoch last."""
-    group_id = group.group_id
-    targets = sorted(group.target.keys() | group.members.keys())
-    out += [records.current_assignment_tombstone(group_id, member_id) for member_id in group.members]
-    out += [records.target_assignment_tombstone(group_id, member_id) for member_id in targets]
-    out.append(records.target_epoch_tombstone(group_id))
-    out += [records.member_subscription_tombstone(group_id, member_id) for member_id in group.members]
-    out += [records.regular_expression_tombstone(group_id, regex) for regex in group.regexes]
-    out.append(records.group_epoch_tombstone(group_id))
+            self._classic_groups.reschedule_heartbeat(group, member, now)
+        return self._classic_groups.prepare_rebalance(group, now) if rebalance else None
 
 
 def _consumer_group(group: ClassicGroup, image: MetadataImage) -> ConsumerGroup:
@@ -150,7 +151,7 @@ def _consumer_group(group: ClassicGroup, image: MetadataImage) -> ConsumerGroup:
         subscription = decode_subscription(metadata)
         draft.target[member.member_id] = partitions_of(assigned)
         draft.update(
-            ConsumerMember(
+            ConsumerGroupMember(
                 member.member_id,
                 epoch=group.generation,
                 previous_epoch=group.generation,
@@ -179,7 +180,7 @@ def _classic_group(
 ) -> ClassicGroup:
     classic = ClassicGroup(
         group.group_id,
-        state=ClassicState.STABLE,
+        state=ClassicGroupState.STABLE,
         generation=group.epoch,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         state_timestamp_ms=now.wall_ms,
@@ -191,7 +192,7 @@ def _classic_group(
             (protocol.name, bytes(protocol.metadata)) for protocol in member.classic.supported_protocols
         )
         classic.add(
-            ClassicMember(
+            ClassicGroupMember(
                 member.member_id,
                 member.instance_id,
                 member.client_id,

@@ -1,8 +1,8 @@
-"""The records of groups, in the versions in which Kafka 4.3 writes them.
+"""The records of groups, in the versions in which Kafka 4.3 writes them (`GroupCoordinatorRecordHelpers`).
 
-The value of a classic group is written in its last version before tagged fields, as Kafka does for the sake
-of brokers that may still be downgraded. Offsets carry the id of their topic, which needs version 4, but for
-those with an expiry of their own, which version 1 alone has.
+The value of a classic group is written in its last version before tagged fields, as Kafka does for brokers
+that may still be downgraded. Offsets carry the id of their topic, which needs version 4, except for those
+with an expiry of their own, which only version 1 has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ottla.coordinator.group.consumer.group import ConsumerMember, Owned, Partitions
+from ottla.coordinator.group.consumer.consumer_group import ConsumerGroupMember, Owned, Partitions
 from ottla.coordinator.runtime.effects import CoordinatorRecord
 from ottla.protocol.consumer_offsets_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -64,7 +64,7 @@ def group_epoch_tombstone(group_id: str) -> CoordinatorRecord:
     return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), None)
 
 
-def member_subscription(group_id: str, member: ConsumerMember) -> CoordinatorRecord:
+def member_subscription(group_id: str, member: ConsumerGroupMember) -> CoordinatorRecord:
     return CoordinatorRecord(
         ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id),
         ConsumerGroupMemberMetadataValue(
@@ -114,7 +114,7 @@ def target_assignment_tombstone(group_id: str, member_id: str) -> CoordinatorRec
     )
 
 
-def current_assignment(group_id: str, member: ConsumerMember) -> CoordinatorRecord:
+def current_assignment(group_id: str, member: ConsumerGroupMember) -> CoordinatorRecord:
     return CoordinatorRecord(
         ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id),
         ConsumerGroupCurrentMemberAssignmentValue(

@@ -1,8 +1,7 @@
-"""The groups of this node: which partition a group lives in, and the shards of those that it leads.
+"""The group coordinator of this broker: the partitions of `__consumer_offsets` that it leads.
 
-A node tells it what it follows (`follow`, `resigned`) and gives it the requests of clients; an answer is
-there at once or can be awaited. A group lives in the partition of `__consumer_offsets` that the hash of its
-id names, as Java hashes strings, so that every broker and client looks in the same place.
+The broker passes metadata updates on to the service, and handlers give it the requests of clients; a reply is
+there at once or can be awaited. A group lives in the partition that the hash of its id gives.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from ottla.coordinator.group.config import GroupConfig, GroupSettings
-from ottla.coordinator.group.machine import GroupMachine
+from ottla.coordinator.group.config import GroupCoordinatorConfig, GroupSettings
+from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
 from ottla.coordinator.group.requests import ListGroups, NewGroupSettings, NewMetadataImage
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime, Ticket
 from ottla.coordinator.runtime.effects import CoordinatorOperation, ProducerIdAndEpoch
@@ -34,7 +33,7 @@ class GroupCoordinatorService:
     def __init__(
         self,
         runtime: Runtime,
-        config: GroupConfig,
+        config: GroupCoordinatorConfig,
         *,
         codec: Codec = Codec.NONE,
         commit_timeout_ms: int = 5_000,
@@ -43,9 +42,9 @@ class GroupCoordinatorService:
         self._random: Final = runtime.random
         self._settings = GroupSettings(config)
         self._image = MetadataImage.EMPTY
-        self.runtime: Final[CoordinatorRuntime[GroupMachine]] = CoordinatorRuntime(
+        self.runtime: Final[CoordinatorRuntime[GroupCoordinatorShard]] = CoordinatorRuntime(
             RECORDS,
-            lambda _index, _epoch: GroupMachine(self._settings, self._image, self._new_id),
+            lambda _index, _epoch: GroupCoordinatorShard(self._settings, self._image, self._new_id),
             runtime.clock,
             runtime.pool,
             codec=codec,
@@ -54,7 +53,7 @@ class GroupCoordinatorService:
         )
 
     @property
-    def config(self) -> GroupConfig:
+    def config(self) -> GroupCoordinatorConfig:
         return self._settings.node
 
     def _new_id(self) -> str:
@@ -62,7 +61,7 @@ class GroupCoordinatorService:
         text = self._random.uuid().hex()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
-    # The node's part
+    # Events of the broker
 
     def on_metadata_update(
         self,
@@ -72,36 +71,36 @@ class GroupCoordinatorService:
         followers: Iterable[Partition] = (),
         deleted_topics: Iterable[str] = (),
     ) -> None:
-        """The metadata moved on: partitions that are now led and followed here, topics that are gone."""
+        """Follow a new metadata image: partitions that this broker leads or follows now, deleted topics."""
         before, self._image = self._image, image
         for partition in followers:
             if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
                 self.runtime.unload(partition.topic_partition.partition)
         if before.configs is not image.configs:
             self.configure(self._settings.node)
-        gone = frozenset(deleted_topics)
-        if CONSUMER_OFFSETS_TOPIC in gone:
+        deleted = frozenset(deleted_topics)
+        if CONSUMER_OFFSETS_TOPIC in deleted:
             for index in self.runtime.partitions:
                 self.runtime.unload(index)
-        if before.topics is not image.topics or gone:
-            self.runtime.notify(NewMetadataImage(image, gone))
+        if before.topics is not image.topics or deleted:
+            self.runtime.notify(NewMetadataImage(image, deleted))
         for partition in leaders:
             if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
                 self.runtime.load(partition)
 
     def on_resignation(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions that this node can no longer serve."""
+        """Unload partitions that this broker no longer leads, or cannot serve."""
         for partition in partitions:
             if partition.topic == CONSUMER_OFFSETS_TOPIC:
                 self.runtime.unload(partition.partition)
 
     def on_partition_progress(self, partition: Partition) -> None:
-        """For the listener of partitions: the high watermark may have moved."""
+        """Give the replies that wait for the high watermark of a partition."""
         if partition.topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
             self.runtime.on_partition_progress(partition.topic_partition.partition)
 
-    def configure(self, config: GroupConfig) -> None:
-        """Put settings in force: those of the node, and what the metadata has for single groups."""
+    def configure(self, config: GroupCoordinatorConfig) -> None:
+        """Apply settings: those of the node, and those that the metadata image has for single groups."""
         overrides: Mapping[str, Mapping[str, str]] = {
             resource.name: values
             for resource, values in self._image.configs.items()
@@ -116,11 +115,11 @@ class GroupCoordinatorService:
     # Requests
 
     def partition_for(self, group_id: str) -> int:
-        """Where the group lives; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
+        """The partition of a group; COORDINATOR_NOT_AVAILABLE while the topic does not exist."""
         topic = self._image.topics.by_name.get(CONSUMER_OFFSETS_TOPIC)
         if topic is None:
             raise KafkaError(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC} does not exist yet; ask again"
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC} does not exist yet; try again"
             )
         return partition_for(group_id, len(topic.partitions))
 
@@ -135,11 +134,11 @@ class GroupCoordinatorService:
         return self.runtime.submit(index, operation, guard=guard)
 
     def list_groups(self, states: Iterable[str], types: Iterable[str]) -> Awaitable[list[ListedGroup]]:
-        """The groups of all partitions led here, once all of them are loaded."""
+        """The groups of all partitions that this broker leads; an error while one of them is loaded."""
         request = ListGroups(
             frozenset(state.lower() for state in states), frozenset(name.lower() for name in types)
         )
-        return _joined(self.runtime.submit_all(request))
+        return _all_groups(self.runtime.submit_all(request))
 
     def complete_transaction(
         self,
@@ -150,7 +149,7 @@ class GroupCoordinatorService:
         coordinator_epoch: int,
         transaction_version: int,
     ) -> Ticket[None]:
-        """Write a transaction's marker to a partition of the topic, and let its offsets count or not."""
+        """Write a transaction's marker to a partition of the topic, and commit or drop its offsets."""
         return self.runtime.complete_transaction(
             index,
             producer,
@@ -160,7 +159,7 @@ class GroupCoordinatorService:
         )
 
 
-async def _joined(tickets: list[Ticket[list[ListedGroup]]]) -> list[ListedGroup]:
+async def _all_groups(tickets: list[Ticket[list[ListedGroup]]]) -> list[ListedGroup]:
     found: list[ListedGroup] = []
     for ticket in tickets:
         found += await ticket

@@ -5,14 +5,14 @@ Apart from `component_settings`, as a node imports the coordinators only when th
 
 from __future__ import annotations
 
-from ottla.coordinator.group.config import GroupConfig, MigrationPolicy
+from ottla.coordinator.group.config import GroupCoordinatorConfig, MigrationPolicy
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.node.config.node_config import NodeConfig
 
 
-def group_config(config: NodeConfig) -> GroupConfig:
+def group_config(config: NodeConfig) -> GroupCoordinatorConfig:
     number = config.number
-    return GroupConfig(
+    return GroupCoordinatorConfig(
         group_min_session_timeout_ms=number("group.min.session.timeout.ms"),
         group_max_session_timeout_ms=number("group.max.session.timeout.ms"),
         group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),

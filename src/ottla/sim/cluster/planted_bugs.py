@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from ottla.coordinator.group.offsets.requests import OffsetCoordinator
-from ottla.coordinator.group.offsets.store import OffsetStore
+from ottla.coordinator.group.offset_metadata_manager import OffsetMetadataManager
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
 from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from ottla.coordinator.transaction.transaction_marker_channel_manager import TransactionMarkerChannelManager
@@ -156,18 +155,18 @@ def _coordinator_answers_too_soon() -> list[Patch]:
 
 def _generations_not_checked() -> list[Patch]:
     return [
-        (OffsetCoordinator, "_check_commit", lambda self, request, now: None),
-        (OffsetCoordinator, "_check_transactional", lambda self, body: None),
+        (OffsetMetadataManager, "_validate_offset_commit", lambda self, request, now: None),
+        (OffsetMetadataManager, "_validate_transactional_offset_commit", lambda self, body: None),
     ]
 
 
 def _aborted_offsets_kept() -> list[Patch]:
-    original = OffsetStore.end_transaction
+    original = OffsetMetadataManager.replay_end_transaction
 
-    def end(self: OffsetStore, producer_id: int, commit: bool) -> list[str]:
+    def end(self: OffsetMetadataManager, producer_id: int, commit: bool) -> list[str]:
         return original(self, producer_id, True)
 
-    return [(OffsetStore, "end_transaction", end)]
+    return [(OffsetMetadataManager, "replay_end_transaction", end)]
 
 
 def _metadata_record_skipped() -> list[Patch]:

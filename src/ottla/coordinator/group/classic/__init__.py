@@ -1,1 +1,1 @@
-"""Classic groups: JoinGroup, SyncGroup, Heartbeat and LeaveGroup, and the rebalance behind them."""
+"""The state of a classic group."""

@@ -1,1 +1,1 @@
-"""Consumer groups of KIP-848: heartbeats, target assignments and reconciliation on the broker."""
+"""The state of a consumer group, its subscriptions and its assignments."""

@@ -1,8 +1,8 @@
-"""What a consumer group subscribes to, seen against the topics that there are.
+"""The subscriptions of a consumer group, resolved against the topics of the metadata image.
 
-A regular expression is RE2's, so a hostile one costs no more than a kind one, and must match a whole name.
-The metadata hash stands for the subscribed topics as they are now; when it differs from the one that the
-group has, its epoch grows and a new assignment is computed.
+Regular expressions are RE2's, so that a hostile one costs no more than another, and must match a whole name.
+The metadata hash stands for the subscribed topics as they are now; when it differs from the hash of the
+group, the group epoch grows and a new assignment is computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def _compile(regex: str) -> Any:
         return re2.compile(regex, options)
     except re2.error as error:
         raise KafkaError(
-            ErrorCode.INVALID_REGULAR_EXPRESSION, f"{regex!r} is not a regular expression of RE2: {error}"
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",
         ) from None
 
 
@@ -39,7 +40,7 @@ def check_regex(regex: str) -> None:
 def matching_topics(
     regex: str, image: MetadataImage, sees_topic: Callable[[str], bool] | None = None
 ) -> frozenset[str]:
-    """The topics whose whole name matches, and that the one who asks may see."""
+    """The topics whose whole name matches, and that the member may see."""
     pattern = _compile(regex)
     return frozenset(
         name
@@ -56,8 +57,8 @@ def topic_ids(topics: Iterable[str], image: MetadataImage) -> frozenset[bytes]:
 def metadata_hash(topics: Iterable[str], image: MetadataImage) -> int:
     """A number for the subscribed topics that exist, with their ids and sizes; 0 for none.
 
-    Kafka hashes racks as well and by another function. Only equality counts: a group that changes between
-    the two brokers is assigned anew once.
+    Kafka hashes racks as well and by another function. Only equality counts: a group that moves between
+    the two kinds of broker is assigned again once.
     """
     by_name = image.topics.by_name
     known = sorted(name for name in topics if name in by_name)

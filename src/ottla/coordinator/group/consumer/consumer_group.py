@@ -1,11 +1,12 @@
-"""A consumer group: what its members subscribe to, what they shall have, and what they have.
+"""A consumer group: its members' subscriptions, their target assignment, and their current assignment.
 
 Everything here is durable and changes only by replay. Members are immutable; a heartbeat computes the next
-member and writes the records that make it so. Three epochs drive the protocol: the group's grows when the
-subscriptions or the topics change, the target's follows it when an assignment has been computed, and each
-member's follows the target's when the member has given up what it must.
+member and writes its records. Three epochs drive the protocol: the group's epoch grows when the subscriptions
+or the topics change, the target's epoch follows it when an assignment has been computed, and each member's
+epoch follows the target's when the member has given up what it must.
 
-Invariant: a partition is owned, assigned or still to be revoked, by one member at most.
+Invariants: a partition is owned, assigned or still to be revoked, by one member at most; the epochs of the
+group and of the target never go back, and the target's is never ahead of the group's.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class MemberState(Enum):
-    """How a member stands to its target, with the numbers of the records."""
+    """The progress of a member towards its target, with the numbers of the records."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
-    """It has to give up partitions before it can have others."""
+    """It has to give up partitions before it gets others."""
     UNRELEASED_PARTITIONS = 2
-    """It waits for partitions that others still have."""
+    """It waits for partitions that other members still own."""
     UNKNOWN = 127
 
     @classmethod
@@ -54,7 +55,7 @@ class MemberState(Enum):
 _STATES: Final = {state.value: state for state in MemberState}
 
 
-class ConsumerState(Enum):
+class ConsumerGroupState(Enum):
     """The states of the group by the names that clients see."""
 
     EMPTY = "Empty"
@@ -64,7 +65,7 @@ class ConsumerState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerMember:
+class ConsumerGroupMember:
     member_id: str
     epoch: int = 0
     previous_epoch: int = -1
@@ -78,7 +79,7 @@ class ConsumerMember:
     rebalance_timeout_ms: int = -1
     server_assignor: str | None = None
     classic: ClassicMemberMetadata | None = None
-    """What a member that speaks the classic protocol told in its JoinGroup."""
+    """The data of the JoinGroup of a member that uses the classic protocol."""
     assigned: Mapping[bytes, Owned] = field(default_factory=dict)
     revoking: Mapping[bytes, Owned] = field(default_factory=dict)
 
@@ -88,16 +89,16 @@ class ConsumerMember:
 
     @property
     def has_left(self) -> bool:
-        """A static member that is away for a while; its partitions wait for it."""
+        """Whether it is a static member that is away for a while; its partitions stay reserved for it."""
         return self.epoch == STATIC_LEAVE_EPOCH
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == target_epoch
 
-    def with_epoch(self, epoch: int) -> ConsumerMember:
+    def with_epoch(self, epoch: int) -> ConsumerGroupMember:
         return replace(self, previous_epoch=self.epoch, epoch=epoch)
 
-    def with_subscription(self, value: ConsumerGroupMemberMetadataValue) -> ConsumerMember:
+    def with_subscription(self, value: ConsumerGroupMemberMetadataValue) -> ConsumerGroupMember:
         return replace(
             self,
             instance_id=value.instance_id,
@@ -111,7 +112,7 @@ class ConsumerMember:
             classic=value.classic_member_metadata,
         )
 
-    def with_assignment(self, value: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerMember:
+    def with_assignment(self, value: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerGroupMember:
         return replace(
             self,
             epoch=value.member_epoch,
@@ -125,7 +126,9 @@ class ConsumerMember:
 def _owned(
     topics: list[ConsumerGroupCurrentMemberAssignmentTopicPartitions], member_epoch: int
 ) -> dict[bytes, dict[int, int]]:
-    """Records of before Kafka 4.3 have no epochs of partitions; the member's own is the safe answer."""
+    """The owned partitions of a record. Records of before Kafka 4.3 have no epochs of partitions; the epoch
+    of the member is safe.
+    """
     owned = {}
     for topic in topics:
         epochs = topic.assignment_epochs
@@ -153,7 +156,7 @@ class ConsumerGroup:
     metadata_hash: int = 0
     target_epoch: int = 0
     target_timestamp_ms: int = -1
-    members: dict[str, ConsumerMember] = field(default_factory=dict)
+    members: dict[str, ConsumerGroupMember] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
     target: dict[str, Partitions] = field(default_factory=dict)
     regexes: dict[str, ResolvedRegex] = field(default_factory=dict)
@@ -166,17 +169,17 @@ class ConsumerGroup:
         return not self.members
 
     @property
-    def state(self) -> ConsumerState:
+    def state(self) -> ConsumerGroupState:
         if not self.members:
-            return ConsumerState.EMPTY
+            return ConsumerGroupState.EMPTY
         if self.epoch > self.target_epoch:
-            return ConsumerState.ASSIGNING
+            return ConsumerGroupState.ASSIGNING
         if all(member.is_reconciled_to(self.target_epoch) for member in self.members.values()):
-            return ConsumerState.STABLE
-        return ConsumerState.RECONCILING
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
 
     def draft(self) -> ConsumerGroup:
-        """A copy to work out changes on before they are written."""
+        """A copy on which changes are made before they are written."""
         return ConsumerGroup(
             self.group_id,
             self.epoch,
@@ -193,20 +196,20 @@ class ConsumerGroup:
 
     # Members
 
-    def member(self, member_id: str) -> ConsumerMember:
+    def member(self, member_id: str) -> ConsumerGroupMember:
         member = self.members.get(member_id)
         if member is None:
             raise KafkaError(
                 ErrorCode.UNKNOWN_MEMBER_ID,
-                f"group {self.group_id} has no member {member_id!r}; join with epoch 0",
+                f"Member {member_id} is not a member of group {self.group_id}; join with epoch 0",
             )
         return member
 
-    def static_member(self, instance_id: str | None) -> ConsumerMember | None:
+    def static_member(self, instance_id: str | None) -> ConsumerGroupMember | None:
         member_id = self.static.get(instance_id) if instance_id is not None else None
         return None if member_id is None else self.members.get(member_id)
 
-    def update(self, member: ConsumerMember) -> None:
+    def update(self, member: ConsumerGroupMember) -> None:
         old = self.members.get(member.member_id)
         if old is not None:
             self._disown(old)
@@ -226,11 +229,11 @@ class ConsumerGroup:
             self._disown(member)
             self._forget_static(member)
 
-    def _forget_static(self, member: ConsumerMember) -> None:
+    def _forget_static(self, member: ConsumerGroupMember) -> None:
         if member.instance_id is not None and self.static.get(member.instance_id) == member.member_id:
             del self.static[member.instance_id]
 
-    def _disown(self, member: ConsumerMember) -> None:
+    def _disown(self, member: ConsumerGroupMember) -> None:
         for owned in (member.assigned, member.revoking):
             for topic_id, partitions in owned.items():
                 for partition in partitions:
@@ -239,7 +242,7 @@ class ConsumerGroup:
 
     # Subscriptions
 
-    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
+    def topics_of(self, member: ConsumerGroupMember) -> frozenset[str]:
         """The topics a member subscribes to, by name and by what its regular expression matched."""
         resolved = self.regexes.get(member.regex) if member.regex else None
         return member.topics if resolved is None else member.topics | resolved.topics
@@ -254,7 +257,7 @@ class ConsumerGroup:
 
     @property
     def preferred_assignor(self) -> str | None:
-        """What most members ask for; ties by name."""
+        """The assignor that most members ask for; ties go by name."""
         votes = Counter(
             member.server_assignor for member in self.members.values() if member.server_assignor is not None
         )
@@ -267,12 +270,12 @@ class ConsumerGroup:
         return any(member.is_classic for member in self.members.values())
 
     def is_classic_without(self, leaving: frozenset[str]) -> bool:
-        """Whether, without these, there are members and all speak the classic protocol."""
+        """Whether members remain without these, and all of them use the classic protocol."""
         rest = [member for id, member in self.members.items() if id not in leaving]
         return bool(rest) and all(member.is_classic for member in rest)
 
     def supports_classic(self, protocol_type: str, names: set[str], besides: str) -> bool:
-        """Whether a classic member with these protocols fits to the other classic ones."""
+        """Whether a classic member with these protocols can join the other classic members."""
         if protocol_type != "consumer" or not names:
             return False
         common = names
@@ -281,8 +284,8 @@ class ConsumerGroup:
                 common = common & {protocol.name for protocol in member.classic.supported_protocols}
         return bool(common)
 
-    def waits_for_unreleased(self, member: ConsumerMember) -> bool:
-        """Whether something of the member's target is still with others."""
+    def waits_for_unreleased(self, member: ConsumerGroupMember) -> bool:
+        """Whether other members still own partitions of the member's target."""
         return any(
             self.owners.get((topic_id, partition), member.member_id) != member.member_id
             for topic_id, partitions in self.target.get(member.member_id, {}).items()

@@ -1,12 +1,13 @@
-"""A classic group: its members, its generation, and where it stands in a rebalance.
+"""A classic group: its members, its generation, and its state in a rebalance.
 
-Only what a generation ended with is durable: one record with all members and their assignments, written when
-the leader has assigned, when a static member is replaced, and when the group becomes empty. All else here,
-who has joined and who waits, is gone after a restart, and members simply join again.
+Only the result of a generation is durable: one record with all members and their assignments, written when
+the leader has assigned, when a static member is replaced, and when the group becomes empty. The rest, which
+members have joined and which wait, is lost in a restart, and members join again.
 
-Invariants: `leader_id` is a member or None; a group has no selected protocol and no members in EMPTY; a
-member waits for a join or for a sync, never for both; `joined` and the counts of protocols are those of the
-members, kept along so that no request has to look at all of them.
+Invariants: the generation never goes back, except that it wraps around after the highest number; `leader_id`
+is a member or None; in EMPTY a group has no members and no selected protocol; a member waits for a join or
+for a sync, never for both; `joined` and the counts of protocols are those of the members, so that no request
+has to look at all members.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from ottla.coordinator.runtime.effects import ReplyTo
 from ottla.protocol.consumer_offsets_records import GroupMetadataValue, MemberMetadata
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from ottla.protocol.messages.join_group import JoinGroupResponse
+from ottla.protocol.messages.sync_group import SyncGroupResponse
 from ottla.protocol.subscription import decode_subscription
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
@@ -27,7 +30,7 @@ NO_GENERATION: Final = -1
 NO_TIMESTAMP: Final = -1
 
 
-class ClassicState(Enum):
+class ClassicGroupState(Enum):
     """The states by the names that clients see."""
 
     EMPTY = "Empty"
@@ -41,7 +44,7 @@ Protocols = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(slots=True, eq=False)
-class ClassicMember:
+class ClassicGroupMember:
     member_id: str
     instance_id: str | None
     client_id: str
@@ -52,17 +55,17 @@ class ClassicMember:
     protocols: Protocols
     assignment: bytes = b""
     is_new: bool = False
-    """True until its first rebalance ends; a new member may be dropped while it waits."""
-    join_token: ReplyTo[Any] | None = None
-    sync_token: ReplyTo[Any] | None = None
+    """True until its first rebalance ends; a new member may be removed while it waits."""
+    awaiting_join: ReplyTo[JoinGroupResponse] | None = None
+    awaiting_sync: ReplyTo[SyncGroupResponse] | None = None
 
     @property
     def is_awaiting_join(self) -> bool:
-        return self.join_token is not None
+        return self.awaiting_join is not None
 
     @property
     def is_awaiting_sync(self) -> bool:
-        return self.sync_token is not None
+        return self.awaiting_sync is not None
 
     @property
     def is_static(self) -> bool:
@@ -75,21 +78,21 @@ class ClassicMember:
         return b""
 
     def vote(self, candidates: Iterable[str]) -> str:
-        """The protocol it likes best among those that all support."""
+        """The protocol that the member prefers among those that all members support."""
         return next(name for name, _ in self.protocols if name in candidates)
 
 
 @dataclass(slots=True, eq=False)
 class ClassicGroup:
     group_id: str
-    state: ClassicState = ClassicState.EMPTY
-    previous_state: ClassicState = ClassicState.EMPTY
+    state: ClassicGroupState = ClassicGroupState.EMPTY
+    previous_state: ClassicGroupState = ClassicGroupState.EMPTY
     generation: int = 0
     protocol_type: str | None = None
     protocol: str | None = None
     leader_id: str | None = None
     state_timestamp_ms: int = NO_TIMESTAMP
-    members: dict[str, ClassicMember] = field(default_factory=dict)
+    members: dict[str, ClassicGroupMember] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
     joined: set[str] = field(default_factory=set)
     """Members that wait for the join phase to end."""
@@ -98,17 +101,17 @@ class ClassicGroup:
     pending_sync: set[str] = field(default_factory=set)
     """Members that have not asked for the assignment of this generation."""
     new_member_added: bool = False
-    """Somebody joined during the delay of the first rebalance, so that it may be longer."""
+    """A member joined during the delay of the first rebalance, so that the delay may be extended."""
     subscribed_topics: frozenset[str] | None = None
-    """Of all members, if the group speaks the consumers' protocol and all could be read."""
+    """The topics of all members, if the group's protocol type is consumer and all can be read."""
     _supporters: Counter[str] = field(default_factory=Counter)
     """By protocol: how many members support it."""
 
     @property
     def is_simple(self) -> bool:
-        """Made by a commit from outside of any group; no record of its own stands behind it."""
+        """Whether a commit from outside of any group created it; such a group has no record of its own."""
         return (
-            self.state is ClassicState.EMPTY
+            self.state is ClassicGroupState.EMPTY
             and self.protocol_type is None
             and self.generation == 0
             and not self.pending
@@ -116,7 +119,7 @@ class ClassicGroup:
 
     @property
     def is_empty(self) -> bool:
-        return self.state is ClassicState.EMPTY
+        return self.state is ClassicGroupState.EMPTY
 
     @property
     def all_joined(self) -> bool:
@@ -130,14 +133,14 @@ class ClassicGroup:
     def speaks_consumer_protocol(self) -> bool:
         return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
-    def transition(self, state: ClassicState, wall_ms: int) -> None:
+    def transition_to(self, state: ClassicGroupState, wall_ms: int) -> None:
         self.previous_state = self.state
         self.state = state
         self.state_timestamp_ms = wall_ms
 
     # Members
 
-    def add(self, member: ClassicMember) -> None:
+    def add(self, member: ClassicGroupMember) -> None:
         if not self.members:
             self.protocol_type = member.protocol_type
         if self.leader_id is None:
@@ -150,20 +153,20 @@ class ClassicGroup:
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
 
-    def await_join(self, member: ClassicMember, token: ReplyTo[Any] | None) -> None:
-        member.join_token = token
+    def await_join(self, member: ClassicGroupMember, to: ReplyTo[JoinGroupResponse] | None) -> None:
+        member.awaiting_join = to
         self.joined.add(member.member_id)
 
-    def end_join(self, member: ClassicMember) -> None:
-        member.join_token = None
+    def end_join(self, member: ClassicGroupMember) -> None:
+        member.awaiting_join = None
         self.joined.discard(member.member_id)
 
-    def change_protocols(self, member: ClassicMember, protocols: Protocols) -> None:
+    def change_protocols(self, member: ClassicGroupMember, protocols: Protocols) -> None:
         self._count_protocols(member, -1)
         member.protocols = protocols
         self._count_protocols(member, 1)
 
-    def _count_protocols(self, member: ClassicMember, step: int) -> None:
+    def _count_protocols(self, member: ClassicGroupMember, step: int) -> None:
         for name in {name for name, _ in member.protocols}:
             self._supporters[name] += step
             if not self._supporters[name]:
@@ -181,11 +184,11 @@ class ClassicGroup:
         self.pending.pop(member_id, None)
         self.pending_sync.discard(member_id)
 
-    def replace_static(self, old_id: str, new_id: str) -> ClassicMember:
-        """Let a static member go on under a new id, in the place of the old one, which waits no more."""
+    def replace_static_member(self, old_id: str, new_id: str) -> ClassicGroupMember:
+        """Give a static member a new id, in the place of the old one, which no longer waits."""
         old = self.members[old_id]
         self.joined.discard(old_id)
-        member = ClassicMember(
+        member = ClassicGroupMember(
             new_id,
             old.instance_id,
             old.client_id,
@@ -207,7 +210,7 @@ class ClassicGroup:
         return member
 
     def check_member(self, member_id: str, instance_id: str | None) -> None:
-        """Raise unless this member is in the group, under this instance id if it names one."""
+        """Raise unless this member is in the group, with this instance id if it names one."""
         if instance_id is not None:
             owner = self.static.get(instance_id)
             if owner is None:
@@ -215,7 +218,8 @@ class ClassicGroup:
             if owner != member_id:
                 raise KafkaError(
                     ErrorCode.FENCED_INSTANCE_ID,
-                    f"group {self.group_id}: instance {instance_id} is member {owner} now, not {member_id}",
+                    f"Static member {member_id} with instance id {instance_id} was fenced by member {owner} "
+                    f"of group {self.group_id}",
                 )
         if member_id not in self.members:
             raise unknown_member(self.group_id, member_id)
@@ -223,21 +227,21 @@ class ClassicGroup:
     # Protocols
 
     def _common_protocols(self) -> set[str]:
-        everybody = len(self.members)
-        return {name for name, count in self._supporters.items() if count == everybody}
+        members = len(self.members)
+        return {name for name, count in self._supporters.items() if count == members}
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether a member with these protocols fits in."""
+        """Whether a member with these protocols can join."""
         if self.is_empty:
             return bool(protocol_type) and any(True for _ in names)
-        everybody = len(self.members)
+        members = len(self.members)
         return protocol_type == self.protocol_type and any(
-            self._supporters[name] == everybody for name in names
+            self._supporters[name] == members for name in names
         )
 
     def select_protocol(self) -> str:
-        """Each member votes for the one it likes best of those that all support; ties go to the one that
-        the leader prefers.
+        """Select by vote: each member votes for the protocol it prefers of those that all support; ties go to
+        the one that the leader prefers.
         """
         candidates = self._common_protocols()
         votes = Counter(member.vote(candidates) for member in self.members.values())
@@ -251,7 +255,7 @@ class ClassicGroup:
     # Generations
 
     def elect_joined_leader(self) -> bool:
-        """See that the leader is one who has joined; False if nobody has."""
+        """Make sure that the leader has joined; False if no member has."""
         leader = self.members.get(self.leader_id or "")
         if leader is not None and leader.is_awaiting_join:
             return True
@@ -261,15 +265,15 @@ class ClassicGroup:
         self.leader_id = joined.member_id
         return True
 
-    def next_generation(self, wall_ms: int) -> None:
+    def init_next_generation(self, wall_ms: int) -> None:
         self.generation = self.generation + 1 if self.generation < 2**31 - 1 else 1
         self.pending_sync.clear()
         if self.members:
             self.protocol = self.select_protocol()
-            self.transition(ClassicState.COMPLETING_REBALANCE, wall_ms)
+            self.transition_to(ClassicGroupState.COMPLETING_REBALANCE, wall_ms)
         else:
             self.protocol = None
-            self.transition(ClassicState.EMPTY, wall_ms)
+            self.transition_to(ClassicGroupState.EMPTY, wall_ms)
         self.subscribed_topics = self._subscriptions()
 
     def _subscriptions(self) -> frozenset[str] | None:
@@ -290,7 +294,7 @@ class ClassicGroup:
     # The record
 
     def to_value(self, assignments: dict[str, bytes] | None = None) -> GroupMetadataValue:
-        """The group as it is written, with these assignments in place of those that it has."""
+        """The group as a record, with these assignments in place of the current ones."""
         return GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation=self.generation,
@@ -315,7 +319,7 @@ class ClassicGroup:
         )
 
     def adopt(self, value: GroupMetadataValue) -> None:
-        """Be what the record says. Members that were known keep all that no record holds."""
+        """Take the state of a record. Known members keep what no record holds."""
         known = self.members
         self.members = {}
         self._supporters.clear()
@@ -327,7 +331,7 @@ class ClassicGroup:
         for stored in value.members:
             member = known.get(stored.member_id)
             if member is None:
-                member = ClassicMember(
+                member = ClassicGroupMember(
                     member_id=stored.member_id,
                     instance_id=stored.group_instance_id,
                     client_id=stored.client_id,
@@ -347,11 +351,12 @@ class ClassicGroup:
         self.joined.intersection_update(self.members)
         self.leader_id = value.leader if value.leader in self.members else next(iter(self.members), None)
         self.previous_state = self.state
-        self.state = ClassicState.STABLE if self.members else ClassicState.EMPTY
+        self.state = ClassicGroupState.STABLE if self.members else ClassicGroupState.EMPTY
         self.subscribed_topics = self._subscriptions()
 
 
 def unknown_member(group_id: str, member_id: str, more: str = "") -> KafkaError:
     return KafkaError(
-        ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id} has no member {member_id!r}{more}; join again"
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        f"Member {member_id} is not a member of group {group_id}{more}; join again",
     )

@@ -1,0 +1,328 @@
+"""The groups of one partition of `__consumer_offsets`: their table, their replay, their listing.
+
+The managers of classic groups, of consumer groups and of offsets work on it: it has what they share, the
+groups, the deadlines, the settings and the metadata image.
+
+Records of one group may come in any order that compaction leaves, so replay creates what is missing and
+accepts tombstones for what is gone. The last record decides what kind of group it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from ottla.coordinator.group import records
+from ottla.coordinator.group.classic.classic_group import ClassicGroup, ClassicGroupState
+from ottla.coordinator.group.config import GroupSettings
+from ottla.coordinator.group.consumer.consumer_group import (
+    ConsumerGroup,
+    ConsumerGroupMember,
+    MemberState,
+    Partitions,
+    ResolvedRegex,
+    partitions_of,
+)
+from ottla.coordinator.group.requests import ListGroups
+from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
+from ottla.coordinator.runtime.timers import CoordinatorTimer
+from ottla.metadata.image.image import MetadataImage
+from ottla.protocol.consumer_offsets_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    GroupMetadataKey,
+    GroupMetadataValue,
+)
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages import consumer_group_describe as consumer_messages
+from ottla.protocol.messages import describe_groups as classic_messages
+from ottla.protocol.messages.list_groups import ListedGroup
+from ottla.protocol.schema import Message
+from ottla.runtime import invariants
+
+Group: TypeAlias = ClassicGroup | ConsumerGroup
+Action: TypeAlias = Callable[[EventTime], Effects]
+
+_CONSUMER_MEMBER = 1
+_CLASSIC_MEMBER = 0
+
+
+class GroupMetadataManager:
+    __slots__ = ("_replays", "groups", "image", "new_id", "settings", "timer")
+
+    def __init__(self, settings: GroupSettings, image: MetadataImage, new_id: Callable[[], str]) -> None:
+        self.groups: dict[str, Group] = {}
+        self.timer: CoordinatorTimer[Action] = CoordinatorTimer()  # keys begin with the group id
+        self.settings = settings
+        self.image = image
+        self.new_id = new_id  # makes ids for members, never the same one twice
+        self._replays: dict[type, Callable[[Any, Any], None]] = {
+            GroupMetadataKey: self._replay_group_metadata,
+            ConsumerGroupMetadataKey: self._replay_group_epoch,
+            ConsumerGroupMemberMetadataKey: self._replay_member_subscription,
+            ConsumerGroupTargetAssignmentMetadataKey: self._replay_target_epoch,
+            ConsumerGroupTargetAssignmentMemberKey: self._replay_target_assignment,
+            ConsumerGroupCurrentMemberAssignmentKey: self._replay_current_assignment,
+            ConsumerGroupRegularExpressionKey: self._replay_regular_expression,
+        }
+
+    def group(self, group_id: str) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+        return group
+
+    def remove_group(self, group_id: str) -> None:
+        """Forget the group and its deadlines."""
+        self.groups.pop(group_id, None)
+        self.timer.cancel_if(lambda key: isinstance(key, tuple) and key[0] == group_id)
+
+    # Listing and describing
+
+    def list_groups(self, to: ReplyTo[list[ListedGroup]] | None, request: ListGroups) -> Effects:
+        listed = [
+            ListedGroup(
+                group_id=group.group_id,
+                protocol_type=(group.protocol_type or "") if isinstance(group, ClassicGroup) else "consumer",
+                group_state=group.state.value,
+                group_type=_group_type(group),
+            )
+            for group in self.groups.values()
+            if (not request.states or group.state.value.lower() in request.states)
+            and (not request.types or _group_type(group) in request.types)
+        ]
+        return Effects().reply(to, listed)
+
+    def describe_classic_group(
+        self, to: ReplyTo[classic_messages.DescribedGroup] | None, group_id: str
+    ) -> Effects:
+        group = self.groups.get(group_id)
+        if not isinstance(group, ClassicGroup):
+            what = "is not a classic group" if group is not None else "not found"
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.")
+        is_stable = group.state is ClassicGroupState.STABLE
+        described = classic_messages.DescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=(group.protocol or "") if is_stable else "",
+            members=[
+                classic_messages.DescribedGroupMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(group.protocol) if is_stable else b"",
+                    # In a rebalance: what it had before.
+                    member_assignment=member.assignment,
+                )
+                for member in group.members.values()
+            ],
+        )
+        return Effects().reply(to, described)
+
+    def describe_consumer_group(
+        self, to: ReplyTo[consumer_messages.DescribedGroup] | None, group_id: str
+    ) -> Effects:
+        group = self.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            what = "is not a consumer group" if group is not None else "not found"
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.")
+        described = consumer_messages.DescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            group_epoch=group.epoch,
+            assignment_epoch=group.target_epoch,
+            assignor_name=group.preferred_assignor or self.settings.node.consumer_assignors[0],
+            members=[self._described_member(group, member) for member in group.members.values()],
+        )
+        return Effects().reply(to, described)
+
+    def _described_member(
+        self, group: ConsumerGroup, member: ConsumerGroupMember
+    ) -> consumer_messages.Member:
+        return consumer_messages.Member(
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            rack_id=member.rack_id,
+            member_epoch=member.epoch,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topic_names=sorted(member.topics),
+            subscribed_topic_regex=member.regex,
+            assignment=self._assignment(_owned_partitions(member)),
+            target_assignment=self._assignment(group.target.get(member.member_id, {})),
+            member_type=_CLASSIC_MEMBER if member.is_classic else _CONSUMER_MEMBER,
+        )
+
+    def _assignment(self, partitions: Partitions) -> consumer_messages.Assignment:
+        by_id = self.image.topics.by_id
+        return consumer_messages.Assignment(
+            topic_partitions=[
+                consumer_messages.TopicPartitions(
+                    topic_id=topic_id, topic_name=by_id[topic_id].name, partitions=sorted(ids)
+                )
+                for topic_id, ids in sorted(partitions.items())
+                if topic_id in by_id
+            ]
+        )
+
+    # Replay
+
+    def replay(self, key: Message, value: Message | None) -> None:
+        """Apply the record of a group; those of share and streams groups are ignored."""
+        handler = self._replays.get(type(key))
+        if handler is not None:
+            handler(key, value)
+
+    # Replay: classic groups
+
+    def _replay_group_metadata(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
+        group = self.groups.get(key.group)
+        if value is None:
+            if isinstance(group, ClassicGroup):
+                self.remove_group(key.group)
+            return
+        if not isinstance(group, ClassicGroup):
+            group = self.groups[key.group] = ClassicGroup(key.group)
+        group.adopt(value)
+
+    # Replay: consumer groups
+
+    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+        group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        group = self.groups[group_id] = ConsumerGroup(group_id)
+        return group
+
+    def _known_consumer_group(self, group_id: str) -> ConsumerGroup | None:
+        group = self.groups.get(group_id)
+        return group if isinstance(group, ConsumerGroup) else None
+
+    def _replay_group_epoch(
+        self, key: ConsumerGroupMetadataKey, value: ConsumerGroupMetadataValue | None
+    ) -> None:
+        if value is not None:
+            group = self._consumer_group(key.group_id)
+            if invariants.thorough:
+                assert value.epoch >= group.epoch, (key.group_id, value.epoch, group.epoch)
+            group.epoch = value.epoch
+            group.metadata_hash = value.metadata_hash
+        elif self._known_consumer_group(key.group_id) is not None:
+            self.remove_group(key.group_id)
+
+    def _replay_member_subscription(
+        self, key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue | None
+    ) -> None:
+        if value is not None:
+            group = self._consumer_group(key.group_id)
+            member = group.members.get(key.member_id) or ConsumerGroupMember(key.member_id)
+            group.update(member.with_subscription(value))
+            return
+        known = self._known_consumer_group(key.group_id)
+        if known is not None:
+            known.remove(key.member_id)
+
+    def _replay_target_epoch(
+        self,
+        key: ConsumerGroupTargetAssignmentMetadataKey,
+        value: ConsumerGroupTargetAssignmentMetadataValue | None,
+    ) -> None:
+        if value is not None:
+            group = self._consumer_group(key.group_id)
+            group.target_epoch = value.assignment_epoch
+            group.target_timestamp_ms = value.assignment_timestamp or -1
+            return
+        known = self._known_consumer_group(key.group_id)
+        if known is not None:
+            known.target_epoch = 0
+
+    def _replay_target_assignment(
+        self,
+        key: ConsumerGroupTargetAssignmentMemberKey,
+        value: ConsumerGroupTargetAssignmentMemberValue | None,
+    ) -> None:
+        if value is not None:
+            self._consumer_group(key.group_id).target[key.member_id] = {
+                topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions
+            }
+            return
+        known = self._known_consumer_group(key.group_id)
+        if known is not None:
+            known.target.pop(key.member_id, None)
+
+    def _replay_current_assignment(
+        self,
+        key: ConsumerGroupCurrentMemberAssignmentKey,
+        value: ConsumerGroupCurrentMemberAssignmentValue | None,
+    ) -> None:
+        if value is not None:
+            group = self._consumer_group(key.group_id)
+            member = group.members.get(key.member_id) or ConsumerGroupMember(key.member_id)
+            group.update(member.with_assignment(value))
+            return
+        known = self._known_consumer_group(key.group_id)
+        member_left = known.members.get(key.member_id) if known is not None else None
+        if known is not None and member_left is not None:
+            # A member without an assignment remains; mostly the tombstones of its other records follow.
+            known.update(
+                replace(
+                    member_left,
+                    epoch=-1,
+                    previous_epoch=-1,
+                    state=MemberState.STABLE,
+                    assigned={},
+                    revoking={},
+                )
+            )
+
+    def _replay_regular_expression(
+        self, key: ConsumerGroupRegularExpressionKey, value: ConsumerGroupRegularExpressionValue | None
+    ) -> None:
+        if value is not None:
+            self._consumer_group(key.group_id).regexes[key.regular_expression] = ResolvedRegex(
+                frozenset(value.topics), value.version, value.timestamp
+            )
+            return
+        known = self._known_consumer_group(key.group_id)
+        if known is not None:
+            known.regexes.pop(key.regular_expression, None)
+
+
+def group_tombstones(group: Group, out: list[CoordinatorRecord]) -> None:
+    """Write tombstones for all records of a group, but not of its offsets; a consumer group's epoch last."""
+    if isinstance(group, ClassicGroup):
+        out.append(records.group_metadata(group.group_id, None))
+        return
+    group_id = group.group_id
+    targets = sorted(group.target.keys() | group.members.keys())
+    out += [records.current_assignment_tombstone(group_id, member_id) for member_id in group.members]
+    out += [records.target_assignment_tombstone(group_id, member_id) for member_id in targets]
+    out.append(records.target_epoch_tombstone(group_id))
+    out += [records.member_subscription_tombstone(group_id, member_id) for member_id in group.members]
+    out += [records.regular_expression_tombstone(group_id, regex) for regex in group.regexes]
+    out.append(records.group_epoch_tombstone(group_id))
+
+
+def _group_type(group: Group) -> str:
+    return "classic" if isinstance(group, ClassicGroup) else "consumer"
+
+
+def _owned_partitions(member: ConsumerGroupMember) -> Partitions:
+    """The partitions of a member, with those that it has yet to give up."""
+    held = partitions_of(member.assigned)
+    for topic_id, partitions in member.revoking.items():
+        held[topic_id] = held.get(topic_id, frozenset()) | frozenset(partitions)
+    return held

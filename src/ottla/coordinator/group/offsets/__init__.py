@@ -1,1 +1,0 @@
-"""Committed offsets: the store of a shard, and the requests that read and change it."""

@@ -15,14 +15,12 @@ ROOMS_WITH_MODULE_CYCLES = [
 ]
 ROOMS_WITH_PACKAGE_CYCLES = [
     "ottla.client",
-    "ottla.coordinator",
     "ottla.node",
 ]
 
 # Public class names that still mean more than one thing.
 DUPLICATED_NAMES = frozenset(
     (
-        "CommittedOffset",
         "TransactionState",
     )
 )

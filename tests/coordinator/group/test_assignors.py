@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ottla.coordinator.group.consumer.target_assignment_builder import (
     ASSIGNORS,
     MemberAssignments,
-    RangeAssignor,
+    ServerRangeAssignor,
     UniformAssignor,
 )
 
@@ -88,7 +88,7 @@ def test_uniform_is_even(group: tuple) -> None:  # type: ignore[type-arg]
 @settings(max_examples=200, deadline=None)
 def test_range_is_even_by_topic(group: tuple) -> None:  # type: ignore[type-arg]
     subscriptions, counts, previous = group
-    result = RangeAssignor().assign(subscriptions, counts, previous)
+    result = ServerRangeAssignor().assign(subscriptions, counts, previous)
     for topic in counts:
         sizes = [len(result[member].get(topic, ())) for member in result if topic in subscriptions[member]]
         assert not sizes or max(sizes) - min(sizes) <= 1
@@ -96,7 +96,7 @@ def test_range_is_even_by_topic(group: tuple) -> None:  # type: ignore[type-arg]
 
 def test_range_lines_topics_up() -> None:
     members = {name: frozenset({A, B}) for name in ("x", "y")}
-    result = RangeAssignor().assign(members, {A: 4, B: 4}, {})
+    result = ServerRangeAssignor().assign(members, {A: 4, B: 4}, {})
     assert result == {"x": {A: {0, 1}, B: {0, 1}}, "y": {A: {2, 3}, B: {2, 3}}}
 
 

@@ -1,7 +1,7 @@
 """The target assignment of a consumer group, and the assignors that compute it: `uniform` and `range`.
 
 Both are sticky: a member keeps its partitions as far as its share allows. `UniformAssignor` shares all
-partitions of all topics as evenly as the subscriptions allow; `RangeAssignor` shares each topic by itself in
+partitions of all topics as evenly as the subscriptions allow; `ServerRangeAssignor` shares each topic by itself in
 runs of partitions, the same members first for every topic, so that equally partitioned topics line up.
 Invariant: each partition of a subscribed topic goes to exactly one member that subscribes to it.
 
@@ -35,7 +35,7 @@ class PartitionAssignor(Protocol):
     ) -> MemberAssignments: ...
 
 
-class RangeAssignor:
+class ServerRangeAssignor:
     name = "range"
 
     def assign(self, subscriptions: Subscriptions, counts: Counts, previous: Previous) -> MemberAssignments:
@@ -171,7 +171,7 @@ def _size(partitions: Mapping[bytes, frozenset[int]]) -> int:
 
 
 ASSIGNORS: Final[Mapping[str, PartitionAssignor]] = {
-    assignor.name: assignor for assignor in (UniformAssignor(), RangeAssignor())
+    assignor.name: assignor for assignor in (UniformAssignor(), ServerRangeAssignor())
 }
 
 

@@ -1,8 +1,9 @@
 """The target assignment of a consumer group, and the assignors that compute it: `uniform` and `range`.
 
 Both are sticky: a member keeps its partitions as far as its share allows. `UniformAssignor` shares all
-partitions of all topics as evenly as the subscriptions allow; `ServerRangeAssignor` shares each topic by itself in
-runs of partitions, the same members first for every topic, so that equally partitioned topics line up.
+partitions of all topics as evenly as the subscriptions allow; `ServerRangeAssignor` shares each topic by
+itself in runs of partitions, the same members first for every topic, so that equally partitioned topics line
+up.
 Invariant: each partition of a subscribed topic goes to exactly one member that subscribes to it.
 
 Everything is sorted before it is walked, so that the same group gives the same assignment on every broker.

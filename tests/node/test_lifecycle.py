@@ -264,7 +264,7 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path) -> None:
 
 def test_a_wrong_setting_is_refused_by_name_value_and_what_is_allowed(tmp_path: Path) -> None:
     line = refused(["--data-dir", str(tmp_path), "--set", "num.partitions=0"])
-    assert line == "ottla: num.partitions=0 cannot be used: it must be at least 1"
+    assert line == "ottla: Invalid value 0 for configuration num.partitions: Value must be at least 1"
 
 
 def test_settings_come_from_flags_over_the_file_and_unknown_ones_are_pointed_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ottla.node.config.tables.topic import TOPIC
 from ottla.protocol.api import API, API_BY_NAME, Api, ListenerType
 
 if TYPE_CHECKING:
-    from ottla.node.config.types import ConfigKey
+    from ottla.node.config.tables.config_def import ConfigKey
 
 ROOT: Final = Path(__file__).parents[1]
 # These name settings without acting on them.

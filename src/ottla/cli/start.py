@@ -151,9 +151,9 @@ def start(arguments: Sequence[str]) -> int:
 
     import logging
 
-    from ottla.node.config.errors import ConfigError
     from ottla.node.config.loggers import configure_logging
     from ottla.node.config.node_config import NodeConfig, unknown_names
+    from ottla.node.config.tables.config_def import ConfigError
     from ottla.node.run import NodeFailed, run_node
 
     configure_logging(options.log_level)

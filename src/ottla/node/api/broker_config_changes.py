@@ -18,7 +18,7 @@ from ottla.node.api.context import ApiRequestContext
 from ottla.node.config.loggers import LOG4J_LEVELS, ROOT, logger_levels, set_level
 from ottla.node.config.node_config import broker_key
 from ottla.node.config.schema import check_broker_settings
-from ottla.node.config.types import ConfigType
+from ottla.node.config.tables.config_def import ConfigType
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 

@@ -12,9 +12,9 @@ from enum import IntEnum
 from typing import Final
 
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_key, broker_synonyms
+from ottla.node.config.tables.config_def import ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.config.types import ConfigKey, UpdateMode, Value
 from ottla.protocol.messages.describe_configs import DescribeConfigsResourceResult, DescribeConfigsSynonym
 
 # Settings that exist only in the metadata log: a broker does not list them until they are set.

@@ -1,10 +1,6 @@
-"""Errors that end the start or the run of a node."""
+"""The error that ends the start or the run of a node."""
 
 from __future__ import annotations
-
-
-class ConfigError(ValueError):
-    """A setting cannot be used; the text names it and says what is expected."""
 
 
 class NodeFailed(Exception):

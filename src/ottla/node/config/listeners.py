@@ -1,4 +1,4 @@
-"""Listeners: the text of `listeners` and `advertised.listeners`, and the security protocol each speaks."""
+"""Listeners: the text of `listeners` and `advertised.listeners`, and the security protocol of each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeVar
 
-from ottla.node.config.errors import ConfigError
+from ottla.node.config.tables.config_def import ConfigError
 
 L = TypeVar("L")
 
 
 class SecurityProtocol(IntEnum):
-    """By their numbers in the broker's registration."""
+    """The security protocols, by their numbers in the registration of a broker."""
 
     PLAINTEXT = 0
     SSL = 1
@@ -41,7 +41,7 @@ class Endpoint:
 
     @property
     def wildcard(self) -> bool:
-        """Whether it stands for every interface and so is no address that a client could use."""
+        """Whether it means every interface and so is no address that a client could use."""
         return self.host in WILDCARD_HOSTS
 
     def __str__(self) -> str:
@@ -58,30 +58,36 @@ _ENDPOINT: Final = re.compile(
 def parse_endpoints(
     setting: str, entries: Iterable[str], protocols: Mapping[str, SecurityProtocol]
 ) -> tuple[Endpoint, ...]:
-    """The endpoints of `listeners` or `advertised.listeners`; ConfigError names the entry that is wrong."""
+    """Parse `listeners` or `advertised.listeners`; ConfigError names the entry that is wrong."""
     endpoints: list[Endpoint] = []
     for entry in entries:
         match = _ENDPOINT.fullmatch(entry)
         if match is None:
-            raise ConfigError(f"{setting}: {entry} cannot be used: expected NAME://host:port")
+            raise ConfigError(
+                f"Unable to parse {entry} to a broker endpoint: {setting} expects NAME://host:port"
+            )
         name, port = match["name"].upper(), int(match["port"])
         if not 0 <= port <= 65535:
-            raise ConfigError(f"{setting}: {entry} cannot be used: the port must be 0 to 65535")
+            raise ConfigError(
+                f"Unable to parse {entry} to a broker endpoint: the port in {setting} must be 0 to 65535"
+            )
         if name not in protocols:
             raise ConfigError(
-                f"{setting}: {entry} cannot be used: no security protocol is defined "
-                f"for {name}; add it to listener.security.protocol.map"
+                f"No security protocol defined for listener {name} of {setting}; add it to "
+                "listener.security.protocol.map"
             )
         host = match["v6"] if match["v6"] is not None else match["host"]
         endpoints.append(Endpoint(name, protocols[name], host, port))
     names = [endpoint.name for endpoint in endpoints]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{setting} cannot be used: each listener needs a name of its own")
+        raise ConfigError(
+            f"Each listener must have a different name, {setting}: {','.join(map(str, endpoints))}"
+        )
     return tuple(endpoints)
 
 
 def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
-    """`listener.security.protocol.map`."""
+    """Parse `listener.security.protocol.map`: the protocols by the names of listeners."""
     setting = "listener.security.protocol.map"
     protocols: dict[str, SecurityProtocol] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -89,14 +95,15 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
         if not separator or protocol.strip().upper() not in SecurityProtocol.__members__:
             allowed = ", ".join(SecurityProtocol.__members__)
             raise ConfigError(
-                f"{setting}: {entry} cannot be used: expected NAME:PROTOCOL with one of {allowed}"
+                f"Invalid value {entry} for configuration {setting}: expected NAME:PROTOCOL, with "
+                f"one of {allowed}"
             )
         protocols[name.strip().upper()] = SecurityProtocol[protocol.strip().upper()]
     return protocols
 
 
 def registered(endpoints: Iterable[Endpoint], kind: Callable[..., L]) -> list[L]:
-    """The endpoints as a registration tells of them: a broker's and a controller's have a class each."""
+    """Convert endpoints for a registration: those of brokers and of controllers have a class each."""
     return [
         kind(name=each.name, host=each.host, port=each.port, security_protocol=each.protocol)
         for each in endpoints

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ottla.node.config.errors import ConfigError
 from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_protocol_map
 from ottla.node.config.rules import check_rules
+from ottla.node.config.tables.config_def import ConfigError, ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.coordinators import COORDINATORS
 from ottla.node.config.tables.kraft import KRAFT
 from ottla.node.config.tables.log import LOG
@@ -22,7 +22,6 @@ from ottla.node.config.tables.remote import REMOTE
 from ottla.node.config.tables.replication import REPLICATION
 from ottla.node.config.tables.security import SECURITY
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.config.types import ConfigKey, UpdateMode, Value
 
 BROKER: Final[Mapping[str, ConfigKey]] = {
     **NETWORK,

@@ -1,10 +1,13 @@
-"""Settings that are fine alone but must also fit each other, as Kafka checks them at start."""
+"""Settings that are fine alone but must also fit each other, as Kafka checks them at the start.
+
+Messages have Kafka's phrase first, as operators search for it, and then the values and our advice.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ottla.node.config.errors import ConfigError
+from ottla.node.config.tables.config_def import ConfigError
 
 if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
@@ -43,16 +46,17 @@ _REPLICA_SELECTORS: Final = ("LeaderSelector", "RackAwareReplicaSelector")
 
 
 def check_rules(config: NodeConfig) -> None:
-    """ConfigError for the first pair of settings that contradict each other."""
+    """Raise ConfigError for the first settings that contradict each other."""
     for small, large in _NOT_ABOVE:
         if config.number(small) > config.number(large):
             raise ConfigError(
-                f"{small} is {config[small]} and must not be above {large}, which is {config[large]}"
+                f"{large} must be greater than or equal to {small}: they are {config[large]} "
+                f"and {config[small]}"
             )
     for small, large in _BELOW:
         if config.number(small) >= config.number(large):
             raise ConfigError(
-                f"{small} is {config[small]} and must be below {large}, which is {config[large]}"
+                f"{large} must be greater than {small}: they are {config[large]} and {config[small]}"
             )
     _check_log(config)
     _check_limits(config)
@@ -69,19 +73,20 @@ def _check_log(config: NodeConfig) -> None:
     roll, jitter, retention = (
         config.first_set(name) for name in ("log.roll.ms", "log.roll.jitter.ms", "log.retention.ms")
     )
-    _require(roll >= 1, f"log.roll.ms is {roll} and must be at least 1")
-    _require(jitter >= 0, f"log.roll.jitter.ms is {jitter} and must be at least 0")
+    _require(roll >= 1, f"log.roll.ms must be greater than or equal to 1, and is {roll}")
+    _require(jitter >= 0, f"log.roll.jitter.ms must be greater than or equal to 0, and is {jitter}")
     _require(
-        retention == -1 or retention >= 1, f"log.retention.ms is {retention}; allowed are -1 and 1 or more"
+        retention == -1 or retention >= 1,
+        f"log.retention.ms must be unlimited (-1) or, greater than or equal to 1, and is {retention}",
     )
-    _require(all(config.log_dirs), "log.dirs names a directory without a name")
+    _require(all(config.log_dirs), "log.dirs must not contain empty items")
     threads = config.number("log.cleaner.threads")
     if threads:
         dedupe = config.number("log.cleaner.dedupe.buffer.size")
         _require(
             dedupe // threads > _MIN_DEDUPE_BYTES_PER_THREAD,
-            f"log.cleaner.dedupe.buffer.size is {dedupe} and must be above {_MIN_DEDUPE_BYTES_PER_THREAD} "
-            f"for each of the {threads} cleaner threads",
+            "log.cleaner.dedupe.buffer.size must be at least 1MB per cleaner thread: it is "
+            f"{dedupe} for {threads} threads",
         )
 
 
@@ -89,31 +94,32 @@ def _check_limits(config: NodeConfig) -> None:
     queued, largest = config.number("queued.max.request.bytes"), config.number("socket.request.max.bytes")
     _require(
         queued <= 0 or queued >= largest,
-        f"queued.max.request.bytes is {queued} and must not be below socket.request.max.bytes, "
-        f"which is {largest}",
+        "queued.max.request.bytes must be larger or equal to socket.request.max.bytes: they are "
+        f"{queued} and {largest}",
     )
     _require(
         config.number("max.connections.per.ip") > 0 or bool(config.text("max.connections.per.ip.overrides")),
-        "max.connections.per.ip is 0, which lets nobody in: set max.connections.per.ip.overrides as well",
+        "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides property is set",
     )
     parse_ip_overrides(config.text("max.connections.per.ip.overrides"))
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:
-    """`max.connections.per.ip.overrides`, by host."""
+    """Parse `max.connections.per.ip.overrides`: the limits by host."""
     overrides: dict[str, int] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         host, _, count = entry.rpartition(":")
         if not host or not count.isdigit():
             raise ConfigError(
-                f"max.connections.per.ip.overrides: {entry} cannot be used: expected host:count"
+                f"Invalid value {entry} for configuration max.connections.per.ip.overrides: "
+                "expected host:count"
             )
         overrides[host] = int(count)
     return overrides
 
 
 def voter_ids(config: NodeConfig) -> set[int]:
-    """The voters of a static quorum, by `controller.quorum.voters`."""
+    """The ids of the voters of a static quorum, by `controller.quorum.voters`."""
     return {int(voter.partition("@")[0]) for voter in config.names("controller.quorum.voters")}
 
 
@@ -121,14 +127,24 @@ def _check_identity(config: NodeConfig) -> None:
     broker_id = config.number("broker.id")
     _require(
         broker_id in (-1, config.node_id),
-        f"broker.id is {broker_id} and node.id is {config.node_id}: they must agree, or leave broker.id out",
+        "You must set `node.id` to the same value as `broker.id`: they are "
+        f"{config.node_id} and {broker_id}; or leave broker.id out",
     )
     voters = voter_ids(config)
-    if voters:
+    if not voters:
+        return
+    shown = ",".join(config.names("controller.quorum.voters"))
+    if config.is_controller:
         _require(
-            (config.node_id in voters) == config.is_controller,
-            f"node.id {config.node_id} must stand in controller.quorum.voters if, and only if, process.roles "
-            "has controller",
+            config.node_id in voters,
+            f"If process.roles contains the 'controller' role, the node id {config.node_id} must be included "
+            f"in the set of voters controller.quorum.voters={shown}",
+        )
+    else:
+        _require(
+            config.node_id not in voters,
+            f"If process.roles contains just the 'broker' role, the node id {config.node_id} must not be "
+            f"included in the set of voters controller.quorum.voters={shown}",
         )
 
 
@@ -138,19 +154,24 @@ def _check_listeners(config: NodeConfig) -> None:
     if config.is_controller and not config.alone:
         _require(
             bool(names & controller),
-            f"controller.listener.names {','.join(sorted(controller))}: none of them stands in listeners",
+            "controller.listener.names must contain at least one value appearing in the 'listeners' "
+            "configuration when running the KRaft controller role: it is "
+            f"{','.join(sorted(controller))}",
         )
     if not config.is_broker:
         return
     advertised = {endpoint.name for endpoint in config.advertised_listeners}
-    where = "listeners" if config["advertised.listeners"] is None else "advertised.listeners"
     _require(
-        bool(advertised), f"{where} has none for clients: all of them stand in controller.listener.names"
+        bool(advertised),
+        "There must be at least one broker advertised listener. Perhaps all listeners appear in "
+        "controller.listener.names?",
     )
     unknown = (advertised | {endpoint.name for endpoint in config.advertised_of_controller}) - names
     _require(
         not unknown,
-        f"advertised.listeners names {','.join(sorted(unknown))}, which listeners does not have",
+        "advertised.listeners listener names must be equal to or a subset of the ones defined in listeners. "
+        f"Found {','.join(sorted(unknown))}. The valid options based on the current configuration are "
+        f"{','.join(sorted(names))}",
     )
     if config["advertised.listeners"] is not None:
         listening = set(config.listeners_of_controller)
@@ -160,22 +181,24 @@ def _check_listeners(config: NodeConfig) -> None:
         ):
             _require(
                 not endpoint.wildcard,
-                f"advertised.listeners has {endpoint}, which no client can connect to: "
-                "give a host name or address",
+                "advertised.listeners cannot use the nonroutable meta-address 0.0.0.0. Use a routable IP "
+                f"address or a host name in {endpoint}",
             )
     selector = config["replica.selector.class"]
     _require(
         selector is None or str(selector).rpartition(".")[2] in _REPLICA_SELECTORS,
-        f"replica.selector.class is {selector}; there are {' and '.join(_REPLICA_SELECTORS)}",
+        f"Invalid value {selector} for configuration replica.selector.class: String must be one of: "
+        f"{', '.join(_REPLICA_SELECTORS)}",
     )
     inter_broker = config["inter.broker.listener.name"]
     if inter_broker is not None:
         _require(
             "security.inter.broker.protocol" not in config.given,
-            "set inter.broker.listener.name or security.inter.broker.protocol, not both",
+            "Only one of inter.broker.listener.name and security.inter.broker.protocol should be set",
         )
         _require(
             str(inter_broker).upper() in advertised,
-            f"inter.broker.listener.name is {inter_broker}, which is not an advertised listener; "
-            f"there are {','.join(sorted(advertised))}",
+            "inter.broker.listener.name must be a listener name defined in advertised.listeners. The valid "
+            f"options based on currently configured listeners are {','.join(sorted(advertised))}, and it is "
+            f"{inter_broker}",
         )

@@ -1,8 +1,8 @@
-"""What the controller asks about settings when it writes them into the metadata log.
+"""The validation of settings that the controller writes into the metadata log.
 
-Implements `ConfigSchema` of the controller over the tables. Settings of topics, groups and client metrics
- are judged here; those of brokers by the broker they are for (`check_broker_settings`), before it
-passes the request on, because only it knows what it was started with.
+It implements `ConfigSchema` of the controller over the tables. Settings of topics, groups and client metrics
+are validated here; those of brokers by the broker they are for (`check_broker_settings`), before it forwards
+the request, because only that broker knows the settings that it was started with.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from ottla.log.config.log_config import LogConfig, field_name
 from ottla.metadata.controller.state import EffectiveConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.describe import ConfigValueSource
-from ottla.node.config.errors import ConfigError
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
+from ottla.node.config.tables.config_def import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.config.types import ConfigKey, ConfigType, UpdateMode, Value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import TimestampType
 
@@ -102,21 +101,23 @@ class TableSchema:
         if low > high:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"min.compaction.lag.ms ({low}) is above max.compaction.lag.ms ({high})",
+                f"conflict topic config setting min.compaction.lag.ms ({low}) > "
+                f"max.compaction.lag.ms ({high})",
             )
         if effective["remote.storage.enable"] is True:
             if not self._config().flag("remote.log.storage.system.enable"):
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
-                    "remote.storage.enable needs a broker with remote.log.storage.system.enable=true",
+                    "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with "
+                    "remote log storage: remote.log.storage.system.enable is false",
                 )
         elif (
             existing.get("remote.storage.enable") == "true" and not effective["remote.log.delete.on.disable"]
         ):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                "remote storage can be turned off only together with remote.log.delete.on.disable=true, "
-                "which deletes what is there",
+                "It is invalid to disable remote storage without deleting remote data: set "
+                "remote.log.delete.on.disable=true as well, which deletes it",
             )
 
     def _check_group(self, values: Mapping[str, Value]) -> None:
@@ -128,14 +129,15 @@ class TableSchema:
             kind, _, rest = name.partition(".")
             least, most = f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest}"
             if value < config.number(least):
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is below {least}")
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be greater than or equal to {least}")
             if value > config.number(most):
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is above {most}")
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be less than or equal to {most}")
         standbys = values.get("streams.num.standby.replicas")
         if isinstance(standbys, int) and standbys > config.number("group.streams.max.standby.replicas"):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                "streams.num.standby.replicas is above group.streams.max.standby.replicas",
+                "streams.num.standby.replicas must be less than or equal to "
+                "group.streams.max.standby.replicas",
             )
         for kind in ("consumer", "share", "streams"):
             session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
@@ -144,7 +146,7 @@ class TableSchema:
             assert isinstance(longest, int)
             assert isinstance(between, int)
             if longest <= between:
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} is not above {heartbeat}")
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} must be greater than {heartbeat}")
 
     def is_list(self, type: int, name: str) -> bool:
         key = _key(type, name)
@@ -210,8 +212,8 @@ def _parsed(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str
         key = table.get(name)
         if key is None:
             if table is CLIENT_METRICS:
-                raise _invalid(f"there is no setting {name} for client metrics")
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no setting {name} for a {kind}")
+                raise _invalid(f"Unknown client metrics configuration: {name}")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {kind} config name: {name}")
         try:
             values[name] = key.parse(text)
         except ConfigError as error:
@@ -221,13 +223,13 @@ def _parsed(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str
 
 def _check_client_metrics(subscription: str, values: Mapping[str, Value]) -> None:
     if not subscription:
-        raise _invalid("the name of the client metrics subscription is empty")
+        raise _invalid("Subscription name can't be empty")
     interval = values.get("interval.ms")
     low, high = MIN_CLIENT_METRICS_INTERVAL_MS, MAX_CLIENT_METRICS_INTERVAL_MS
     if isinstance(interval, int) and not low <= interval <= high:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"interval.ms is {interval}; allowed are {low} to {high}",
+            f"Invalid value {interval} for interval.ms, interval must be between {low} and {high} (1 hour)",
         )
     matches = values.get("match")
     for match in matches if isinstance(matches, tuple) else ():
@@ -235,7 +237,8 @@ def _check_client_metrics(subscription: str, values: Mapping[str, Value]) -> Non
         if not pattern or name.strip() not in _CLIENT_MATCHES or not _is_pattern(pattern):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{match!r} is not NAME=PATTERN with one of the names that clients are chosen by",
+                f"Illegal client matching pattern: {match}; expected NAME=PATTERN with one of "
+                f"{', '.join(sorted(_CLIENT_MATCHES))}",
             )
 
 
@@ -248,16 +251,14 @@ def _is_pattern(text: str) -> bool:
 
 
 def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, per_broker: bool) -> None:
-    """Raise INVALID_REQUEST, as Kafka does, unless the broker could take these settings over while it
-    runs.
-    """
+    """Raise INVALID_REQUEST, as Kafka does, unless the broker could apply these settings while it runs."""
     fixed = [
         name
         for name in settings
         if (key := broker_key(name)) is not None and key.mode is UpdateMode.READ_ONLY
     ]
     if fixed:
-        raise _invalid(f"these change only with a restart: {', '.join(sorted(fixed))}")
+        raise _invalid(f"Cannot update these configs dynamically: {', '.join(sorted(fixed))}")
     unprefixed = [
         name
         for name in settings
@@ -268,8 +269,8 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
     ]
     if unprefixed:
         raise _invalid(
-            "these change while running only for one listener, as listener.name.NAME.SETTING: "
-            f"{', '.join(sorted(unprefixed))}"
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            f"{', '.join(sorted(unprefixed))}; set listener.name.NAME.SETTING"
         )
     if not per_broker:
         single = [
@@ -278,7 +279,9 @@ def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, pe
             if (key := broker_key(name)) is not None and key.mode is UpdateMode.PER_BROKER
         ]
         if single:
-            raise _invalid(f"these are set for one broker, not for all: {', '.join(sorted(single))}")
+            raise _invalid(
+                f"Cannot update these configs at default cluster level: {', '.join(sorted(single))}"
+            )
     try:
         for name, text in settings.items():
             key = broker_key(name)
@@ -299,10 +302,13 @@ def _check_change(config: NodeConfig, name: str, value: Value) -> None:
         return
     current = config.number(name)
     assert isinstance(value, int)
+    failed = f"Dynamic thread count update validation failed for {name}={value}"
     if value < 1:
-        raise _invalid(f"{name} is {value} and must be at least 1")
-    if not current / 2 <= value <= current * 2:
-        raise _invalid(f"{name} may at most double or halve at a time: it is {current}, not {value} yet")
+        raise _invalid(f"{failed}, value should be at least 1")
+    if value > current * 2:
+        raise _invalid(f"{failed}, value should not be greater than double the current value {current}")
+    if value < current / 2:
+        raise _invalid(f"{failed}, value should be at least half the current value {current}")
 
 
 def _invalid(message: str) -> KafkaError:
@@ -310,7 +316,7 @@ def _invalid(message: str) -> KafkaError:
 
 
 def log_config(config: NodeConfig, overrides: Mapping[str, str]) -> LogConfig:
-    """What a topic's logs run by: its own settings over those of the broker.
+    """Give the settings of a topic's logs: its own over those of the broker.
 
     An override that cannot be read is left out; it was checked when it was set.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.types import (
+from ottla.node.config.tables.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
     HIGH,
@@ -18,8 +18,8 @@ from ottla.node.config.types import (
     STRING,
     ConfigKey,
     InRange,
-    ListOf,
-    OneOf,
+    ValidList,
+    ValidString,
     key,
     table,
 )
@@ -60,7 +60,7 @@ COORDINATORS: Final[dict[str, ConfigKey]] = table(
         InRange(524_288), mode=CLUSTER_WIDE),
     key("group.coordinator.rebalance.protocols", LIST, ("classic", "consumer", "streams"), MEDIUM,
         "The group protocols that are served.",
-        ListOf(("consumer", "classic", "share", "streams"), empty=False)),
+        ValidList(("consumer", "classic", "share", "streams"), empty=False)),
     key("group.min.session.timeout.ms", INT, 6000, MEDIUM,
         "The shortest session timeout a member of a classic group may ask for."),
     key("group.max.session.timeout.ms", INT, 1_800_000, MEDIUM,
@@ -84,10 +84,11 @@ COORDINATORS: Final[dict[str, ConfigKey]] = table(
     key("group.consumer.max.size", INT, MAX_INT, MEDIUM,
         "The most members of a consumer group.", InRange(1)),
     key("group.consumer.assignors", LIST, ("uniform", "range"), MEDIUM,
-        "The server-side assignors, in order of preference; the first is the default.", ListOf(empty=False)),
+        "The server-side assignors, in order of preference; the first is the default.",
+        ValidList(empty=False)),
     key("group.consumer.migration.policy", STRING, "bidirectional", MEDIUM,
         "Which conversions between classic and consumer groups happen while members are online.",
-        OneOf(("DISABLED", "DOWNGRADE", "UPGRADE", "BIDIRECTIONAL"), ignore_case=True)),
+        ValidString(("DISABLED", "DOWNGRADE", "UPGRADE", "BIDIRECTIONAL"), ignore_case=True)),
     key("group.consumer.regex.refresh.interval.ms", INT, 600_000, MEDIUM,
         "How often a subscription by pattern is matched against the topics again.",
         InRange(10_000), internal=True),
@@ -114,7 +115,7 @@ COORDINATORS: Final[dict[str, ConfigKey]] = table(
     key("group.share.max.share.sessions", INT, 2000, MEDIUM,
         "The most share sessions of a broker.", InRange(1)),
     key("group.share.assignors", LIST, ("simple",), MEDIUM,
-        "The assignors of share groups; the first is the default.", ListOf(empty=False)),
+        "The assignors of share groups; the first is the default.", ValidList(empty=False)),
     key("group.share.delivery.count.limit", INT, 5, MEDIUM,
         "How often a record is delivered to a share group before it counts as unprocessable.",
         InRange(2, 10)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.types import (
+from ottla.node.config.tables.config_def import (
     BOOLEAN,
     INT,
     LIST,
@@ -12,9 +12,9 @@ from ottla.node.config.types import (
     STRING,
     ConfigKey,
     InRange,
-    ListOf,
     Matches,
-    OneOf,
+    ValidList,
+    ValidString,
     key,
     table,
 )
@@ -48,7 +48,7 @@ GROUP: Final[dict[str, ConfigKey]] = table(
         "How often a member sends a heartbeat.", InRange(1), synonyms=("group.share.heartbeat.interval.ms",)),
     key("share.isolation.level", STRING, "read_uncommitted", MEDIUM,
         "Whether records of open and aborted transactions are delivered.",
-        OneOf(("read_committed", "read_uncommitted"))),
+        ValidString(("read_committed", "read_uncommitted"))),
     key("share.partition.max.record.locks", INT, 2000, MEDIUM,
         "How many records of one partition may be in delivery at once.",
         InRange(100), synonyms=("group.share.partition.max.record.locks",)),
@@ -83,8 +83,8 @@ CLIENT_METRICS: Final[dict[str, ConfigKey]] = table(
     key("match", LIST, (), MEDIUM,
         "Which clients push, as name=pattern pairs over client_id, client_instance_id, "
         "client_software_name, client_software_version, client_source_address and client_source_port.",
-        ListOf()),
+        ValidList()),
     key("metrics", LIST, (), MEDIUM,
-        "Prefixes of the names of the metrics that are pushed; * stands for all.", ListOf()),
+        "Prefixes of the names of the metrics that are pushed; * stands for all.", ValidList()),
 )
 # fmt: on

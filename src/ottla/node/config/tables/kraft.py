@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.types import (
+from ottla.node.config.tables.config_def import (
     BOOLEAN,
     HIGH,
     INT,
@@ -15,8 +15,8 @@ from ottla.node.config.types import (
     STRING,
     ConfigKey,
     InRange,
-    ListOf,
     Matches,
+    ValidList,
     key,
     table,
 )
@@ -27,7 +27,7 @@ VOTERS: Final = Matches(r"[0-9]+@([^\s:]*|\[[^\]]*\]):[0-9]+", "id@host:port ent
 # fmt: off
 KRAFT: Final[dict[str, ConfigKey]] = table(
     key("process.roles", LIST, ("broker", "controller"), HIGH,
-        "What this node is: broker, controller, or both.", ListOf(("broker", "controller"), empty=False)),
+        "What this node is: broker, controller, or both.", ValidList(("broker", "controller"), empty=False)),
     key("node.id", INT, 1, HIGH,
         "The node's number in the cluster, kept in its data directories.", InRange(0)),
     key("broker.id", INT, -1, HIGH,
@@ -46,7 +46,7 @@ KRAFT: Final[dict[str, ConfigKey]] = table(
         "How long a starting broker tries to register before it gives up."),
     key("controller.listener.names", LIST, ("CONTROLLER",), HIGH,
         "Names of the listeners that the controllers use. The first is the one brokers connect to.",
-        ListOf(empty=False)),
+        ValidList(empty=False)),
     key("controller.quorum.voters", LIST, (), HIGH,
         "The voters of a static quorum, as id@host:port, comma separated.", VOTERS),
     key("controller.quorum.bootstrap.servers", LIST, (), HIGH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.types import (
+from ottla.node.config.tables.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
     DOUBLE,
@@ -20,9 +20,9 @@ from ottla.node.config.types import (
     STRING,
     ConfigKey,
     InRange,
-    ListOf,
-    OneOf,
     RangeOr,
+    ValidList,
+    ValidString,
     key,
     table,
 )
@@ -30,12 +30,13 @@ from ottla.node.config.types import (
 # fmt: off
 LOG: Final[dict[str, ConfigKey]] = table(
     key("log.dir", LIST, ("ottla-data",), HIGH,
-        "The data directory, used when log.dirs is not set.", ListOf(empty=False)),
+        "The data directory, used when log.dirs is not set.", ValidList(empty=False)),
     key("log.dirs", LIST, None, HIGH,
         "The data directories, comma separated. Each keeps whole partitions; a new partition goes to the "
-        "one with the fewest.", ListOf(empty=False)),
+        "one with the fewest.", ValidList(empty=False)),
     key("cordoned.log.dirs", LIST, (), MEDIUM,
-        "Data directories that take no new partitions; * stands for all of them.", ListOf(), mode=PER_BROKER),
+        "Data directories that take no new partitions; * stands for all of them.",
+        ValidList(), mode=PER_BROKER),
     key("log.dir.failure.timeout.ms", LONG, 30_000, LOW,
         "How long a broker goes on when it cannot tell the controller that one of its data directories "
         "failed.", InRange(1)),
@@ -48,7 +49,7 @@ LOG: Final[dict[str, ConfigKey]] = table(
     key("compression.type", STRING, "producer", HIGH,
         "How topics are compressed on disk: a codec, uncompressed, or producer, which keeps what the "
         "producer chose.",
-        OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")), mode=CLUSTER_WIDE),
+        ValidString(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")), mode=CLUSTER_WIDE),
     key("compression.gzip.level", INT, -1, MEDIUM,
         "The level when compression.type is gzip; -1 is the codec's own default.",
         RangeOr(InRange(1, 9), -1), mode=CLUSTER_WIDE),
@@ -83,7 +84,7 @@ LOG: Final[dict[str, ConfigKey]] = table(
         "How often the node looks for segments that retention allows it to delete.", InRange(1)),
     key("log.cleanup.policy", LIST, ("delete",), MEDIUM,
         "What becomes of old segments: delete them, compact them to the last value of each key, both, or "
-        "(empty) neither.", ListOf(("compact", "delete")), mode=CLUSTER_WIDE),
+        "(empty) neither.", ValidList(("compact", "delete")), mode=CLUSTER_WIDE),
     key("log.cleaner.enable", BOOLEAN, True, MEDIUM,
         "Whether the log cleaner, which compacts topics, runs. Compacted topics grow without bound when "
         "it does not."),
@@ -141,7 +142,7 @@ LOG: Final[dict[str, ConfigKey]] = table(
         InRange(0), mode=CLUSTER_WIDE),
     key("log.message.timestamp.type", STRING, "CreateTime", MEDIUM,
         "Whether a record's timestamp is the producer's (CreateTime) or the time of the append "
-        "(LogAppendTime).", OneOf(("CreateTime", "LogAppendTime")), mode=CLUSTER_WIDE),
+        "(LogAppendTime).", ValidString(("CreateTime", "LogAppendTime")), mode=CLUSTER_WIDE),
     key("log.message.timestamp.before.max.ms", LONG, MAX_LONG, MEDIUM,
         "How far a producer's timestamp may lie behind the broker's clock.", InRange(0), mode=CLUSTER_WIDE),
     key("log.message.timestamp.after.max.ms", LONG, 3_600_000, MEDIUM,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.types import (
+from ottla.node.config.tables.config_def import (
     BOOLEAN,
     CLASS,
     CLUSTER_WIDE,
@@ -20,7 +20,7 @@ from ottla.node.config.types import (
     STRING,
     ConfigKey,
     InRange,
-    ListOf,
+    ValidList,
     key,
     table,
 )
@@ -29,18 +29,18 @@ from ottla.node.config.types import (
 NETWORK: Final[dict[str, ConfigKey]] = table(
     key("listeners", LIST, ("PLAINTEXT://127.0.0.1:9092",), HIGH,
         "Where the node listens: NAME://host:port, comma separated. An empty host is the machine's "
-        "default address, 0.0.0.0 is every interface.", ListOf(empty=False), mode=PER_BROKER),
+        "default address, 0.0.0.0 is every interface.", ValidList(empty=False), mode=PER_BROKER),
     key("advertised.listeners", LIST, None, HIGH,
         "The addresses that clients are told to connect to, by listener name; the listeners themselves "
         "when unset. A listener bound to all interfaces and not advertised is reported as the address the "
-        "client came by.", ListOf(empty=False)),
+        "client came by.", ValidList(empty=False)),
     key("listener.security.protocol.map", STRING,
         "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT", LOW,
         "Which security protocol each listener name speaks, as NAME:PROTOCOL pairs. Names of a protocol "
         "stand for themselves.", mode=PER_BROKER),
     key("early.start.listeners", LIST, None, HIGH,
         "Broker listeners opened before the node has finished starting. Listeners of the controller are "
-        "always among them.", ListOf()),
+        "always among them.", ValidList()),
     key("inter.broker.listener.name", STRING, None, MEDIUM,
         "The listener over which brokers talk to each other; found by security.inter.broker.protocol when "
         "unset."),
@@ -110,7 +110,7 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         "A Java class that decides quotas in Apache Kafka. Ottla has its own quotas and does not load it."),
     key("metric.reporters", LIST, ("org.apache.kafka.common.metrics.JmxReporter",), LOW,
         "Java classes that report metrics in Apache Kafka. Ottla exposes Prometheus metrics instead.",
-        ListOf(), mode=CLUSTER_WIDE),
+        ValidList(), mode=CLUSTER_WIDE),
     key("metrics.num.samples", INT, 2, LOW,
         "How many samples a metric is computed over.", InRange(1)),
     key("metrics.recording.level", STRING, "INFO", LOW,
@@ -120,12 +120,12 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
     key("kafka.metrics.polling.interval.secs", INT, 10, LOW,
         "How often the Java reporters of kafka.metrics.reporters are polled, in seconds.", InRange(1)),
     key("kafka.metrics.reporters", LIST, (), LOW,
-        "Java reporters of Apache Kafka's older metrics. Ottla does not load them.", ListOf()),
+        "Java reporters of Apache Kafka's older metrics. Ottla does not load them.", ValidList()),
     key("telemetry.max.bytes", INT, 1_048_576, LOW,
         "The largest push of client metrics that is accepted.", InRange(1)),
     key("config.providers", LIST, (), LOW,
         "Names of Java classes that look up settings in Apache Kafka. Ottla does not load them.",
-        ListOf(), mode=CLUSTER_WIDE),
+        ValidList(), mode=CLUSTER_WIDE),
     key("create.topic.policy.class.name", CLASS, None, LOW,
         "A Java class that may refuse new topics in Apache Kafka. Ottla does not load it."),
     key("alter.config.policy.class.name", CLASS, None, LOW,

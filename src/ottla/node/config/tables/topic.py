@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.types import (
+from ottla.node.config.tables.config_def import (
     BOOLEAN,
     DOUBLE,
     INT,
@@ -15,10 +15,10 @@ from ottla.node.config.types import (
     STRING,
     ConfigKey,
     InRange,
-    ListOf,
     Matches,
-    OneOf,
     RangeOr,
+    ValidList,
+    ValidString,
     key,
     table,
 )
@@ -29,11 +29,12 @@ THROTTLED_REPLICAS: Final = Matches(r"\*|[0-9]+:[0-9]+", "partition:broker pairs
 TOPIC: Final[dict[str, ConfigKey]] = table(
     key("cleanup.policy", LIST, ("delete",), MEDIUM,
         "What becomes of old segments: delete them, compact them to the last value of each key, both, or "
-        "(empty) neither.", ListOf(("compact", "delete")), synonyms=("log.cleanup.policy",)),
+        "(empty) neither.", ValidList(("compact", "delete")), synonyms=("log.cleanup.policy",)),
     key("compression.type", STRING, "producer", MEDIUM,
         "How the topic is compressed on disk: a codec, uncompressed, or producer, which keeps what the "
         "producer chose.",
-        OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")), synonyms=("compression.type",)),
+        ValidString(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
+        synonyms=("compression.type",)),
     key("compression.gzip.level", INT, -1, MEDIUM,
         "The level when compression.type is gzip; -1 is the codec's own default.",
         RangeOr(InRange(1, 9), -1), synonyms=("compression.gzip.level",)),
@@ -89,7 +90,8 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
         InRange(0), synonyms=("log.message.timestamp.before.max.ms",)),
     key("message.timestamp.type", STRING, "CreateTime", MEDIUM,
         "Whether a record's timestamp is the producer's (CreateTime) or the time of the append "
-        "(LogAppendTime).", OneOf(("CreateTime", "LogAppendTime")), synonyms=("log.message.timestamp.type",)),
+        "(LogAppendTime).",
+        ValidString(("CreateTime", "LogAppendTime")), synonyms=("log.message.timestamp.type",)),
     key("min.cleanable.dirty.ratio", DOUBLE, 0.5, MEDIUM,
         "The share of a log that must be uncleaned before it is compacted.",
         InRange(0, 1), synonyms=("log.cleaner.min.cleanable.ratio",)),

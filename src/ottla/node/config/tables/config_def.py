@@ -1,8 +1,8 @@
-"""What a configuration is: its name, type, default, allowed values and who may change it while the node runs.
+"""What a setting is: its name, type, default, allowed values, and whether it may change while the node runs.
 
-The tables beside this module (`config_network`, `config_log`, ...) hold one `ConfigKey` for every name that
-Apache Kafka 4.3 knows. They are the one source for parsing, for DescribeConfigs and for the documentation.
-Invariant: every default in a table passes its own key's check.
+The tables beside this module hold one `ConfigKey` for every name that Apache Kafka 4.3 knows. They are the
+one source for parsing, for DescribeConfigs and for the documentation. Invariant: every default in a table
+passes its own key's validator.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, Protocol, TypeAlias
-
-from ottla.node.config.errors import ConfigError
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
 
@@ -38,22 +36,26 @@ class Importance(Enum):
 
 
 class UpdateMode(Enum):
-    """Who may change a broker's setting while it runs."""
+    """At which level a setting of brokers may change while they run."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
     CLUSTER_WIDE = "cluster-wide"
 
 
-class Check(Protocol):
-    """What values of the right type are allowed."""
+class ConfigError(ValueError):
+    """A setting cannot be used; the text names it, its value and what is allowed."""
+
+
+class ConfigValidator(Protocol):
+    """Which values of the right type are allowed."""
 
     def problem(self, value: Value) -> str | None:
-        """Why the value is not allowed, or None."""
+        """Say why the value is not allowed; None if it is."""
         ...
 
     def __str__(self) -> str:
-        """The allowed values, for the documentation."""
+        """Describe the allowed values, for the documentation."""
         ...
 
 
@@ -66,9 +68,9 @@ class InRange(NamedTuple):
             return None
         assert isinstance(value, int | float), value
         if value < self.min:
-            return f"it must be at least {self.min}"
+            return f"Value must be at least {self.min}"
         if self.max is not None and value > self.max:
-            return f"it must be at most {self.max}"
+            return f"Value must be no more than {self.max}"
         return None
 
     def __str__(self) -> str:
@@ -84,32 +86,32 @@ class RangeOr(NamedTuple):
     def problem(self, value: Value) -> str | None:
         if value == self.other or self.range.problem(value) is None:
             return None
-        return f"it must be {self.range.min} to {self.range.max}, or {self.other}"
+        return f"Value must be {self.range.min} to {self.range.max}, or {self.other}"
 
     def __str__(self) -> str:
         return f"{self.range} or {self.other}"
 
 
-class OneOf(NamedTuple):
+class ValidString(NamedTuple):
     values: tuple[str, ...]
     ignore_case: bool = False
 
     def problem(self, value: Value) -> str | None:
         if value is None:
-            return f"allowed are {', '.join(self.values)}"
+            return f"String must be one of: {', '.join(self.values)}"
         text = str(value).upper() if self.ignore_case else str(value)
         if text in self.values:
             return None
-        hint = ", in upper or lower case" if self.ignore_case else ""
-        return f"allowed are {', '.join(self.values)}{hint}"
+        hint = " (case insensitive)" if self.ignore_case else ""
+        return f"String must be one of{hint}: {', '.join(self.values)}"
 
     def __str__(self) -> str:
         hint = "(case insensitive) " if self.ignore_case else ""
         return f"{hint}[{', '.join(self.values)}]"
 
 
-class ListOf(NamedTuple):
-    """A list of given names or (none given) of any. What is named twice counts once."""
+class ValidList(NamedTuple):
+    """A list of the given names or, without any given, of any names. A repeated name counts once."""
 
     values: tuple[str, ...] = ()
     empty: bool = True
@@ -119,12 +121,12 @@ class ListOf(NamedTuple):
             return None
         assert isinstance(value, tuple), value
         if not value and not self.empty:
-            return "the list is empty"
+            return "List must not be empty"
         if "" in value:
-            return "the list has an empty item"
+            return "List must not contain empty items"
         for item in value:
             if self.values and item not in self.values:
-                return f"allowed are {', '.join(self.values)}"
+                return f"String must be one of: {', '.join(self.values)}"
         return None
 
     def __str__(self) -> str:
@@ -132,7 +134,7 @@ class ListOf(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """A text, or every item of a list, that a pattern describes; ``allowed`` says it in words."""
+    """A text, or every item of a list, that a pattern describes; `allowed` says it in words."""
 
     pattern: str
     allowed: str
@@ -180,7 +182,7 @@ class ConfigKey(NamedTuple):
     default: Value
     importance: Importance
     doc: str
-    check: Check | None = None
+    check: ConfigValidator | None = None
     mode: UpdateMode = UpdateMode.READ_ONLY
     internal: bool = False
     synonyms: tuple[str, ...] = ()
@@ -192,7 +194,7 @@ class ConfigKey(NamedTuple):
         return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str | None) -> Value:
-        """The value of a text; ConfigError where it is not allowed."""
+        """Return the value of a text; ConfigError if it is not allowed."""
         value = None if text is None else self._convert(text)
         problem = self.check.problem(value) if self.check else None
         if problem is not None:
@@ -207,27 +209,27 @@ class ConfigKey(NamedTuple):
         if kind is ConfigType.BOOLEAN:
             lowered = text.lower()
             if lowered not in ("true", "false"):
-                raise self.error(text, "it must be true or false")
+                raise self.error(text, "Expected value to be either true or false")
             return lowered == "true"
         if kind in _INTEGERS:
             if _INTEGER.fullmatch(text) is None or not _fits(int(text), _INTEGERS[kind]):
-                raise self.error(text, f"it must be a number ({kind.name})")
+                raise self.error(text, f"Not a number of type {kind.name}")
             return int(text)
         if kind is ConfigType.DOUBLE:
             if _DOUBLE.fullmatch(text) is None:
-                raise self.error(text, f"it must be a number ({kind.name})")
+                raise self.error(text, f"Not a number of type {kind.name}")
             return float(text.rstrip("fFdD") if text[-1:] in "fFdD" else text)
         if kind is ConfigType.LIST:
             items = tuple(item.strip() for item in text.split(",")) if text else ()
-            return tuple(dict.fromkeys(items)) if isinstance(self.check, ListOf) else items
+            return tuple(dict.fromkeys(items)) if isinstance(self.check, ValidList) else items
         return text
 
     def error(self, text: str | None, problem: str) -> ConfigError:
         shown = "[hidden]" if self.sensitive else text
-        return ConfigError(f"{self.name}={shown} cannot be used: {problem}")
+        return ConfigError(f"Invalid value {shown} for configuration {self.name}: {problem}")
 
     def show(self, value: Value) -> str | None:
-        """The value as text, the way Kafka writes it; None where there is none or it is sensitive."""
+        """Return the value as text, the way Kafka writes it; None if there is none or it is sensitive."""
         if value is None or self.sensitive:
             return None
         if isinstance(value, bool):
@@ -270,7 +272,7 @@ def key(
     default: Value,
     importance: Importance,
     doc: str,
-    check: Check | None = None,
+    check: ConfigValidator | None = None,
     *,
     mode: UpdateMode = UpdateMode.READ_ONLY,
     internal: bool = False,
@@ -282,5 +284,5 @@ def key(
 
 def table(*rows: ConfigKey) -> dict[str, ConfigKey]:
     keys = {row.name: row for row in rows}
-    assert len(keys) == len(rows), "a name stands twice in a table"
+    assert len(keys) == len(rows), "a name is in a table twice"
     return keys

@@ -165,7 +165,7 @@ def test_a_formatted_directory_starts_with_the_chosen_cluster(ottla: CommandLine
     ottla.ok("storage", "format", directory, "--cluster-id", chosen, "--release-version", "4.1")
     twice = ottla("storage", "format", directory)
     assert twice.status == 1
-    assert "formatted already" in twice.err
+    assert "already formatted" in twice.err
     ottla.ok("storage", "format", directory, "--ignore-formatted")
     with LocalNode(data_dir=directory) as node:
         online = CommandLine(node.bootstrap_servers)

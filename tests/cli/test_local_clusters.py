@@ -67,8 +67,8 @@ def test_a_cluster_is_brought_up_looked_at_and_taken_down(offline: CommandLine, 
 def test_a_node_is_killed_started_paused_and_resumed_from_anywhere(offline: CommandLine, home: str) -> None:
     brought_up(offline, home)
     ended = offline("cluster", "up", "-d", home, "--detach")
-    assert (ended.status, "node 1 is running already" in ended.err) == (1, True)
-    assert "node 1 is running already" in offline("cluster", "start", "1", "-d", home).err
+    assert (ended.status, "node 1 is already running" in ended.err) == (1, True)
+    assert "node 1 is already running" in offline("cluster", "start", "1", "-d", home).err
     assert offline.ok("cluster", "kill", "1", "-d", home).out == "node 1 killed\n"
     ended = offline("cluster", "status", "-d", home, "--json")
     assert (ended.status, ended.json["nodes"][0]["state"], ended.json["partitions"]) == (1, "down", None)
@@ -120,7 +120,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(offline: CommandLine, home: 
     assert (ended.status, "there is no cluster in" in ended.err) == (1, True)
     ClusterPlan.make(home, brokers=1).write()
     ended = offline("cluster", "up", "-d", home, "--nodes", "3")
-    assert (ended.status, "made with another --nodes" in ended.err) == (1, True)
+    assert (ended.status, "created with another --nodes" in ended.err) == (1, True)
     ended = offline("cluster", "kill", "7", "-d", home)
     assert (ended.status, "there is no node 7" in ended.err) == (2, True)
     (tmp_path / "other").mkdir()
@@ -162,9 +162,9 @@ async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
     admin.topics = Mock(list=AsyncMock(return_value=[TopicInfo("orders", None, False, (partition,))]))
     admin.offsets = Mock(of_replica=ends)
     admin.cluster = Mock(quorum=quorum)
-    status = await cluster_status.look(plan, [process], admin)
+    status = await cluster_status.read_status(plan, [process], admin)
     assert asked_for_quorum.is_set()
-    assert (status.quorum, status.well) == (None, False)
+    assert (status.quorum, status.is_healthy) == (None, False)
     assert status.partitions == (PartitionStatus("orders", 0, 1, 0, (1,), (1,), 0),)
 
 
@@ -197,9 +197,9 @@ class TestView:
             ("behind", 2, "2:2", 1, 0, 9),
             ("good", 1, "1:1", 0, 0, 0),
         ]
-        assert not WELL.well
-        assert replace(WELL, partitions=WELL.partitions and WELL.partitions[:1]).well
-        assert not replace(WELL, partitions=(), nodes=(node(1, ProcessState.PAUSED),)).well
+        assert not WELL.is_healthy
+        assert replace(WELL, partitions=WELL.partitions and WELL.partitions[:1]).is_healthy
+        assert not replace(WELL, partitions=(), nodes=(node(1, ProcessState.PAUSED),)).is_healthy
 
     def test_a_terminal_shows_nodes_quorum_and_as_many_topics_as_fit(self) -> None:
         screen = io.StringIO()

@@ -33,7 +33,7 @@ def test_a_topic_is_created_only_where_that_was_asked_for(ottla: CommandLine, to
         name = f"{topic}-{command[0]}"
         missing = ottla("perf", *command, name, "-n", "1")
         assert missing.status == 1
-        assert missing.err.endswith("--create makes it\n")
+        assert missing.err.endswith("use --create to create it\n")
         ottla.ok("perf", *command, name, "-n", "1", "--create")
         assert ottla.ok("offsets", name).rows[0][4] == "1"
 

@@ -137,7 +137,7 @@ def test_a_missing_topic_is_created_only_when_asked(ottla: CommandLine, topic: s
     name = f"{topic}-created"
     refused = ottla("produce", name, "x")
     assert refused.status == 1
-    assert "--create makes it" in refused.err
+    assert "use --create to create it" in refused.err
     assert name not in ottla.ok("topics", "list", "--names").out.split()
     ottla.ok("produce", name, "x", "--create")
     assert consume(ottla, name) == "x\n"

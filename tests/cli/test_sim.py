@@ -16,7 +16,7 @@ def test_a_broken_promise_is_named_with_the_command_that_replays_it(offline: Com
     bug = "read-above-the-high-watermark"
     ended = offline("sim", "--seed", "1", "--seeds", "9", "--minutes", "0.05", "--plant", bug)
     assert ended.status == 1
-    assert "a promise was broken" in ended.err
+    assert "a guarantee was broken" in ended.err
     assert "--minutes 0.05 --trace --plant read-above-the-high-watermark" in ended.err
     assert "VIOLATION" in ended.out
     replay = ended.err.rpartition("replay it: ottla ")[2].split()

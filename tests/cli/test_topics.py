@@ -94,8 +94,8 @@ def test_a_mistyped_topic_is_told_with_the_one_that_was_meant(
     [
         (["create", "t", "--config", "nonsense"], "expected NAME=VALUE"),
         (["create", "t", "--replica-assignment", "a"], "expected broker ids"),
-        (["create", "t", "--replica-assignment", "1", "-p", "2"], "give no counts"),
-        (["alter", "t"], "say what to change"),
+        (["create", "t", "--replica-assignment", "1", "-p", "2"], "contains the counts"),
+        (["alter", "t"], "nothing to change"),
         (["create", "t", "-p", "0"], "-p"),
         (["create"], "TOPIC"),
     ],

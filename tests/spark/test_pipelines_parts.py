@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from ottla.cli.pipeline_run import shown
+from ottla.cli.pipeline_run import show_progress
 from ottla.spark import cache, java
 from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import catalog
@@ -393,7 +393,7 @@ class TestProgress:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         progress = PipelineProgress()
-        with shown(progress):
+        with show_progress(progress):
             progress.on_message("Flow a is RUNNING.")
             progress.on_query_progress(json.dumps({"name": "a", "numInputRows": 5, "sources": []}))
             progress.on_message("Flow a has COMPLETED.")

@@ -1,7 +1,6 @@
-"""The application: which commands there are, and where each lives.
+"""The application: the table of commands and the module of each.
 
-Only the module of the command that was asked for is imported; of the others the table holds what `--help`
-says.
+Only the module of the command that runs is imported; for the others the table holds the line of `--help`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
 
 
 class CommandEntry(NamedTuple):
-    """`module` has the command as `app`."""
+    """A command: the module that defines it as `app`, and its line in `--help`."""
 
     module: str
     help: str
@@ -33,25 +32,25 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "topics": CommandEntry("topics", "Create, list, describe, change and delete topics."),
     "produce": CommandEntry("produce", "Write records to a topic."),
     "consume": CommandEntry("consume", "Read records of a topic."),
-    "groups": CommandEntry("groups", "See groups and their lag, move or delete their offsets."),
-    "transactions": CommandEntry("transactions", "See transactions, find and abort those that hang."),
+    "groups": CommandEntry("groups", "Show groups and their lag, reset or delete their offsets."),
+    "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
     "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
-    "offsets": CommandEntry("offsets", "Show where partitions begin and end, or stood at a time."),
+    "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
-    "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their content."),
-    "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any."),
+    "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
+    "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
     "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),
     "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
-    "storage": CommandEntry("storage", "Look at data directories, and format them; needs no node."),
-    "pipeline": CommandEntry("pipeline", "Make, run and watch Spark pipelines over topics."),
-    "sim": CommandEntry("sim", "Let a simulated cluster live through faults."),
+    "storage": CommandEntry("storage", "Show and format data directories; needs no node."),
+    "pipeline": CommandEntry("pipeline", "Create, run and watch Spark pipelines over topics."),
+    "sim": CommandEntry("sim", "Run a simulated cluster under faults."),
     "perf": CommandEntry("perf", "Measure throughput and latency."),
-    "completion": CommandEntry("app", "Print the script that completes commands in a shell."),
+    "completion": CommandEntry("app", "Print the completion script of a shell."),
 }
 
 
 class Root(Group):
-    """Knows its commands by name, and loads the one that is run."""
+    """Knows its commands by name, and imports the one that runs."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -92,8 +91,8 @@ def _version() -> click.Option:
     )
 
 
-def _completion(shell: Annotated[str, Argument(choices=SHELLS, help="The shell to complete in.")]) -> None:
-    """Print the script that completes commands in a shell.
+def _completion(shell: Annotated[str, Argument(choices=SHELLS, help="The shell.")]) -> None:
+    """Print the completion script of a shell.
 
     For bash, put `eval "$(ottla completion bash)"` into ~/.bashrc; for zsh the same into ~/.zshrc; for fish,
     save the output as ~/.config/fish/completions/ottla.fish.
@@ -137,14 +136,14 @@ def _run(arguments: list[str]) -> int:
             arguments, prog_name="ottla", complete_var=COMPLETION_VARIABLE, standalone_mode=False
         )
     except click.ClickException as error:
-        raise _in_our_words(error) from None
+        raise _usage_error(error) from None
     except click.Abort:
         return INTERRUPTED
     return status if isinstance(status, int) else 0
 
 
-def _in_our_words(error: click.ClickException) -> WrongUsage:
-    """What click found wrong, as one line like every other complaint, with where to read on."""
+def _usage_error(error: click.ClickException) -> WrongUsage:
+    """The error of click as one line, like every other error, with the help page to read."""
     problem = error.format_message().rstrip(".").replace(". Did you mean", "; did you mean")
     context = error.ctx if isinstance(error, click.UsageError) else None
     see = ""

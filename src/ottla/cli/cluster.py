@@ -1,4 +1,9 @@
-"""`ottla cluster`: brokers, features, and the APIs that they speak; and clusters that run on this machine."""
+"""`ottla cluster`: describe any cluster, and run one on this machine.
+
+`describe`, `features` and `apis` ask brokers. `up`, `down`, `start`, `kill`, `pause`, `resume` and `status`
+are for a cluster of processes on this machine. Such a cluster is its directory: every command finds the nodes
+by it, from any shell. `up` watches the nodes and stops them when it ends; with `--detach` they keep running.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from ottla.testing.cluster_process import NodeProcess
 
 HELP: Final = "Run a cluster on this machine; describe any cluster's brokers, features and APIs."
-# How long is waited for word of a quorum that may have no leader.
+# How long to wait for a quorum that may have no leader.
 _CONTROLLER_SECONDS: Final = 3.0
 app = group("cluster", HELP)
 
@@ -73,13 +78,13 @@ def describe(
 
 
 async def _controller(admin: Admin, info: ClusterInfo) -> int | None:
-    """Who leads the quorum; None if nobody does. Where controllers are a quorum, brokers name any broker."""
+    """The leader of the quorum; None without one. With a quorum, brokers report any broker as controller."""
     try:
         async with asyncio.timeout(_CONTROLLER_SECONDS):
             leader = (await admin.cluster.quorum()).leader_id
     except TimeoutError:
         return None
-    except KafkaError as error:  # a Kafka from before quorums, or one that does not tell everybody
+    except KafkaError as error:  # a Kafka without quorums, or one that requires a permission
         return None if error.retriable else info.controller_id
     return leader if leader >= 0 else None
 
@@ -88,11 +93,9 @@ async def _controller(admin: Admin, info: ClusterInfo) -> int | None:
 def features(
     upgrade: Annotated[
         list[str] | None,
-        Option("--set", metavar="FEATURE=LEVEL", help="Bring a feature to a level; may be repeated."),
+        Option("--set", metavar="FEATURE=LEVEL", help="Set a feature to a level; may be repeated."),
     ] = None,
-    downgrade: Annotated[
-        bool, Option("--downgrade", help="Levels may go down where nothing is lost.")
-    ] = False,
+    downgrade: Annotated[bool, Option("--downgrade", help="Allow lower levels if no data is lost.")] = False,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -151,7 +154,7 @@ def apis(
         print_json([{"key": k, "name": api_name(k), "min": low, "max": high} for k, low, high in found])
         return
     print_table(
-        ["key", "api", "versions", "spoken here"],
+        ["key", "api", "versions", "supported here"],
         [
             (
                 key,
@@ -170,48 +173,60 @@ DEFAULT_PORT: Final = 9092
 _START_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 
-DataDir = Annotated[str, Option("--data-dir", "-d", metavar="DIR", help="Where the cluster lies.")]
-Nodes = Annotated[list[int], Argument(metavar="NODE...", help="The numbers of nodes.")]
+DataDir = Annotated[str, Option("--data-dir", "-d", metavar="DIR", help="The directory of the cluster.")]
+Nodes = Annotated[list[int], Argument(metavar="NODE...", help="The ids of nodes.")]
 
 
 @command(app, "up")
 def up(
     nodes: Annotated[
-        int | None, Option("--nodes", "-n", min=1, max=100, help="How many brokers; 3 if not given.")
+        int | None, Option("--nodes", "-n", min=1, max=100, help="The number of brokers; 3 by default.")
     ] = None,
     controllers: Annotated[
         int,
         Option(
-            "--controllers", min=0, max=100, help="Controllers of their own; else each broker is one as well."
+            "--controllers", min=0, max=100, help="Separate controllers; 0 makes each broker a controller."
         ),
     ] = 0,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     port: Annotated[
-        int, Option("--port", metavar="PORT", min=1, max=65_535, help="The first port; others follow it.")
+        int,
+        Option(
+            "--port",
+            metavar="PORT",
+            min=1,
+            max=65_535,
+            help="The first port; the next nodes use the following ones.",
+        ),
     ] = DEFAULT_PORT,
     settings: Annotated[
         list[str] | None,
         Option("--set", metavar="NAME=VALUE", help="A setting of every node; may be repeated."),
     ] = None,
     log_level: Annotated[
-        str, Option("--log-level", choices=("debug", "info", "warning", "error"), help="What nodes log.")
+        str,
+        Option(
+            "--log-level", choices=("debug", "info", "warning", "error"), help="The log level of the nodes."
+        ),
     ] = "warning",
-    detach: Annotated[bool, Option("--detach", help="Return when it serves, and let it run.")] = False,
+    detach: Annotated[
+        bool, Option("--detach", help="Return when the cluster is ready, and let it run.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a cluster on this machine, a process a node, and watch it.
+    """Run a cluster on this machine, one process per node, and watch it.
 
-    Without --detach, Ctrl-C stops it. The data stay in the directory: the next `up` finds them, and nodes
-    keep their numbers, ports and settings. What each node logs is in node-N/node.log there.
+    Without --detach, Ctrl-C stops it. The data stays in the directory: the next `up` finds it, and nodes
+    keep their ids, ports and settings. The log of each node is node-N/node.log in the directory.
     """
     from ottla.testing.cluster_process import ProcessState
 
-    plan = _made(data_dir, nodes, controllers, port, named_values("--set", settings or ()))
+    plan = _load_or_create(data_dir, nodes, controllers, port, named_values("--set", settings or ()))
     processes = _processes(plan)
     running = [process for process in processes if process.state() is not ProcessState.DOWN]
     if running:
         raise CliError(
-            f"{_are(running)} running already; `ottla cluster status` shows how it fares, "
+            f"{_are(running)} already running; `ottla cluster status` shows the cluster, "
             "`ottla cluster start NODE` starts the others"
         )
     try:
@@ -224,7 +239,7 @@ def up(
     if not detach:
         stopped = _stop(processes)
         if stopped and not as_json:
-            _tell(stopped, "stopped", as_json)
+            _report(stopped, "stopped", as_json)
     elif as_json:
         print_json(
             {
@@ -241,52 +256,52 @@ def up(
 @command(app, "down")
 def down(
     nodes: Annotated[
-        list[int] | None, Argument(metavar="[NODE...]", help="The numbers of nodes; else all.")
+        list[int] | None, Argument(metavar="[NODE...]", help="The ids of nodes; all if none is given.")
     ] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: Json = False,
 ) -> None:
-    """Stop the cluster, or some of its nodes, in good order. The data stay."""
-    _tell(_stop(_chosen(_read(data_dir), nodes)), "stopped", as_json)
+    """Stop the cluster, or some of its nodes, cleanly. The data stays."""
+    _report(_stop(_chosen(_load(data_dir), nodes)), "stopped", as_json)
 
 
 @command(app, "start")
 def start(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """Start nodes that are down, on the data that they have."""
-    chosen = _chosen(_read(data_dir), nodes)
+    """Start nodes that are down, with their data."""
+    chosen = _chosen(_load(data_dir), nodes)
     _start(chosen)
-    _tell(chosen, "started", as_json)
+    _report(chosen, "started", as_json)
 
 
 @command(app, "kill")
 def kill(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """End nodes as a crash would (SIGKILL)."""
+    """Kill nodes, as a crash would (SIGKILL)."""
     _signal(data_dir, nodes, signal.SIGKILL, "killed", as_json)
 
 
 @command(app, "pause")
 def pause(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """Let nodes fall silent (SIGSTOP): connections stay open, and nothing answers."""
+    """Pause nodes (SIGSTOP): connections stay open, and requests are not answered."""
     _signal(data_dir, nodes, signal.SIGSTOP, "paused", as_json)
 
 
 @command(app, "resume")
 def resume(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
-    """Let paused nodes go on, as if no time had passed."""
+    """Resume paused nodes (SIGCONT)."""
     _signal(data_dir, nodes, signal.SIGCONT, "resumed", as_json)
 
 
 @command(app, "status")
 def status(
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    partitions: Annotated[bool, Option("--partitions", "-p", help="A line for each partition.")] = False,
+    partitions: Annotated[bool, Option("--partitions", "-p", help="Show a line for each partition.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show nodes, leaders, in-sync sets, lag and quorum. Exits with 1 if something is down or behind."""
+    """Show nodes, leaders, in-sync replicas, lag and quorum. Exits with 1 if something is down or behind."""
     from ottla.cli.cluster_status import document, facts, nodes_table, partitions_table, topics_table
 
-    plan = _read(data_dir)
-    found = run(_look(plan, _processes(plan)))
+    plan = _load(data_dir)
+    found = run(_read_status(plan, _processes(plan)))
     if as_json:
         print_json(document(found))
     else:
@@ -296,17 +311,17 @@ def status(
         if found.partitions:
             print()
             print_table(*(partitions_table if partitions else topics_table)(found))
-    if not found.well:
+    if not found.is_healthy:
         raise click.exceptions.Exit(FAILED)
 
 
-# The cluster and its nodes
+# The cluster and its nodes.
 
 
-def _made(
+def _load_or_create(
     data_dir: str, nodes: int | None, controllers: int, port: int, settings: dict[str, str]
 ) -> ClusterPlan:
-    """The cluster that is there, or a new one."""
+    """The cluster in the directory, or a new one."""
     from ottla.testing.cluster_plan import ClusterPlan, PlanError
 
     try:
@@ -329,13 +344,13 @@ def _made(
     for option, differs in wanted.items():
         if differs:
             raise CliError(
-                f"there is a cluster in {plan.directory} already, made with another {option}; leave the "
-                "option out, or choose another --data-dir"
+                f"there is already a cluster in {plan.directory}, created with another {option}; omit the "
+                "option, or choose another --data-dir"
             )
     return plan
 
 
-def _read(data_dir: str) -> ClusterPlan:
+def _load(data_dir: str) -> ClusterPlan:
     from ottla.testing.cluster_plan import ClusterPlan, PlanError
 
     try:
@@ -363,13 +378,13 @@ def _chosen(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[NodeProcess]
 
 
 def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> None:
-    """Start those that are down, and wait until all serve."""
+    """Start the processes that are down, and wait until all are ready."""
     from ottla.testing.cluster_plan import PlanError, check_free
     from ottla.testing.cluster_process import ProcessState
 
     starting = [process for process in processes if process.state() is ProcessState.DOWN]
     if not starting:
-        raise CliError(f"{_are(processes)} running already")
+        raise CliError(f"{_are(processes)} already running")
     ports = [
         port for each in starting for port in (each.plan.port, each.plan.controller_port) if port is not None
     ]
@@ -384,7 +399,7 @@ def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> N
         for process in starting:
             if process.state() is ProcessState.DOWN:
                 lines = process.log_tail().strip().splitlines()
-                why = lines[-1].removeprefix("ottla: ") if lines else "it said nothing"
+                why = lines[-1].removeprefix("ottla: ") if lines else "there is no output"
                 raise CliError(f"node {process.plan.id} did not start: {why}; see {process.plan.log_file}")
         if time.monotonic() > deadline:
             raise CliError(
@@ -395,7 +410,7 @@ def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> N
 
 
 def _stop(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
-    """Stop those that run, all at once, and return them when they have ended."""
+    """Stop the running processes concurrently; returns them when they have ended."""
     from ottla.testing.cluster_process import ClusterError, stop_all
 
     try:
@@ -407,7 +422,7 @@ def _stop(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
 def _signal(data_dir: str, nodes: Sequence[int], how: signal.Signals, done: str, as_json: bool) -> None:
     from ottla.testing.cluster_process import ClusterError
 
-    chosen = _chosen(_read(data_dir), nodes)
+    chosen = _chosen(_load(data_dir), nodes)
     for process in chosen:
         try:
             process.signal(how)
@@ -415,24 +430,24 @@ def _signal(data_dir: str, nodes: Sequence[int], how: signal.Signals, done: str,
                 process.wait_until_down()
         except ClusterError as error:
             raise CliError(str(error)) from None
-    _tell(chosen, done, as_json)
+    _report(chosen, done, as_json)
 
 
-def _tell(processes: Sequence[NodeProcess], done: str, as_json: bool) -> None:
-    """What was done to which nodes."""
+def _report(processes: Sequence[NodeProcess], done: str, as_json: bool) -> None:
+    """Print what was done to which nodes."""
     if as_json:
         print_json({done: [process.plan.id for process in processes]})
     else:
-        print(_told(processes, done) if processes else "nothing was running")
+        print(_nodes_text(processes, done) if processes else "nothing was running")
 
 
-def _told(processes: Sequence[NodeProcess], what: str) -> str:
+def _nodes_text(processes: Sequence[NodeProcess], what: str) -> str:
     numbers = ", ".join(str(process.plan.id) for process in processes)
     return f"node{'s' if len(processes) > 1 else ''} {numbers} {what}"
 
 
 def _are(processes: Sequence[NodeProcess]) -> str:
-    return _told(processes, "are" if len(processes) > 1 else "is")
+    return _nodes_text(processes, "are" if len(processes) > 1 else "is")
 
 
 async def _watch(plan: ClusterPlan, processes: Sequence[NodeProcess], as_json: bool) -> None:
@@ -445,13 +460,13 @@ async def _watch(plan: ClusterPlan, processes: Sequence[NodeProcess], as_json: b
     await watch(plan, processes, stop, as_json=as_json)
 
 
-async def _look(plan: ClusterPlan, processes: Sequence[NodeProcess]) -> ClusterStatus:
-    from ottla.cli.cluster_status import look
-    from ottla.cli.cluster_watch import connected
+async def _read_status(plan: ClusterPlan, processes: Sequence[NodeProcess]) -> ClusterStatus:
+    from ottla.cli.cluster_status import read_status
+    from ottla.cli.cluster_watch import connect_admin
 
-    admin = await connected(processes)
+    admin = await connect_admin(processes)
     try:
-        return await look(plan, processes, admin)
+        return await read_status(plan, processes, admin)
     finally:
         if admin is not None:
             await admin.close()

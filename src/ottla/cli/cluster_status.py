@@ -1,8 +1,7 @@
-"""How a cluster on this machine fares: what its processes do, and what its brokers say of it.
+"""The status of a cluster on this machine: its processes, and what its brokers report.
 
-The processes are looked at from here; leaders, in-sync sets, lag and quorum come from the brokers by the
-admin client. A node that is down or paused is never asked, and no answer is waited for longer than a moment:
-the worse a cluster fares, the more it is looked at.
+Leaders, in-sync replicas, lag and quorum come from the brokers, by the admin client. A node that is down or
+paused is never asked, and every wait is short: the status matters most when the cluster is in trouble.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from ottla.testing.cluster_process import NodeProcess
 
 ASK_SECONDS: Final = 3.0
-# A broker answers for the quorum once there is a leader, and what is asked after it on the same connection
-# waits as well. So it is asked last: what else is known is worth showing without.
+# A broker answers for the quorum only when there is a leader, and later requests on the same connection wait
+# as well. So the quorum is asked last: the other facts are shown without it.
 _QUORUM_SECONDS: Final = 1.5
-# Beyond this many, how far each replica has come is not asked for: the rest is told in one answer.
+# With more partitions the lag of replicas is not asked for: the rest comes in one answer.
 _MAX_PARTITIONS_WITH_LAG: Final = 5000
 
 Table = tuple[Sequence[str], list[Sequence[Cell]]]
@@ -48,9 +47,9 @@ class NodeStatus:
     replicas: int
     out_of_sync: int
     lag: int | None
-    """Records that its replicas are behind their leaders, all together."""
+    """The sum of the records that its replicas are behind their leaders."""
     quorum: str | None
-    """leader, voter or observer, as the quorum knows it."""
+    """Its role in the quorum: leader, voter or observer."""
     metadata_lag: int | None
 
 
@@ -63,7 +62,7 @@ class PartitionStatus:
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     lag: int | None
-    """Of the replica that is furthest behind."""
+    """The lag of the slowest replica."""
 
     @property
     def under_replicated(self) -> bool:
@@ -85,7 +84,7 @@ class ClusterStatus:
     nodes: tuple[NodeStatus, ...]
     quorum: QuorumStatus | None
     partitions: tuple[PartitionStatus, ...] | None
-    """None where no broker answered."""
+    """None if no broker answered."""
 
     @property
     def offline(self) -> int:
@@ -96,7 +95,7 @@ class ClusterStatus:
         return sum(partition.under_replicated for partition in self.partitions or ())
 
     @property
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Every node runs, the quorum has a leader, and every replica of every partition is in sync."""
         return (
             all(node.state is ProcessState.RUNNING for node in self.nodes)
@@ -107,19 +106,21 @@ class ClusterStatus:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the brokers said."""
+class _Report:
+    """The answers of the brokers."""
 
     topics: Sequence[TopicInfo]
     quorum: Quorum | None
     ends: Mapping[int, Mapping[TopicPartition, int]]
-    """How far each broker's replicas have come."""
+    """The log end offsets of each broker's replicas."""
 
 
-async def look(plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin | None) -> ClusterStatus:
-    """The cluster as it is now. Without an `admin`, or where nobody answers it, only the processes."""
+async def read_status(
+    plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin | None
+) -> ClusterStatus:
+    """The current status. Without an `admin`, or if no broker answers, only the processes."""
     found = [(process, process.state()) for process in processes]
-    told = None
+    report = None
     running = [
         process.plan.id
         for process, state in found
@@ -128,34 +129,34 @@ async def look(plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin
     if admin is not None and running:
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
             async with asyncio.timeout(ASK_SECONDS):
-                told = await _ask(admin, running)
-    partitions = None if told is None else _partitions(told)
+                report = await _ask(admin, running)
+    partitions = None if report is None else _partitions(report)
     return ClusterStatus(
         directory=str(plan.directory),
         cluster_id=plan.cluster_id,
         bootstrap_servers=plan.bootstrap_servers,
-        nodes=tuple(_node(process, state, partitions or (), told) for process, state in found),
+        nodes=tuple(_node(process, state, partitions or (), report) for process, state in found),
         quorum=None
-        if told is None or told.quorum is None
-        else QuorumStatus(told.quorum.leader_id, told.quorum.leader_epoch, told.quorum.high_watermark),
+        if report is None or report.quorum is None
+        else QuorumStatus(report.quorum.leader_id, report.quorum.leader_epoch, report.quorum.high_watermark),
         partitions=partitions,
     )
 
 
-async def _ask(admin: Admin, running: Sequence[int]) -> _Told:
+async def _ask(admin: Admin, running: Sequence[int]) -> _Report:
     topics = await admin.topics.list(include_internal=True)
     ends = await _ends(admin, topics, running)
     quorum = None
     with contextlib.suppress(KafkaError, TimeoutError):
         async with asyncio.timeout(_QUORUM_SECONDS):
             quorum = await admin.cluster.quorum()
-    return _Told(topics, quorum, ends)
+    return _Report(topics, quorum, ends)
 
 
 async def _ends(
     admin: Admin, topics: Sequence[TopicInfo], running: Sequence[int]
 ) -> Mapping[int, Mapping[TopicPartition, int]]:
-    """How far the replicas of each running broker have come."""
+    """The log end offsets of the replicas of each running broker."""
     held: dict[int, list[TopicPartition]] = {broker: [] for broker in running}
     for topic in topics:
         for partition in topic.partitions:
@@ -173,7 +174,7 @@ async def _ends(
     }
 
 
-def _partitions(told: _Told) -> tuple[PartitionStatus, ...]:
+def _partitions(report: _Report) -> tuple[PartitionStatus, ...]:
     return tuple(
         PartitionStatus(
             topic.name,
@@ -188,7 +189,7 @@ def _partitions(told: _Told) -> tuple[PartitionStatus, ...]:
                     for broker in partition.replicas
                     if (
                         lag := _lag(
-                            told, TopicPartition(topic.name, partition.partition), partition.leader, broker
+                            report, TopicPartition(topic.name, partition.partition), partition.leader, broker
                         )
                     )
                     is not None
@@ -196,33 +197,33 @@ def _partitions(told: _Told) -> tuple[PartitionStatus, ...]:
                 default=None,
             ),
         )
-        for topic in told.topics
+        for topic in report.topics
         for partition in topic.partitions
     )
 
 
-def _lag(told: _Told, partition: TopicPartition, leader: int, broker: int) -> int | None:
-    """Replicas are asked one after the other while records come in, so one may even seem to be ahead."""
-    end = told.ends.get(leader, {}).get(partition)
-    own = told.ends.get(broker, {}).get(partition)
+def _lag(report: _Report, partition: TopicPartition, leader: int, broker: int) -> int | None:
+    """The lag of a replica, never below 0: replicas are not asked at the same moment."""
+    end = report.ends.get(leader, {}).get(partition)
+    own = report.ends.get(broker, {}).get(partition)
     return None if end is None or own is None else max(end - own, 0)
 
 
 def _node(
-    process: NodeProcess, state: ProcessState, partitions: Sequence[PartitionStatus], told: _Told | None
+    process: NodeProcess, state: ProcessState, partitions: Sequence[PartitionStatus], report: _Report | None
 ) -> NodeStatus:
     node = process.plan
     held = [partition for partition in partitions if node.id in partition.replicas]
     lags = (
         []
-        if told is None
+        if report is None
         else [
-            _lag(told, TopicPartition(p.topic, p.partition), -1 if p.leader is None else p.leader, node.id)
+            _lag(report, TopicPartition(p.topic, p.partition), -1 if p.leader is None else p.leader, node.id)
             for p in held
         ]
     )
     known = [lag for lag in lags if lag is not None]
-    role, behind = _in_quorum(node.id, None if told is None else told.quorum)
+    role, behind = _in_quorum(node.id, None if report is None else report.quorum)
     return NodeStatus(
         id=node.id,
         roles=node.roles,
@@ -283,7 +284,7 @@ def partitions_text(status: ClusterStatus) -> str:
 
 
 def nodes_table(status: ClusterStatus, *, brief: bool = False) -> Table:
-    """A line a node; where there is little room, without what does not change."""
+    """A row per node; with `brief`, without columns that do not change."""
     columns = {
         "node": [node.id for node in status.nodes],
         "roles": [",".join(node.roles) for node in status.nodes],
@@ -303,7 +304,7 @@ def nodes_table(status: ClusterStatus, *, brief: bool = False) -> Table:
 
 
 def topics_table(status: ClusterStatus, limit: int | None = None) -> Table:
-    """A line a topic, those in trouble first."""
+    """A row per topic, those with problems first."""
     by_topic: dict[str, list[PartitionStatus]] = {}
     for partition in status.partitions or ():
         by_topic.setdefault(partition.topic, []).append(partition)
@@ -335,7 +336,7 @@ def document(status: ClusterStatus) -> dict[str, Any]:
         "cluster_id": status.cluster_id,
         "directory": status.directory,
         "bootstrap_servers": status.bootstrap_servers,
-        "well": status.well,
+        "well": status.is_healthy,
         "quorum": None
         if quorum is None
         else {"leader": quorum.leader, "epoch": quorum.epoch, "high_watermark": quorum.high_watermark},

@@ -1,4 +1,6 @@
-"""`ottla cluster up` while it runs: tables that move on a terminal, a line for each change elsewhere."""
+"""The output of `ottla cluster up` while it runs: live tables on a terminal, a line for each change
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from ottla.cli.cluster_status import (
     ClusterStatus,
     document,
     facts,
-    look,
     nodes_table,
     partitions_text,
+    read_status,
     topics_table,
 )
 from ottla.cli.output import drawn_table, print_json_line
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ottla.testing.cluster_plan import ClusterPlan
     from ottla.testing.cluster_process import NodeProcess
 
-_SECONDS_BETWEEN_LOOKS: Final = 1.0
+_SECONDS_BETWEEN_UPDATES: Final = 1.0
 _LINES_AROUND_TOPICS: Final = 16
 _WIDE_COLUMNS: Final = 136
 
@@ -39,32 +41,32 @@ _WIDE_COLUMNS: Final = 136
 async def watch(
     plan: ClusterPlan, processes: Sequence[NodeProcess], stop: asyncio.Event, *, as_json: bool = False
 ) -> None:
-    """Show the cluster until `stop` is set, or no node of it runs any more."""
-    async with _shown(as_json) as show, _Watcher(plan, processes) as watcher:
+    """Show the cluster until `stop` is set, or no node of it is running."""
+    async with _output(as_json) as show, _Watcher(plan, processes) as watcher:
         while True:
-            status = await watcher.look()
+            status = await watcher.read_status()
             show(status)
             if stop.is_set() or all(node.state is ProcessState.DOWN for node in status.nodes):
                 return
             try:
-                await asyncio.wait_for(stop.wait(), _SECONDS_BETWEEN_LOOKS)
+                await asyncio.wait_for(stop.wait(), _SECONDS_BETWEEN_UPDATES)
                 return
             except TimeoutError:
                 continue
 
 
 class _Watcher:
-    """Keeps a client connected from look to look, and takes another when nobody answers the one."""
+    """Keeps a client connected between updates, and replaces it when no broker answers."""
 
     def __init__(self, plan: ClusterPlan, processes: Sequence[NodeProcess]) -> None:
         self._plan = plan
         self._processes = processes
         self._admin: Admin | None = None
 
-    async def look(self) -> ClusterStatus:
+    async def read_status(self) -> ClusterStatus:
         if self._admin is None:
-            self._admin = await connected(self._processes)
-        status = await look(self._plan, self._processes, self._admin)
+            self._admin = await connect_admin(self._processes)
+        status = await read_status(self._plan, self._processes, self._admin)
         if status.partitions is None or status.quorum is None:
             await self._close()
         return status
@@ -81,8 +83,8 @@ class _Watcher:
         await self._close()
 
 
-async def connected(processes: Sequence[NodeProcess]) -> Admin | None:
-    """A client that has found a broker among those that run; None if there is none."""
+async def connect_admin(processes: Sequence[NodeProcess]) -> Admin | None:
+    """A client that is connected to one of the running brokers; None if there is none."""
     from ottla.client.admin import Admin
 
     addresses = [
@@ -112,7 +114,7 @@ class _Show(Protocol):
 
 
 @asynccontextmanager
-async def _shown(as_json: bool) -> AsyncIterator[_Show]:
+async def _output(as_json: bool) -> AsyncIterator[_Show]:
     if as_json:
         yield lambda status: print_json_line(document(status))
         return
@@ -148,7 +150,7 @@ class _Tables:
         if hidden > 0:
             foot = f"{hidden} more topics; {foot}"
         parts: list[RenderableType] = [
-            Text(head, style="" if status.well else "yellow"),
+            Text(head, style="" if status.is_healthy else "yellow"),
             drawn_table(*nodes_table(status, brief=self._live.console.size.width < _WIDE_COLUMNS)),
         ]
         if rows:
@@ -157,25 +159,25 @@ class _Tables:
 
 
 class _Lines:
-    """One line for each thing that is not as it was."""
+    """Prints one line for each change."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
 
     def __call__(self, status: ClusterStatus) -> None:
         for node in status.nodes:
             where = f", {node.address}" if node.address is not None else ""
             pid = f", process {node.pid}" if node.pid is not None else ""
-            self._say(f"node {node.id}", f"{node.state}{where}{pid}")
+            self._print_change(f"node {node.id}", f"{node.state}{where}{pid}")
         quorum = status.quorum
         if quorum is not None:
-            self._say("quorum", f"leader {quorum.leader}, epoch {quorum.epoch}")
+            self._print_change("quorum", f"leader {quorum.leader}, epoch {quorum.epoch}")
         elif any(node.state is ProcessState.RUNNING for node in status.nodes):
-            self._say("quorum", "no leader is known")
+            self._print_change("quorum", "no leader is known")
         if status.partitions is not None:
-            self._say("partitions", partitions_text(status))
+            self._print_change("partitions", partitions_text(status))
 
-    def _say(self, what: str, text: str) -> None:
-        if self._said.get(what) != text:
-            self._said[what] = text
+    def _print_change(self, what: str, text: str) -> None:
+        if self._printed.get(what) != text:
+            self._printed[what] = text
             print(f"{what}: {text}", flush=True)

@@ -1,8 +1,8 @@
-"""Commands from typed functions.
+"""Build commands from typed functions.
 
-A parameter's type says what is read, its `Option` or `Argument` how it is written on the command line, its
-default whether it may be left out. The names of commands and options live nowhere else, so help, parsing and
-shell completion cannot drift apart.
+A parameter's type says how its value is parsed, its `Option` or `Argument` how it appears on the command
+line, and its default whether it is optional. Names of commands and options are written nowhere else, so help,
+parsing and shell completion cannot differ.
 
     @command(app, "list")
     def list_topics(pattern: Annotated[str | None, Argument(help="...")] = None) -> None: ...
@@ -21,13 +21,13 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import click
 from click.shell_completion import CompletionItem
 
-from ottla.cli.errors import USAGE, Interrupted, ReaderGone, did_you_mean
+from ottla.cli.errors import USAGE, Interrupted, OutputClosed, did_you_mean
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
 
 class Option:
-    """A named parameter. A bool is a flag, a list may be given again and again."""
+    """A named parameter. A bool is a flag, a list may be repeated."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A parameter known by its place. A list takes all that is left."""
+    """A positional parameter. A list takes all remaining arguments."""
 
     metavar: str | None = None
     help: str | None = None
@@ -67,15 +67,15 @@ def group(name: str, help: str) -> click.Group:
 def command(
     parent: click.Group | None, name: str, *, help: str | None = None
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Makes a command of a function, and adds it to its group."""
+    """Build a command from a function, and add it to its group."""
 
-    def made(function: Callable[..., None]) -> click.Command:
+    def build(function: Callable[..., None]) -> click.Command:
         built = make_command(function, name, help)
         if parent is not None:
             parent.add_command(built)
         return built
 
-    return made
+    return build
 
 
 def make_command(function: Callable[..., None], name: str, help: str | None = None) -> click.Command:
@@ -87,20 +87,20 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
     def call(**values: Any) -> None:
         for each, optional in lists.items():
             values[each] = None if optional and not values[each] else list(values[each] or ())
-        # Under other names, as click has its own way with these two.
+        # Raised under other names, as click handles these two itself.
         try:
             function(**values)
         except KeyboardInterrupt:
             raise Interrupted from None
         except BrokenPipeError:
-            raise ReaderGone from None
+            raise OutputClosed from None
 
     text = inspect.cleandoc(help or function.__doc__ or "")
     return Command(name, callback=call, params=built, help=text, context_settings=SETTINGS)
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
-    assert get_origin(hint) is Annotated, f"{parameter.name} does not say how it is written"
+    assert get_origin(hint) is Annotated, f"{parameter.name} has no Option or Argument"
     inner, declared = get_args(hint)
     kind = _plain(inner)
     is_list = get_origin(kind) is list
@@ -108,11 +108,11 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
         kind = get_args(kind)[0]
     required = parameter.default is inspect.Parameter.empty
     default = None if required else parameter.default
-    # To click a default of None is a value, too: what has to be given must have none at all.
+    # A default of None is a value to click: a required parameter must not have any default.
     defaults: dict[str, Any] = {} if required else {"default": default}
     complete = partial(_complete, declared.complete) if declared.complete is not None else None
     if isinstance(declared, Argument):
-        return PlacedArgument(
+        return DocumentedArgument(
             [parameter.name],
             help=declared.help,
             metavar=declared.metavar,
@@ -160,7 +160,7 @@ def _int(bound: float | None) -> int | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The type without its `| None`."""
+    """The type without `| None`."""
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (each for each in get_args(hint) if each is not type(None))
     return hint
@@ -181,8 +181,8 @@ def _complete(
     return [CompletionItem(name) for name in known(servers) if name.startswith(incomplete)]
 
 
-class PlacedArgument(click.Argument):
-    """An argument that help explains."""
+class DocumentedArgument(click.Argument):
+    """An argument with a help text."""
 
     def __init__(self, *args: Any, help: str | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -193,10 +193,10 @@ class PlacedArgument(click.Argument):
 
 
 class Command(click.Command):
-    """Arguments before options in its help."""
+    """A command whose help lists arguments before options."""
 
     def format_arguments(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Not by click: its older versions have no section for them. See `format_options`."""
+        """Do nothing: older versions of click have no section for arguments. See `format_options`."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, kind in (("Arguments", click.Argument), ("Options", click.Option)):
@@ -208,7 +208,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Offers the nearest command where there is none of the name, and all of them where none was named."""
+    """A group that suggests the nearest command for an unknown name, and prints its help without one."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if not args and not context.resilient_parsing:

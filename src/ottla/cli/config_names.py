@@ -1,7 +1,7 @@
-"""Names of settings: those that a cluster does not know, and what may have been meant.
+"""Check names of settings, and suggest what the user may have meant.
 
-Brokers answer the removal of a setting that does not exist with success: nothing is there to remove. Whoever
-mistyped a name would believe that it had gone back to its default, so such a name is an error here.
+Brokers accept the removal of a setting that does not exist: there is nothing to remove. A user who mistypes a
+name would believe that it is back at its default, so such a name is an error here.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from ottla.client.admin.configs import ResourceType
 
 
-async def check_removed(admin: Admin, kind: ResourceType, name: str, removed: Sequence[str]) -> None:
-    """CliError names the first of `removed` that no resource of this kind has."""
+async def check_removed_names(admin: Admin, kind: ResourceType, name: str, removed: Sequence[str]) -> None:
+    """Raise CliError for the first of `removed` that no resource of this kind has."""
     if removed:
-        await _check(admin, kind, name, removed)
+        await _check_names(admin, kind, name, removed)
 
 
 @asynccontextmanager
-async def names_explained(
+async def explain_unknown_names(
     admin: Admin, kind: ResourceType, name: str, named: Sequence[str]
 ) -> AsyncIterator[None]:
-    """Where brokers refuse a change, look first whether they know the settings: CliError says what may have
-    been meant. What they take is none of our business; plugins have settings that nobody lists.
+    """If the brokers refuse a change, check whether they know the settings, and raise CliError with a
+    suggestion if not. A change that they accept is not checked: plugins have settings that no list contains.
     """
     from ottla.protocol.errors import ErrorCode, KafkaError
 
@@ -36,21 +36,21 @@ async def names_explained(
         yield
     except KafkaError as error:
         if error.code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST):
-            await _check(admin, kind, name, named)
+            await _check_names(admin, kind, name, named)
         raise
 
 
-async def _check(admin: Admin, kind: ResourceType, name: str, named: Sequence[str]) -> None:
+async def _check_names(admin: Admin, kind: ResourceType, name: str, named: Sequence[str]) -> None:
     from ottla.client.admin.configs import ResourceType
 
     if kind not in (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP):
         return
     known = set(await admin.configs.describe(kind, name))
     if kind is ResourceType.BROKER and not name:
-        # The default of all brokers lists only what has been set; a broker lists all that there is.
+        # The default of all brokers lists only what is set; a broker lists all settings.
         broker = (await admin.cluster.describe()).brokers[0].node_id
         known.update(await admin.configs.describe(kind, str(broker)))
     for each in named:
-        # Settings of one listener are named after it, and not listed.
+        # Settings of one listener have its name as a prefix, and are not listed.
         if each not in known and not each.startswith("listener.name."):
             raise CliError(f"there is no setting {each}{did_you_mean(each, known)}")

@@ -1,4 +1,4 @@
-"""`ottla configs`: what settings are in force, where they come from, and changing them."""
+"""`ottla configs`: show and change settings, and where their values come from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.config_names import check_removed, names_explained
+from ottla.cli.config_names import check_removed_names, explain_unknown_names
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -30,12 +30,15 @@ app = group("configs", HELP)
 Topic = Annotated[str | None, Option("--topic", "-t", metavar="NAME", help="The settings of a topic.")]
 Broker = Annotated[
     str | None,
-    Option("--broker", metavar="ID|default", help="Of a broker, or the default of all brokers."),
+    Option("--broker", metavar="ID|default", help="The settings of a broker, or the default of all brokers."),
 ]
-Logger = Annotated[str | None, Option("--broker-logger", metavar="ID", help="Of a broker's loggers.")]
-Group = Annotated[str | None, Option("--group", "-g", metavar="NAME", help="Of a group.")]
+Logger = Annotated[
+    str | None, Option("--broker-logger", metavar="ID", help="The log levels of a broker's loggers.")
+]
+Group = Annotated[str | None, Option("--group", "-g", metavar="NAME", help="The settings of a group.")]
 Metrics = Annotated[
-    str | None, Option("--client-metrics", metavar="NAME", help="Of a client metrics subscription.")
+    str | None,
+    Option("--client-metrics", metavar="NAME", help="The settings of a client metrics subscription."),
 ]
 
 
@@ -48,7 +51,7 @@ def _resource(
     *,
     words: Sequence[str] = (),
 ) -> tuple[ResourceType, str]:
-    """What the options name; `words` are the command's arguments, among which it may stand by mistake."""
+    """The resource that the options name; `words` are the arguments, which may name it by mistake."""
     from ottla.client.admin.configs import ResourceType
 
     given = [
@@ -77,7 +80,7 @@ def _resource(
 
 
 async def _check(admin: Admin, kind: ResourceType, name: str) -> None:
-    """Errors about what does not exist are better told before the request than by its answer."""
+    """Raise a helpful error if the resource does not exist, before the request."""
     from ottla.client.admin.configs import ResourceType
 
     if kind is ResourceType.TOPIC:
@@ -90,14 +93,16 @@ async def _check(admin: Admin, kind: ResourceType, name: str) -> None:
 
 @command(app, "describe")
 def describe(
-    keys: Annotated[list[str] | None, Argument(metavar="[SETTING]...", help="Only these.")] = None,
+    keys: Annotated[list[str] | None, Argument(metavar="[SETTING]...", help="Only these settings.")] = None,
     topic: Topic = None,
     broker: Broker = None,
     logger: Logger = None,
     group_name: Group = None,
     metrics: Metrics = None,
-    everything: Annotated[bool, Option("--all", "-a", help="Defaults too, not only what was set.")] = False,
-    docs: Annotated[bool, Option("--docs", help="What each setting means.")] = False,
+    everything: Annotated[
+        bool, Option("--all", "-a", help="Show defaults too, not only what is set.")
+    ] = False,
+    docs: Annotated[bool, Option("--docs", help="Show what each setting means.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -128,7 +133,7 @@ def describe(
         rows = [[*row, c.documentation or ""] for row, c in zip(rows, shown)]
     print_table(columns, rows)
     if not rows:
-        note("nothing was set; --all shows the defaults")
+        note("nothing is set; --all shows the defaults")
 
 
 def _is_inherited(config: Config, kind: ResourceType) -> bool:
@@ -164,23 +169,25 @@ def alter(
     metrics: Metrics = None,
     set_: Annotated[
         list[str] | None,
-        Option("--set", "-s", metavar="NAME=VALUE", help="A new value; may be repeated, as those below."),
+        Option(
+            "--set", "-s", metavar="NAME=VALUE", help="Set a value; may be repeated, like the options below."
+        ),
     ] = None,
     delete: Annotated[
-        list[str] | None, Option("--delete", "-d", metavar="NAME", help="Back to the default.")
+        list[str] | None, Option("--delete", "-d", metavar="NAME", help="Reset to the default.")
     ] = None,
     append: Annotated[
-        list[str] | None, Option("--append", metavar="NAME=VALUE", help="Add to a list.")
+        list[str] | None, Option("--append", metavar="NAME=VALUE", help="Add a value to a list.")
     ] = None,
     subtract: Annotated[
-        list[str] | None, Option("--subtract", metavar="NAME=VALUE", help="Take out of a list.")
+        list[str] | None, Option("--subtract", metavar="NAME=VALUE", help="Remove a value from a list.")
     ] = None,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Change settings: all that are named, or none."""
+    """Change settings: all that are given, or none."""
     kind, name = _resource(topic, broker, logger, group_name, metrics)
     sets = named_values("--set", set_ or ())
     appends = named_values("--append", append or ())
@@ -193,12 +200,12 @@ def alter(
         *(f"{key} without {value}" for key, value in subtracts.items()),
     ]
     if not changes:
-        raise WrongUsage("say what to change: --set, --delete, --append or --subtract")
+        raise WrongUsage("nothing to change: give --set, --delete, --append or --subtract")
 
     async def work(admin: Admin) -> None:
         await _check(admin, kind, name)
-        await check_removed(admin, kind, name, deletes)
-        async with names_explained(admin, kind, name, [*sets, *appends, *subtracts]):
+        await check_removed_names(admin, kind, name, deletes)
+        async with explain_unknown_names(admin, kind, name, [*sets, *appends, *subtracts]):
             await admin.configs.alter(
                 kind,
                 name,
@@ -223,7 +230,7 @@ def list_resources(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """List what can have settings: topics, brokers, groups, client metrics."""
+    """List resources that have settings: topics, brokers, groups, client metrics."""
 
     async def work(admin: Admin) -> list[tuple[ResourceType, str]]:
         return await admin.configs.resources()

@@ -1,4 +1,8 @@
-"""`ottla consume`: read records of topics and print them."""
+"""`ottla consume`: read records of topics and print them.
+
+With `--group` it reads as a member of the group, from the group's offsets, and commits what it has printed.
+The invariant: an offset is committed after the records before it were printed, never before.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import note, print_json_line
-from ottla.cli.positions import PartitionPosition, parse_position, resolve
+from ottla.cli.positions import PartitionPosition, parse_position, resolve_positions
 from ottla.cli.session import open_admin, run, topic_or_fail
 
 if TYPE_CHECKING:
@@ -44,15 +48,15 @@ POLL_RECORDS: Final = 2_000
 POLL_MS: Final = 200
 HELP: Final = """Read records of topics.
 
-    Begins at the end, so that it shows what comes in; --from says otherwise. A place is beginning, end, an
-    offset (42), a count before the end (-10), a time (2026-01-31T12:00:00Z, or @ and milliseconds) or an age
-    (15m, 6h, 2d). Records of Kafka's own topics, such as __consumer_offsets, are decoded.
+    Starts at the end and shows new records; --from changes that. A position is beginning, end, an offset
+    (42), a count before the end (-10), a time (2026-01-31T12:00:00Z, or @ and milliseconds) or an age (15m,
+    6h, 2d). Records of Kafka's internal topics, such as __consumer_offsets, are decoded.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeLimits:
-    """When to stop, whichever is first; None never does."""
+    """When to stop, at the first of these; None sets no limit."""
 
     count: int | None
     idle_s: float | None
@@ -97,19 +101,21 @@ def app(
     ] = None,
     show_key: Annotated[bool, Option("--key", "-k", help="Show keys, before a tab.")] = False,
     show_headers: Annotated[bool, Option("--headers", help="Show headers, before a tab.")] = False,
-    show_place: Annotated[
+    show_position: Annotated[
         bool, Option("--offsets", help="Show partition, offset and time, before a tab each.")
     ] = False,
-    key_format: Annotated[str, Option("--key-format", choices=DESERIALIZERS, help="What keys are.")] = "text",
+    key_format: Annotated[
+        str, Option("--key-format", choices=DESERIALIZERS, help="The format of keys.")
+    ] = "text",
     value_format: Annotated[
-        str, Option("--value-format", choices=DESERIALIZERS, help="What values are.")
+        str, Option("--value-format", choices=DESERIALIZERS, help="The format of values.")
     ] = "text",
     grep: Annotated[
         str | None,
-        Option("--grep", "-g", metavar="REGEX", help="Only records with this in key, value or a header."),
+        Option("--grep", "-g", metavar="REGEX", help="Only records with a match in key, value or headers."),
     ] = None,
     committed: Annotated[
-        bool, Option("--read-committed", help="No records of open or aborted transactions.")
+        bool, Option("--read-committed", help="Hide records of open and aborted transactions.")
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -130,21 +136,21 @@ def app(
     begin = parse_position("--from", "beginning" if from_beginning else start or "end", now_ms)
     end = "end" if exit_at_end else until
     limits = ConsumeLimits(count, idle, parse_position("--until", end, now_ms) if end is not None else None)
-    misfits = Misfits()
+    malformed = MalformedData()
     if as_json:
-        show = _json_printer(key_format, value_format, misfits)
+        show = _json_printer(key_format, value_format, malformed)
     else:
         if format is None:
             format = (
-                ("%p\\t%o\\t%d\\t" if show_place else "")
+                ("%p\\t%o\\t%d\\t" if show_position else "")
                 + ("%h\\t" if show_headers else "")
                 + ("%k\\t" if show_key else "")
                 + "%s\\n"
             )
         text = compile_format(
             format,
-            misfits.tolerated("key", key_format),
-            misfits.tolerated("value", value_format),
+            malformed.formatter("key", key_format),
+            malformed.formatter("value", value_format),
         )
         show = _text_printer(text)
     if group is not None:
@@ -175,39 +181,37 @@ def app(
     try:
         run(work, fast_loop=True)
     finally:
-        misfits.report()
+        malformed.report()
 
 
-class Misfits:
-    """Keys and values that were not what their format says: shown as they are, counted, and told."""
+class MalformedData:
+    """Counts keys and values without their format, which are shown unchanged, for a report at the end."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._first: dict[str, str] = {}
 
-    def seen(self, what: str, format: str, problem: NotOfFormat) -> None:
+    def add(self, what: str, format: str, problem: NotOfFormat) -> None:
         subject = f"{what}s with --{what}-format {format}"
         self._counts[subject] = self._counts.get(subject, 0) + 1
         self._first.setdefault(subject, str(problem))
 
-    def tolerated(self, what: str, format: str) -> Callable[[bytes | None], Any]:
-        """How to show what is of this format, and as text what is not."""
+    def formatter(self, what: str, format: str) -> Callable[[bytes | None], Any]:
+        """A function that shows data of this format, and other data as text."""
         show = shower(format)
 
         def shown(data: bytes | None) -> Any:
             try:
                 return show(data)
             except NotOfFormat as problem:
-                self.seen(what, format, problem)
+                self.add(what, format, problem)
                 return readable(data or b"")
 
         return shown
 
     def report(self) -> None:
         for subject, count in self._counts.items():
-            note(
-                f"{count} {subject} did not fit and are shown as they are; the first: {self._first[subject]}"
-            )
+            note(f"{count} {subject} did not fit and are shown unchanged; the first: {self._first[subject]}")
 
 
 def _filter(pattern: str | None) -> Callable[[ShownRecord], bool]:
@@ -240,7 +244,7 @@ def _text_printer(text: Callable[[ShownRecord], str]) -> Callable[[ShownRecord],
 
 
 def _decoded(record: ShownRecord) -> str | None:
-    """A line for a record of an internal topic; None for all others."""
+    """The line of a record of an internal topic; None for other topics."""
     if not record.topic.startswith("__"):
         return None
     from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_record
@@ -251,7 +255,9 @@ def _decoded(record: ShownRecord) -> str | None:
     return f"{record.partition}\t{record.offset}\t" + "\t".join(plain(found[name]) for name in found)
 
 
-def _json_printer(key_format: str, value_format: str, misfits: Misfits) -> Callable[[ShownRecord], None]:
+def _json_printer(
+    key_format: str, value_format: str, malformed: MalformedData
+) -> Callable[[ShownRecord], None]:
     def show(record: ShownRecord) -> None:
         document: dict[str, Any] = {
             "topic": record.topic,
@@ -269,21 +275,21 @@ def _json_printer(key_format: str, value_format: str, misfits: Misfits) -> Calla
         if decoded is not None and "error" not in decoded:
             document |= decoded
         else:
-            document |= _json_field("key", record.key, key_format, misfits)
-            document |= _json_field("value", record.value, value_format, misfits)
+            document |= _json_field("key", record.key, key_format, malformed)
+            document |= _json_field("value", record.value, value_format, malformed)
         print_json_line(document)
 
     return show
 
 
-def _json_field(name: str, data: bytes | None, format: str, misfits: Misfits) -> dict[str, Any]:
-    """A key or value in its format; one that does not fit as bytes, with the reason beside it."""
+def _json_field(name: str, data: bytes | None, format: str, malformed: MalformedData) -> dict[str, Any]:
+    """A key or value in its format; one that does not fit as bytes, with the reason."""
     if format == "text":
         return json_bytes(name, data)
     try:
         return {name: shower(format)(data)}
     except NotOfFormat as problem:
-        misfits.seen(name, format, problem)
+        malformed.add(name, format, problem)
         return {**json_bytes(name, data), f"{name}_error": str(problem)}
 
 
@@ -307,14 +313,14 @@ async def _consume(
     async with open_admin(bootstrap, timeout_s) as admin:
         partitions = await _partitions(admin, topics, wanted)
         beyond: list[str] = []
-        starts = await resolve(
+        starts = await resolve_positions(
             admin, dict.fromkeys(partitions, begin), read_committed=read_committed, beyond=beyond.append
         )
         if partitions and len(beyond) == len(partitions):
             note(f"{beyond[0]}: reading from the end")
         ends: dict[TopicPartition, int] | None = None
         if limits.until is not None:
-            ends = await resolve(
+            ends = await resolve_positions(
                 admin, dict.fromkeys(partitions, limits.until), read_committed=read_committed
             )
     if ends is not None:
@@ -357,8 +363,8 @@ async def _consume(
 
 
 async def _drop_finished(consumer: Consumer[bytes, bytes], ends: dict[TopicPartition, int]) -> None:
-    """Partitions that have been read to their end. The position, not the last record, tells: a marker or a
-    compacted offset may be the last.
+    """Stop reading partitions that are read to their end. The position decides, not the last record: the last
+    offset may be a transaction marker, or compacted.
     """
     for partition, end in list(ends.items()):
         if await consumer.position(partition) >= end:
@@ -380,15 +386,15 @@ async def _partitions(admin: Admin, topics: Sequence[str], wanted: list[int] | N
 
 
 RESETS: Final = {None: "latest", "end": "latest", "beginning": "earliest"}
-"""Where a group begins that has committed nothing yet, by what `--from` says."""
+"""Where a group without committed offsets begins, by the value of `--from`."""
 
 
 def _check_group_usage(start: str | None, *, until: bool, partitions: bool) -> None:
-    """A group decides itself who reads what, and from where."""
+    """Refuse options that contradict a group, which assigns partitions and offsets itself."""
     if start not in RESETS:
         raise WrongUsage(
-            f"--from {start}: a group goes on where it was, so --from is beginning or end, for partitions "
-            "of which it has read nothing yet; `ottla groups reset-offsets` moves a group"
+            f"--from {start}: a group continues at its committed offsets, so --from is beginning or end, for "
+            "partitions without one; `ottla groups reset-offsets` changes them"
         )
     if until or partitions:
         raise WrongUsage(
@@ -445,14 +451,14 @@ async def _consume_in_group(
                 committed = offsets
             if records or consumer.assignment() != assigned:
                 heard_at, assigned = clock(), consumer.assignment()
-            # Until it has a partition, a member waits for the group, which has its own time.
-            patience_s = idle_s if assigned or idle_s is None else max(idle_s, timeout_s)
-            if patience_s is not None and clock() - heard_at >= patience_s:
+            # Without a partition yet, a member waits for the rebalance of the group.
+            limit_s = idle_s if assigned or idle_s is None else max(idle_s, timeout_s)
+            if limit_s is not None and clock() - heard_at >= limit_s:
                 return
 
 
 def _first_of_each(records: Sequence[ShownRecord]) -> Offsets:
-    """Where those who go on have to begin, to see these records."""
+    """The offsets at which the next reader sees these records."""
     from ottla.client.group_offsets import CommittedOffset
     from ottla.protocol.names import TopicPartition
 
@@ -463,12 +469,12 @@ def _first_of_each(records: Sequence[ShownRecord]) -> Offsets:
 
 
 async def _commit(consumer: Consumer[bytes, bytes], offsets: Offsets) -> None:
-    """Who has lost a partition meanwhile cannot commit for it; its next reader shows the records again."""
+    """Commit, unless the member has lost the partition: then its next reader shows the records again."""
     from ottla.protocol.errors import KafkaError
 
     if not offsets:
         return
     try:
-        await consumer.commit({partition: place for partition, place in offsets.items()})  # noqa: C416
+        await consumer.commit({partition: offset for partition, offset in offsets.items()})  # noqa: C416
     except KafkaError as error:
-        note(f"not committed, and read again by the group: {error}")
+        note(f"not committed; the group reads these records again: {error}")

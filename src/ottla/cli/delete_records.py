@@ -1,4 +1,4 @@
-"""`ottla delete-records`: move the beginning of partitions forward."""
+"""`ottla delete-records`: delete the records of partitions before an offset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import print_json, print_table
-from ottla.cli.positions import parse_position, resolve
+from ottla.cli.positions import parse_position, resolve_positions
 from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ HELP: Final = "Delete the records of partitions up to an offset."
 
 
 def _refuse(problem: str) -> None:
-    raise CliError(f"{problem}; --before end deletes all there is, and --partitions chooses where")
+    raise CliError(f"{problem}; --before end deletes all records, and --partitions selects partitions")
 
 
 @command(None, "delete-records")
@@ -40,7 +40,7 @@ def app(
         Option(
             "--before",
             metavar="PLACE",
-            help="Delete what lies before it: an offset, end, -N (keep the last N), a time or an age (7d).",
+            help="Delete records before this: an offset, end, -N (keep the last N), a time or an age (7d).",
         ),
     ],
     partitions: Annotated[
@@ -52,7 +52,7 @@ def app(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Delete the records of partitions up to an offset."""
+    """Delete the records of partitions before an offset."""
     from ottla.runtime.clock import SystemClock
 
     place = parse_position("--before", before, SystemClock().wall_ms())
@@ -66,7 +66,7 @@ def app(
         for index in indexes:
             if index >= len(info.partitions):
                 raise CliError(f"topic {topic} has partitions 0 to {len(info.partitions) - 1}, not {index}")
-        return await resolve(
+        return await resolve_positions(
             admin, {TopicPartition(topic, index): place for index in indexes}, beyond=_refuse
         )
 

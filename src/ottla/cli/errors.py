@@ -1,7 +1,7 @@
-"""How a command ends: what is told to the user, and the exit status.
+"""How a command fails: the message for the user, and the exit status.
 
-Every failure is one line on stderr that names the thing and says what to do next. The status tells a script
-what kind it was: the cluster (or a file) said no, the command was wrong, or there was nobody to ask.
+Every failure is one line on stderr that names the subject and says what to do next. The exit status tells
+scripts the kind of failure: the cluster or a file refused, the command line was wrong, or no broker answered.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 
 OK: Final = 0
 FAILED: Final = 1
-"""The cluster refused, or what was asked for is not there."""
+"""The cluster refused, or something does not exist."""
 USAGE: Final = 2
-"""The command line makes no sense."""
+"""The command line is invalid."""
 UNREACHABLE: Final = 3
 """No broker answered."""
 INTERRUPTED: Final = 130
@@ -30,7 +30,7 @@ class CliError(Exception):
 
 
 class WrongUsage(CliError):
-    """An option or argument whose value makes no sense."""
+    """An option or argument with an invalid value."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=USAGE)
@@ -40,12 +40,12 @@ class Interrupted(Exception):
     """The user pressed Ctrl-C."""
 
 
-class ReaderGone(Exception):
-    """Whoever read our output has seen enough and closed the pipe."""
+class OutputClosed(Exception):
+    """The reader of the output has closed the pipe."""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The names that someone may have meant, the likeliest first.
+    """The known names most similar to `name`, the most similar first.
 
     >>> nearest("orders", ["order", "users"])
     ['order']
@@ -60,7 +60,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says what does not exist; empty where nothing is near.
+    """The end of a message about an unknown name; empty if no known name is similar.
 
     >>> "topic orders does not exist" + did_you_mean("orders", ["order"])
     'topic orders does not exist; did you mean order?'

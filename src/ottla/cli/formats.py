@@ -1,7 +1,7 @@
-"""Records as text: what `consume` prints and `produce` reads.
+"""Formats of records: what `consume` prints and `produce` reads.
 
-Bytes are shown as text where they are text. In JSON, bytes that are no UTF-8 appear as `<name>_base64`, so
-that nothing is lost and nothing is guessed. A format string is `kcat`'s: `%t` topic, `%p` partition, `%o`
+Bytes are shown as text if they are UTF-8. In JSON, other bytes appear as `<name>_base64`, so that nothing is
+lost or guessed. A format string is `kcat`'s: `%t` topic, `%p` partition, `%o`
 offset, `%T` timestamp, `%k` key, `%s` value, `%h` headers, `%K` and `%S` the sizes of key and value, `%%` a
 percent sign; and `\\n`, `\\t`, `\\r`, `\\0`, `\\xNN`.
 """
@@ -23,7 +23,7 @@ _NUMBERS: Final = {"int16": ">h", "int32": ">i", "int64": ">q", "float32": ">f",
 
 
 class ShownRecord(Protocol):
-    """What printing needs of a record."""
+    """The attributes of a record that printing needs."""
 
     @property
     def topic(self) -> str: ...
@@ -42,7 +42,7 @@ class ShownRecord(Protocol):
 
 
 def readable(data: bytes) -> str:
-    """Text as it is; other bytes as Python writes them.
+    """UTF-8 as text; other bytes as Python writes them.
 
     >>> readable(b"caf\\xc3\\xa9"), readable(b"\\xff\\x00")
     ('café', "b'\\\\xff\\\\x00'")
@@ -55,7 +55,7 @@ def readable(data: bytes) -> str:
 
 
 def json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
-    """A field of a JSON document for bytes.
+    """The field of a JSON document that holds these bytes.
 
     >>> json_bytes("key", b"a"), json_bytes("key", b"\\xff"), json_bytes("key", None)
     ({'key': 'a'}, {'key_base64': '/w=='}, {'key': None})
@@ -69,7 +69,7 @@ def json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
 
 
 def bytes_of_json(document: dict[str, Any], name: str) -> bytes | None:
-    """The bytes that `json_bytes` wrote; anything else in the field counts as JSON text."""
+    """The bytes of a field that `json_bytes` wrote; any other value is taken as JSON text."""
     if f"{name}_base64" in document:
         return base64.b64decode(document[f"{name}_base64"], validate=True)
     value = document.get(name)
@@ -86,11 +86,11 @@ DESERIALIZERS: Final = ("text", "json", "hex", "base64", *_NUMBERS)
 
 
 class NotOfFormat(ValueError):
-    """Bytes that are not what `--key-format` or `--value-format` takes them for."""
+    """Bytes that do not have the format of `--key-format` or `--value-format`."""
 
 
 def shower(name: str) -> Callable[[bytes | None], Any]:
-    """How to show keys or values that are of this kind; NotOfFormat for those that are not.
+    """A function that shows data of this format. It raises NotOfFormat for other data.
 
     >>> shower("int32")(b"\\0\\0\\0\\7")
     7
@@ -127,7 +127,7 @@ def _from_json(data: bytes | None) -> Any:
 
 
 def encoder(name: str) -> Callable[[str], bytes]:
-    """How to make bytes of what was typed."""
+    """A function that encodes text of this format to bytes."""
     if name in _NUMBERS:
         layout = struct.Struct(_NUMBERS[name])
         number = float if name.startswith("float") else int
@@ -167,7 +167,7 @@ def _checked_json(text: str) -> bytes:
 def compile_format(
     text: str, show_key: Callable[[bytes | None], Any], show_value: Callable[[bytes | None], Any]
 ) -> Callable[[ShownRecord], str]:
-    """A function that prints records the way a format string says.
+    """A function that formats records by a format string.
 
     >>> from types import SimpleNamespace as Record
     >>> show = compile_format("%p@%o: %s\\\\n", shower("text"), shower("text"))
@@ -205,7 +205,7 @@ def compile_format(
 
 
 def plain(value: Any) -> str:
-    """A shown key or value on a line of text."""
+    """A decoded key or value as one line of text."""
     if isinstance(value, str):
         return value
     if value is None:

@@ -1,4 +1,4 @@
-"""`ottla groups`: who reads what, how far behind, and moving or deleting committed offsets."""
+"""`ottla groups`: show groups and their lag, reset or delete their committed offsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ottla.cli.options import (
     parse_ids,
 )
 from ottla.cli.output import note, print_json, print_pairs, print_table
-from ottla.cli.positions import PartitionPosition, PositionKind, parse_position, resolve
+from ottla.cli.positions import PartitionPosition, PositionKind, parse_position, resolve_positions
 from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ async def _group_or_fail(admin: Admin, name: str) -> GroupInfo:
 @command(app, "list")
 def list_groups(
     states: Annotated[
-        list[str] | None, Option("--state", metavar="STATE", help="Only in this state, as Stable or Empty.")
+        list[str] | None,
+        Option("--state", metavar="STATE", help="Only groups in this state, such as Stable."),
     ] = None,
     types: Annotated[
-        list[str] | None, Option("--type", metavar="TYPE", help="Only of this type, as classic or consumer.")
+        list[str] | None, Option("--type", metavar="TYPE", help="Only groups of this type, such as consumer.")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -79,7 +80,7 @@ def describe(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show a group's state, its members and what each reads."""
+    """Show a group's state, its members and their assignments."""
 
     async def work(admin: Admin) -> GroupInfo:
         return await _group_or_fail(admin, name)
@@ -138,7 +139,7 @@ def lag(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show what a group has committed and how much lies before it."""
+    """Show the committed offsets of a group and its lag."""
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
         return await _lag(admin, await _group_or_fail(admin, name), topics)
@@ -193,35 +194,35 @@ def reset_offsets(
         ),
     ] = None,
     shift: Annotated[
-        int | None, Option("--shift-by", metavar="N", help="Forward, or back if negative, from where it is.")
+        int | None, Option("--shift-by", metavar="N", help="Shift the committed offsets; negative is back.")
     ] = None,
     file: Annotated[
         str | None, Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
     ] = None,
     topics: Annotated[
         list[str] | None,
-        Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="What to reset; may be repeated."),
+        Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic to reset; may be repeated."),
     ] = None,
-    all_topics: Annotated[bool, Option("--all-topics", help="All that the group has committed.")] = False,
-    execute: Annotated[
-        bool, Option("--execute", help="Do it. Without this, only show what would be done.")
-    ] = False,
+    all_topics: Annotated[bool, Option("--all-topics", help="All topics with committed offsets.")] = False,
+    execute: Annotated[bool, Option("--execute", help="Do it. Otherwise only show the plan.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Move a group's offsets: first as a plan, then with --execute.
+    """Reset a group's offsets: without --execute only show the plan.
 
     The group must have no members: they would not notice, and commit over it.
     """
     if sum((to is not None, shift is not None, file is not None)) != 1:
-        raise WrongUsage("say where to: one of --to, --shift-by and --from-file")
+        raise WrongUsage("no target: give one of --to, --shift-by and --from-file")
     if file is None and bool(topics) == all_topics:
-        raise WrongUsage("say what to reset: --topic, or --all-topics")
+        raise WrongUsage("nothing to reset: give --topic or --all-topics")
     from ottla.runtime.clock import SystemClock
 
     target = ResetTarget(
-        place=None if to is None or to == "current" else parse_position("--to", to, SystemClock().wall_ms()),
+        position=None
+        if to is None or to == "current"
+        else parse_position("--to", to, SystemClock().wall_ms()),
         shift=shift if shift is not None else (0 if to == "current" else None),
         offsets=read_offsets_file(file) if file is not None else None,
     )
@@ -276,7 +277,7 @@ def _scope(text: str) -> tuple[str, list[int] | None]:
 
 
 async def _refuse_if_active(admin: Admin, name: str) -> None:
-    """The broker would refuse too, but it does not say who the members are."""
+    """Refuse groups with members, and name them: the broker refuses without their names."""
     from ottla.protocol.errors import ErrorCode, KafkaError
 
     try:
@@ -296,14 +297,14 @@ async def _refuse_if_active(admin: Admin, name: str) -> None:
 def delete_offsets(
     name: Group,
     topics: Annotated[
-        list[str], Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="What to forget; may be repeated.")
+        list[str], Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic; may be repeated.")
     ],
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Make a group forget its offsets of a topic."""
+    """Delete the committed offsets of a group for a topic."""
     scope = [_scope(each) for each in topics]
     confirm(f"Delete the offsets of {', '.join(topics)} in group {name}?", yes=yes)
 
@@ -340,7 +341,7 @@ def delete(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Delete groups without members, and all their offsets."""
+    """Delete groups without members, with all their offsets."""
     confirm(f"Delete {', '.join(names)} with all offsets?", yes=yes)
 
     async def work(admin: Admin) -> dict[str, str | None]:
@@ -369,15 +370,15 @@ def delete(
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """One of three: a place, a distance from the committed offset, or offsets that are given."""
+    """The target of a reset: a position, a shift from the committed offset, or given offsets."""
 
-    place: PartitionPosition | None = None
+    position: PartitionPosition | None = None
     shift: int | None = None
     offsets: Mapping[tuple[str, int], int] | None = None
 
 
 def read_offsets_file(path: str) -> dict[tuple[str, int], int]:
-    """Lines of topic,partition,offset."""
+    """Parse a file with lines of topic,partition,offset."""
     import csv
 
     found: dict[tuple[str, int], int] = {}
@@ -389,15 +390,15 @@ def read_offsets_file(path: str) -> dict[tuple[str, int], int]:
                 raise WrongUsage(f"{path}, line {number}: expected topic,partition,offset")
             found[row[0].strip(), int(row[1])] = int(row[2])
     if not found:
-        raise WrongUsage(f"{path}: there is nothing in it")
+        raise WrongUsage(f"{path} is empty")
     return found
 
 
 async def plan_reset(
     admin: Admin, group: str, target: ResetTarget, scope: Sequence[tuple[str, list[int] | None]]
 ) -> list[dict[str, Any]]:
-    """For each partition (`at`) the committed offset (`current`) and the new one, kept within what the
-    partition holds. Without a scope: all that the group has committed.
+    """The plan of a reset: for each partition (`at`) the committed offset (`current`) and the new one, which
+    is kept within the log. Without a scope, all partitions with committed offsets.
     """
     from ottla.protocol.names import TopicPartition
 
@@ -408,8 +409,8 @@ async def plan_reset(
         }
     else:
         chosen = await _chosen(admin, group, committed, scope)
-        if target.place is not None:
-            wanted = dict.fromkeys(chosen, target.place)
+        if target.position is not None:
+            wanted = dict.fromkeys(chosen, target.position)
         else:
             missing = [p for p in chosen if p not in committed]
             if missing:
@@ -422,7 +423,7 @@ async def plan_reset(
             }
     for topic in {p.topic for p in wanted}:
         await topic_or_fail(admin, topic)
-    offsets = await resolve(admin, wanted)
+    offsets = await resolve_positions(admin, wanted)
     return [{"at": p, "current": committed.get(p), "new": offsets[p]} for p in sorted(offsets)]
 
 

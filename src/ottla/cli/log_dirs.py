@@ -1,4 +1,4 @@
-"""`ottla log-dirs`: the data directories of brokers, what lies in them, and moving replicas between them."""
+"""`ottla log-dirs`: the data directories of brokers and their replicas, and moving a replica to another one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.log_dirs import LogDir
 
-HELP: Final = "Show the data directories of brokers and what lies in them."
+HELP: Final = "Show the data directories of brokers and their replicas."
 app = group("log-dirs", HELP)
 
 
@@ -34,12 +34,12 @@ def describe(
         list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
     ] = None,
     brokers: Annotated[str | None, Option("--brokers", metavar="0,1", help="Only these brokers.")] = None,
-    replicas: Annotated[bool, Option("--replicas", help="A line for each replica.")] = False,
+    replicas: Annotated[bool, Option("--replicas", help="Show a line for each replica.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show directories, their space, and what lies in them."""
+    """Show directories, their space and their replicas."""
     ids = parse_ids("--brokers", brokers)
 
     async def work(admin: Admin) -> list[LogDir]:
@@ -137,6 +137,6 @@ def move(
         print_json({"topic": topic, "partition": index, "broker": broker, "directory": directory})
     else:
         print(
-            f"{topic}-{index} moves to {directory} on broker {broker}; "
-            "`ottla log-dirs describe --replicas` shows it"
+            f"{topic}-{index} is moving to {directory} on broker {broker}; "
+            "`ottla log-dirs describe --replicas` shows the progress"
         )

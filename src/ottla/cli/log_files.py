@@ -1,4 +1,4 @@
-"""`ottla log`: look into the files of partitions, without a node.
+"""`ottla log`: read the files of partitions, without a node.
 
 `dump` prints what `kafka-dump-log` prints: a line for each batch, record or entry, with the same names.
 """
@@ -42,7 +42,7 @@ def dump(
         Option(
             "--decode",
             choices=list(DECODERS),
-            help="Read records as those of an internal topic, wherever the file lies.",
+            help="Decode records as those of an internal topic, wherever the file is.",
         ),
     ] = None,
     verify: Annotated[
@@ -50,7 +50,7 @@ def dump(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what is in segments, indexes, snapshots and checkpoints.
+    """Print the content of segments, indexes, snapshots and checkpoints.
 
     Records of internal topics (metadata, committed offsets, groups, transactions) are decoded. Exits with 1
     if something is damaged.
@@ -114,7 +114,7 @@ def _show(path: str, row: Row, *, as_json: bool) -> None:
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can hold: bytes as text, or as base64 where they are none."""
+    """A value for JSON: bytes as text, or as base64 if they are not UTF-8."""
     shown: dict[str, Any] = {}
     for name, value in data.items():
         if name == "headers":

@@ -1,8 +1,7 @@
-"""The entry of the `ottla` command.
+"""The entry point of the `ottla` command.
 
-`start` has to be ready in a blink and stay small, so it is recognised here by hand, before anything is
-imported that draws tables or parses options; every other command goes to the application in
-`ottla.cli.app`.
+`start` has to be ready quickly and stay small, so it is recognised here, before anything is imported that
+draws tables or parses options; `ottla.cli.app` runs every other command.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # so early that nobody else was there to take it
+    except KeyboardInterrupt:  # before the application handles it
         return INTERRUPTED
 
 

@@ -1,4 +1,4 @@
-"""`ottla offsets`: where partitions begin and end, and where they stood at a time."""
+"""`ottla offsets`: the first and end offsets of partitions, or the offsets at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ottla.cli.session import topic_or_fail, with_admin
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
 
-HELP: Final = "Show where partitions begin and end, or stood at a time."
+HELP: Final = "Show offsets of partitions: first, end, or at a time."
 
 
 @command(None, "offsets")
@@ -39,8 +39,8 @@ def app(
         Option(
             "--at",
             metavar="TIME|AGE|max",
-            help="The first record at or after a time (2026-01-31T12:00:00Z, @ms, or an age as 15m), or the "
-            "one with the greatest timestamp.",
+            help="The first record at or after a time (2026-01-31T12:00:00Z, @ms, or an age such as 15m), or "
+            "the one with the greatest timestamp.",
         ),
     ] = None,
     committed: Annotated[
@@ -50,7 +50,7 @@ def app(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show where partitions begin and end, or stood at a time."""
+    """Show offsets of partitions: first, end, or at a time."""
     from ottla.runtime.clock import SystemClock
 
     wanted = parse_ids("--partitions", partitions)

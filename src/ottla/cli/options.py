@@ -1,4 +1,4 @@
-"""The options that commands share, and how their values are read."""
+"""The options that commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bootstrap: TypeAlias = Annotated[
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT[,...]",
-        help="Brokers to begin with.",
+        help="Brokers to connect to first.",
     ),
 ]
 Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON.")]
@@ -32,7 +32,7 @@ DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Check the request 
 
 
 def named_values(option: str, entries: Iterable[str]) -> dict[str, str]:
-    """The pairs of a repeated NAME=VALUE option."""
+    """Parse the values of a repeated NAME=VALUE option."""
     found: dict[str, str] = {}
     for entry in entries:
         name, equals, value = entry.partition("=")
@@ -43,7 +43,7 @@ def named_values(option: str, entries: Iterable[str]) -> dict[str, str]:
 
 
 def parse_ids(option: str, text: str | None) -> list[int] | None:
-    """The numbers of a comma-separated option; ranges as 0-3 are fine.
+    """Parse comma-separated numbers and ranges such as 0-3.
 
     >>> parse_ids("--partitions", "0,2-4")
     [0, 2, 3, 4]
@@ -54,7 +54,7 @@ def parse_ids(option: str, text: str | None) -> list[int] | None:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise WrongUsage(f"{option} {text}: expected numbers, as 0,2 or 0-3")
+            raise WrongUsage(f"{option} {text}: expected numbers such as 0,2 or 0-3")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low >= MAX_IDS:
             raise WrongUsage(f"{option} {text}: {part} is not a range from low to high")
@@ -63,8 +63,8 @@ def parse_ids(option: str, text: str | None) -> list[int] | None:
 
 
 def parse_partition(option: str, text: str) -> tuple[str, int]:
-    """A partition as TOPIC:NUMBER."""
+    """Parse a partition as TOPIC:NUMBER."""
     topic, colon, number = text.rpartition(":")
     if not colon or not topic or not number.isdecimal():
-        raise WrongUsage(f"{option} {text}: expected TOPIC:PARTITION, as orders:0")
+        raise WrongUsage(f"{option} {text}: expected TOPIC:PARTITION such as orders:0")
     return topic, int(number)

@@ -1,8 +1,8 @@
-"""What commands print: tables for people, JSON for programs.
+"""The output of commands: tables for people, JSON for programs.
 
-On a terminal a table is drawn to fit it. Everywhere else it is plain columns that are never cut, so that
-`grep` and `awk` find what they look for. With `--json` a command prints one document, or one line for each
-record where there is no end in sight, and nothing else on stdout.
+On a terminal a table is drawn to fit it. Everywhere else it is plain columns that are never truncated, for
+`grep` and `awk`. With `--json` a command prints one document, or one line for each record of an unbounded
+output, and nothing else on stdout.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def print_json(document: Any) -> None:
-    """One document, readable."""
+    """Print one indented document."""
     import json
 
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def print_json_line(document: Any) -> None:
-    """One document of many, in one line."""
+    """Print one document of many, in one line."""
     import json
 
     print(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Columns of numbers stand to the right; None is shown as a dash."""
+    """Print a table. Columns of numbers are aligned to the right; None is shown as a dash."""
     table = [list(row) for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
@@ -43,24 +43,24 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
         Console(markup=False, emoji=False, highlight=False).print(drawn_table(columns, table))
     else:
         _print_columns(
-            columns, [[_text(cell) for cell in row] for row in table], _to_the_right(columns, table)
+            columns, [[_text(cell) for cell in row] for row in table], _right_aligned(columns, table)
         )
 
 
 def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """A table as a terminal shows it."""
+    """A table for a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name, to_the_right in zip(columns, _to_the_right(columns, rows)):
-        table.add_column(name, justify="right" if to_the_right else "left", overflow="fold")
+    for name, is_right in zip(columns, _right_aligned(columns, rows)):
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_text, row))
     return table
 
 
-def _to_the_right(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
+def _right_aligned(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
     return [
         bool(rows) and all(isinstance(row[n], int | float) or row[n] is None for row in rows)
         for n in range(len(columns))
@@ -68,7 +68,7 @@ def _to_the_right(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> lis
 
 
 def print_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
-    """Facts about one thing, a line each."""
+    """Print names and values, a line each."""
     shown = [(name, _text(value)) for name, value in pairs]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -76,7 +76,7 @@ def print_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
 
 
 def note(text: str) -> None:
-    """A remark for people; never on stdout, where results go."""
+    """Print a remark for people, on stderr: stdout is for results."""
     print(text, file=sys.stderr)
 
 
@@ -93,8 +93,8 @@ def _print_columns(columns: Sequence[str], rows: list[list[str]], right: list[bo
     widths = [max(len(line[n]) for line in [header, *rows]) for n in range(len(columns))]
     for line in [header, *rows]:
         parts = [
-            cell.rjust(width) if to_the_right else cell.ljust(width)
-            for cell, width, to_the_right in zip(line, widths, right)
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, right)
         ]
         print("  ".join(parts).rstrip())
 
@@ -115,7 +115,7 @@ def size_text(size_bytes: int | None) -> str | None:
 
 
 def time_text(timestamp_ms: int | None) -> str | None:
-    """A time in ISO 8601, UTC; None where there is none.
+    """A time in ISO 8601, UTC; None for no time.
 
     >>> time_text(0)
     '1970-01-01T00:00:00.000Z'

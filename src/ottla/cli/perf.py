@@ -1,6 +1,7 @@
-"""`ottla perf`: how many records, how many bytes, how long. The names and meanings of Kafka's own tools.
+"""`ottla perf`: measure throughput and latency, with the names and meanings of Kafka's own tools.
 
-The numbers are those of one client in one process: where it, and not the broker, is the limit, run several.
+The numbers are those of one client in one process. If the client is the limit and not the broker, run
+several.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 HELP: Final = "Measure throughput and latency."
 MEBIBYTE: Final = 1024 * 1024
 BURST: Final = 256
-"""Records at most between two looks at the clock and at the room in the buffer."""
+"""The most records between two checks of the clock and of the room in the buffer."""
 MAX_WAITING: Final = 200_000
 PERCENTILES: Final = (50.0, 95.0, 99.0, 99.9)
 app = group("perf", HELP)
@@ -41,7 +42,7 @@ Topic = Annotated[str, Argument(metavar="TOPIC")]
 
 
 class Latencies:
-    """Times in nanoseconds, with their percentiles. Keeps at most a million, each equally likely to stay."""
+    """Percentiles of times in nanoseconds, from a uniform sample of at most a million."""
 
     LIMIT = 1_000_000
 
@@ -65,7 +66,7 @@ class Latencies:
                 self._samples[at] = nanoseconds
 
     def summary(self) -> dict[str, float]:
-        """Milliseconds by name; empty where nothing was measured."""
+        """Milliseconds by name; empty if nothing was measured."""
         if not self._samples:
             return {}
         ordered = sorted(self._samples)
@@ -78,7 +79,7 @@ class Latencies:
 
 @contextmanager
 def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a progress bar on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -119,7 +120,7 @@ def _rates(records: int, size: int, seconds: float) -> dict[str, Any]:
 
 
 def _client_settings(entries: list[str] | None) -> dict[str, Any]:
-    """Settings of the client by Kafka's names, as their types want them."""
+    """Settings of the client by Kafka's names, converted to their types."""
     found: dict[str, Any] = {}
     for name, text in named_values("--set", entries or ()).items():
         value: Any = text
@@ -132,7 +133,7 @@ def _client_settings(entries: list[str] | None) -> dict[str, Any]:
 
 
 def _refused(error: Exception, settings: dict[str, Any]) -> WrongUsage:
-    """What the client said of its settings, with the option by which they came."""
+    """The client's error about its settings, with the option that set them."""
     return WrongUsage(f"--set: {error}" if settings else str(error))
 
 
@@ -140,7 +141,10 @@ Create = Annotated[bool, Option("--create", help="Create the topic if it does no
 Settings = Annotated[
     list[str] | None,
     Option(
-        "--set", "-X", metavar="NAME=VALUE", help="A setting of the client, as linger.ms=10; may be repeated."
+        "--set",
+        "-X",
+        metavar="NAME=VALUE",
+        help="A setting of the client, such as linger.ms=10; may be repeated.",
     ),
 ]
 
@@ -148,15 +152,24 @@ Settings = Annotated[
 @command(app, "produce")
 def produce(
     topic: Topic,
-    records: Annotated[int, Option("--records", "-n", min=1, help="How many to send.")] = 1_000_000,
+    records: Annotated[
+        int, Option("--records", "-n", min=1, help="The number of records to send.")
+    ] = 1_000_000,
     size: Annotated[int, Option("--size", "-s", metavar="BYTES", min=0, help="The size of a value.")] = 100,
     rate: Annotated[
-        int | None, Option("--throughput", min=1, metavar="N", help="At most so many records a second.")
+        int | None, Option("--throughput", min=1, metavar="N", help="At most this many records per second.")
     ] = None,
     key_size: Annotated[
         int | None, Option("--key-size", min=1, metavar="BYTES", help="Give records keys of this size.")
     ] = None,
-    acks: Annotated[str, Option("--acks", choices=("all", "1", "0"), help="Who must have it.")] = "all",
+    acks: Annotated[
+        str,
+        Option(
+            "--acks",
+            choices=("all", "1", "0"),
+            help="The replicas that must have a record: all, the leader or none.",
+        ),
+    ] = "all",
     compression: Annotated[
         str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
     ] = "none",
@@ -199,13 +212,13 @@ async def _produce(
 
     values = _payloads(size)
     keys = _payloads(key_size) if key_size is not None else None
-    # A slow rate in bursts would measure the waiting in the burst.
+    # At a slow rate a burst would add its own waiting time to the latencies.
     burst = BURST if rate is None else max(min(BURST, rate // 50), 1)
     latencies = Latencies()
     waiting: deque[tuple[Delivery, int]] = deque()
 
-    def settle() -> None:
-        """Takes what was answered; deliveries of one partition come in order, so the head is enough."""
+    def take_answered() -> None:
+        """Record the latency of answered records. Those of one partition are answered in order."""
         now = perf_counter_ns()
         while waiting and waiting[0][0].done():
             delivery, sent_at = waiting.popleft()
@@ -220,7 +233,7 @@ async def _produce(
             for at in range(records):
                 if at % burst == 0:
                     await producer.ready(topic)
-                    settle()
+                    take_answered()
                     show(at)
                     ahead_s = at / rate - (perf_counter_ns() - began) / 1e9 if rate is not None else 0
                     await asyncio.sleep(max(ahead_s, 0))
@@ -234,12 +247,12 @@ async def _produce(
             seconds = (perf_counter_ns() - began) / 1e9
             for delivery, _ in waiting:
                 await delivery
-            settle()
+            take_answered()
     return _rates(records, records * (size + (key_size or 0)), seconds) | latencies.summary()
 
 
 def _payloads(size: int) -> list[bytes]:
-    """A few values that a codec cannot fold into nothing, and not all noise either, as real data is."""
+    """A few values that compress about as well as real data."""
     from random import Random
 
     random = Random(size)
@@ -251,7 +264,7 @@ def _payloads(size: int) -> list[bytes]:
 def consume(
     topic: Topic,
     records: Annotated[
-        int | None, Option("--records", "-n", min=1, help="How many; else all there are.")
+        int | None, Option("--records", "-n", min=1, help="The number of records; all by default.")
     ] = None,
     settings: Settings = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
@@ -296,7 +309,7 @@ async def _consume(
             while read < wanted:
                 batch = await consumer.poll(timeout_ms=timeout_s * 1000)
                 if not batch:
-                    # What is left are offsets without records: markers, or what compaction took away.
+                    # The remaining offsets have no records: transaction markers, or compacted records.
                     break
                 read += len(batch)
                 size += sum(
@@ -312,15 +325,22 @@ async def _consume(
 @command(app, "latency")
 def latency(
     topic: Topic,
-    records: Annotated[int, Option("--records", "-n", min=1, help="How many round trips.")] = 1_000,
+    records: Annotated[int, Option("--records", "-n", min=1, help="The number of round trips.")] = 1_000,
     size: Annotated[int, Option("--size", "-s", metavar="BYTES", min=8, help="The size of a value.")] = 100,
-    acks: Annotated[str, Option("--acks", choices=("all", "1"), help="Who must have it.")] = "all",
+    acks: Annotated[
+        str,
+        Option(
+            "--acks",
+            choices=("all", "1"),
+            help="The replicas that must have a record: all, the leader or none.",
+        ),
+    ] = "all",
     create: Create = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Send one record at a time and wait until a consumer has it: the way through, end to end."""
+    """Send one record at a time and wait until a consumer has it: end-to-end latency."""
 
     async def measure() -> dict[str, Any]:
         async with open_admin(bootstrap, timeout) as admin:

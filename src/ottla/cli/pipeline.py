@@ -1,7 +1,7 @@
 """`ottla pipeline`: Spark's declarative pipelines over topics, embedded.
 
-`run` starts Spark in this process and, where asked, a node beside it, and shows what the flows do. A
-project is Spark's own kind and runs with `spark-pipelines` as well; `ottla.bootstrap.servers` in its
+`run` starts Spark in this process and, if requested, a node beside it, and shows the progress of the flows. A
+project is a standard one of Spark and runs with `spark-pipelines` as well; `ottla.bootstrap.servers` in its
 configuration says where its topics are, and is what `-b` and `--embedded` set.
 """
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from ottla.spark.pipelines.project import Project
     from ottla.spark.pipelines.runner import Selection
 
-HELP: Final = "Make, run and watch Spark pipelines over topics."
+HELP: Final = "Create, run and watch Spark pipelines over topics."
 STATE_DIR: Final = ".ottla"
 DEFAULT_MASTER: Final = "local[*]"
 CREATE_TOPICS: Final = "ottla.create.topics"
 MAX_LOG_BYTES: Final = 64 * 1024 * 1024
-_BEGIN_ANEW: Final = (
-    "\nTo compute everything anew from the topics as they are: ottla pipeline run --full-refresh-all "
-    "(what was written to topics stays there, and is written again)."
+_FULL_REFRESH_HINT: Final = (
+    "\nTo compute everything again from the current topics: ottla pipeline run --full-refresh-all "
+    "(records that were written to topics stay there, and are written again)."
 )
 app = group("pipeline", HELP)
 
-Place = Annotated[
+ProjectPath = Annotated[
     str,
     Option(
         "--project",
         "-p",
         metavar="DIR",
-        help="The project, or its spark-pipeline.yml; else the one we are in.",
+        help="The project, or its spark-pipeline.yml; by default that of the current directory.",
     ),
 ]
 Brokers = Annotated[
@@ -51,7 +51,7 @@ Brokers = Annotated[
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT[,...]",
-        help="Brokers to use instead of those that the project names.",
+        help="Brokers to use instead of those of the project.",
     ),
 ]
 Embedded = Annotated[
@@ -69,9 +69,9 @@ Settings = Annotated[
 
 @command(app, "init")
 def init(
-    name: Annotated[str, Argument(metavar="NAME", help="The project; a directory of this name is made.")],
+    name: Annotated[str, Argument(metavar="NAME", help="The project; a directory of this name is created.")],
 ) -> None:
-    """Write a small project that runs: a topic, a streaming table, a view and a topic to write to."""
+    """Write a small project that runs: a topic, a streaming table, a view and an output topic."""
     from ottla.spark.pipelines.project import ProjectError
     from ottla.spark.pipelines.template import write_project
 
@@ -86,42 +86,44 @@ def init(
 
 @command(app, "run")
 def run(
-    project: Place = ".",
+    project: ProjectPath = ".",
     bootstrap: Brokers = None,
     embedded: Embedded = False,
     master: Master = DEFAULT_MASTER,
     continuous: Annotated[
-        bool, Option("--continuous", help="Run again and again, on a warm session, until Ctrl-C.")
+        bool, Option("--continuous", help="Repeat the run, on a warm session, until Ctrl-C.")
     ] = False,
     interval: Annotated[
         float,
         Option("--interval", metavar="SECONDS", min=0, help="With --continuous: the pause between runs."),
     ] = 1.0,
     runs: Annotated[
-        int | None, Option("--runs", metavar="N", min=1, help="With --continuous: end after so many runs.")
+        int | None, Option("--runs", metavar="N", min=1, help="With --continuous: end after this many runs.")
     ] = None,
     refresh: Annotated[
         list[str] | None,
-        Option("--refresh", metavar="TABLE", help="Bring only this table up to date; may be repeated."),
+        Option("--refresh", metavar="TABLE", help="Update only this table; may be repeated."),
     ] = None,
     full_refresh: Annotated[
         list[str] | None,
         Option(
-            "--full-refresh", metavar="TABLE", help="Empty this table and compute it anew; may be repeated."
+            "--full-refresh", metavar="TABLE", help="Empty this table and compute it again; may be repeated."
         ),
     ] = None,
-    full_refresh_all: Annotated[bool, Option("--full-refresh-all", help="Compute everything anew.")] = False,
+    full_refresh_all: Annotated[
+        bool, Option("--full-refresh-all", help="Empty all tables and compute them again.")
+    ] = False,
     settings: Settings = None,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Show what Spark logs.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")] = False,
 ) -> None:
-    """Run a pipeline once over what is there; or again and again, with --continuous.
+    """Run a pipeline once over the data that exists; or repeatedly, with --continuous.
 
-    Exits with 1 if a flow fails, and says which and why.
+    Exits with 1 if a flow fails, and says which one and why.
     """
     from ottla.spark.pipelines.runner import Selection
 
     if full_refresh_all and (refresh or full_refresh):
-        raise WrongUsage("--full-refresh-all is everything; leave out --refresh and --full-refresh")
+        raise WrongUsage("--full-refresh-all includes all tables; omit --refresh and --full-refresh")
     if runs is not None and not continuous:
         raise WrongUsage("--runs goes with --continuous")
     selection = Selection(refresh or (), full_refresh or (), full_refresh_all)
@@ -131,12 +133,12 @@ def run(
 
 @command(app, "dry-run")
 def dry_run(
-    project: Place = ".",
+    project: ProjectPath = ".",
     bootstrap: Brokers = None,
     embedded: Embedded = False,
     master: Master = DEFAULT_MASTER,
     settings: Settings = None,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Show what Spark logs.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")] = False,
 ) -> None:
     """Check a pipeline without running it: its definitions, names, columns and types."""
     from ottla.spark.pipelines.runner import Selection
@@ -146,9 +148,9 @@ def dry_run(
 
 
 class _Start(NamedTuple):
-    """What `run` and `dry-run` are told alike."""
+    """The options that `run` and `dry-run` share."""
 
-    place: str
+    path: str
     bootstrap: str | None
     embedded: bool
     master: str
@@ -157,7 +159,7 @@ class _Start(NamedTuple):
 
 
 def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, interval_s: float) -> None:
-    """Brings up what a run needs, runs, and takes it down again."""
+    """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
@@ -166,8 +168,8 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
 
     bootstrap = given.bootstrap
     if given.embedded and bootstrap is not None and not _from_environment(bootstrap):
-        raise WrongUsage("--embedded starts a node of its own; leave out --bootstrap-server")
-    project = _project(given.place)
+        raise WrongUsage("--embedded starts its own node; omit --bootstrap-server")
+    project = _project(given.path)
     conf = named_values("--conf", given.settings or ())
     state = project.directory / STATE_DIR
     state.mkdir(exist_ok=True)
@@ -190,14 +192,14 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
         except (ProjectError, NoJava, NoSpark) as error:
             raise CliError(str(error)) from None
         except RunFailed as failure:
-            hint = _BEGIN_ANEW if "DataLoss: " in str(failure) else ""
+            hint = _FULL_REFRESH_HINT if "DataLoss: " in str(failure) else ""
             more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
             raise CliError(f"{failure}{hint}{more}") from None
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Makes SIGTERM end a run as Ctrl-C does: with Spark and the node stopped in good order."""
+    """Make SIGTERM end a run as Ctrl-C does: with Spark and the node stopped cleanly."""
     import signal
 
     def interrupt(*_: Any) -> None:
@@ -216,11 +218,11 @@ def _from_environment(bootstrap: str) -> bool:
     return os.environ.get(BOOTSTRAP_VARIABLE) == bootstrap
 
 
-def _project(place: str) -> Project:
+def _project(path: str) -> Project:
     from ottla.spark.pipelines.project import ProjectError, find_project
 
     try:
-        return find_project(Path(place))
+        return find_project(Path(path))
     except ProjectError as error:
         raise CliError(str(error)) from None
     except ModuleNotFoundError as error:
@@ -228,13 +230,13 @@ def _project(place: str) -> Project:
 
 
 def _log_file(path: Path) -> Any:
-    """What Spark prints goes on from run to run; what is very long begins anew."""
+    """The log of Spark, which later runs append to until it is too large."""
     too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
     return path.open("w" if too_long else "a", buffering=1)
 
 
 def _create_topics(bootstrap: str, wanted: str) -> None:
-    """Creates those topics of the project that do not exist: `orders:3, totals` in its configuration."""
+    """Create the missing topics of the project: `orders:3, totals` in its configuration."""
     topics: dict[str, int] = {}
     for entry in wanted.replace(",", " ").split():
         name, colon, count = entry.partition(":")
@@ -254,25 +256,25 @@ def _create_topics(bootstrap: str, wanted: str) -> None:
 
 @command(app, "status")
 def status(
-    project: Place = ".",
+    project: ProjectPath = ".",
     bootstrap: Brokers = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show the checkpoint of each flow, and how far it is behind its topics.
+    """Show the checkpoint of each flow, and its lag behind its topics.
 
-    Without brokers to ask (-b, or the project's own) the lag is left out; checkpoints are read from files.
+    Without brokers (-b, or the project's own) the lag is omitted; checkpoints are read from files.
     """
     from ottla.spark.pipelines.checkpoints import read_checkpoints
     from ottla.spark.pipelines.project import ProjectError
 
-    found = _project(place=project)
+    found = _project(project)
     try:
         checkpoints = read_checkpoints(found)
     except ProjectError as error:
         raise CliError(str(error)) from None
     if not checkpoints and not as_json:
-        note("no flow has a checkpoint yet; `ottla pipeline run` makes them")
+        note("no flow has a checkpoint yet; `ottla pipeline run` creates them")
         return
     servers = bootstrap or found.bootstrap_servers
     ends = _ends(checkpoints, servers, timeout) if servers else {}
@@ -290,7 +292,7 @@ def status(
                 row["time"],
                 ",".join(row["topics"]) or None,
                 row["lag"],
-                "" if row["unfinished"] is None else f"batch {row['unfinished']} is to be run again",
+                "" if row["unfinished"] is None else f"batch {row['unfinished']} will be run again",
             )
             for row in rows
         ],
@@ -299,7 +301,7 @@ def status(
 
 def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int]) -> dict[str, Any]:
     topics = {topic for topic, _ in checkpoint.offsets}
-    # Also those that the flow has not met yet: it will read them from their beginning.
+    # Including new partitions: the flow will read them from their beginning.
     partitions = sorted({*checkpoint.offsets, *(key for key in ends if key[0] in topics)})
     rows: list[dict[str, Any]] = [
         {
@@ -325,7 +327,7 @@ def _facts(checkpoint: Checkpoint, ends: dict[tuple[str, int], int]) -> dict[str
 
 
 def _ends(checkpoints: list[Checkpoint], bootstrap: str, timeout_s: float) -> dict[tuple[str, int], int]:
-    """Where all partitions of the flows' topics end now; those of topics that are gone are left out."""
+    """The end offsets of all partitions of the flows' topics; deleted topics are left out."""
     from ottla.client.admin.offsets import FoundOffset, OffsetSpec
     from ottla.protocol.names import TopicPartition
 

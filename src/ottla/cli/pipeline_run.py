@@ -1,4 +1,9 @@
-"""One or many runs of a pipeline on one session of Spark, shown as they go."""
+"""Run a pipeline once or many times on one session of Spark, and show its progress.
+
+On a terminal a live table shows the flows, elsewhere a line for each change. `--embedded` runs `ottla start`
+as a process beside Spark: it listens on a free port of the loopback interface, keeps its data with the
+project, and stops with the command.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRequest:
-    """What is to be run. `configuration` is the project's with the caller's values over it, `conf` are
-    settings for the start of Spark. `runs` is None for ever; only the first of them refreshes what is
-    selected.
+    """What to run. `configuration` is the project's, overridden by the caller's values; `conf` has settings
+    for the start of Spark. `runs` is None without a limit; only the first run uses the selection.
     """
 
     project: Project
@@ -47,17 +51,17 @@ class PipelineRequest:
 
 
 def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
-    """Runs the project as often as asked. What Spark and the project's definitions print goes to `log`."""
+    """Run the project as often as requested. The output of Spark and of the definitions goes to `log`."""
     began = monotonic()
     project = request.project
     warehouse = project.directory / "spark-warehouse"
     settings = {"spark.sql.warehouse.dir": str(warehouse), **request.conf}
-    remembers = not request.dry and catalog.is_needed(project, {**request.conf, **request.configuration})
+    keeps_catalog = not request.dry and catalog.is_needed(project, {**request.conf, **request.configuration})
     once = request.runs == 1
     with connect_session(request.master, name=project.name, conf=settings, log=log, short=once) as connected:
         spark, context = connected
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
-        if remembers:
+        if keeps_catalog:
             catalog.restore(spark, warehouse, request.state, request.selection)
         number = 1
         while request.runs is None or number <= request.runs:
@@ -66,7 +70,7 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
             try:
                 _run(spark, context, request, log, number)
             finally:
-                if remembers and number == 1:
+                if keeps_catalog and number == 1:
                     catalog.remember(context, project, request.state)
             number += 1
 
@@ -75,7 +79,7 @@ def _run(spark: Any, context: Any, request: PipelineRequest, log: IO[str] | None
     began = monotonic()
     progress = PipelineProgress()
     quiet = request.dry or number > 1
-    with shown(progress, quiet=quiet), listen_to_queries(context, progress):
+    with show_progress(progress, quiet=quiet), listen_to_queries(context, progress):
         run_once(
             spark,
             request.project,
@@ -88,16 +92,16 @@ def _run(spark: Any, context: Any, request: PipelineRequest, log: IO[str] | None
     took = f"{monotonic() - began:.1f} s"
     name = request.project.name
     if request.dry:
-        note(f"{name}: the definitions are sound, {took}")
-    elif number == 1 or progress.rows:  # of later runs only those that found something
+        note(f"{name}: the definitions are valid, {took}")
+    elif number == 1 or progress.rows:  # of later runs only those with new rows
         done = sum(flow.state is FlowState.COMPLETED for flow in progress.flows.values())
         streams = any(flow.rows is not None for flow in progress.flows.values())
-        rows = f"{_counted(progress.rows, 'row')}, " if streams else ""
+        rows = f"{_count_text(progress.rows, 'row')}, " if streams else ""
         again = "" if number == 1 else f" again ({number})"
-        note(f"{name}: run complete{again}, {_counted(done, 'flow')}, {rows}{took}")
+        note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
 
 
-def _counted(count: int, what: str) -> str:
+def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -112,8 +116,8 @@ _SECONDS_BETWEEN_LINES: Final = 2.0
 
 
 @contextmanager
-def shown(progress: PipelineProgress, *, quiet: bool = False) -> Iterator[None]:
-    """Shows a run while the block lasts."""
+def show_progress(progress: PipelineProgress, *, quiet: bool = False) -> Iterator[None]:
+    """Show the progress of a run during the block."""
     if quiet:
         yield
     elif sys.stderr.isatty():
@@ -125,7 +129,7 @@ def shown(progress: PipelineProgress, *, quiet: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            lines.update(patience_s=0)
+            lines.update(interval_s=0)
 
 
 @contextmanager
@@ -179,23 +183,23 @@ def _state(flow: Flow) -> str:
 
 
 class _Lines:
-    """One line when a flow's state changes, and now and then when its rows do."""
+    """Prints a line when the state of a flow changes, and at intervals when its rows do."""
 
     def __init__(self, progress: PipelineProgress) -> None:
         self._progress = progress
-        self._said: dict[str, tuple[str, int | None]] = {}
+        self._printed: dict[str, tuple[str, int | None]] = {}
         self._at: dict[str, float] = {}
         self._lock = Lock()
 
-    def update(self, *, patience_s: float = _SECONDS_BETWEEN_LINES) -> None:
+    def update(self, *, interval_s: float = _SECONDS_BETWEEN_LINES) -> None:
         now = monotonic()
         with self._lock:
             for flow in list(self._progress.flows.values()):
                 state, rows = _state(flow), flow.rows
-                said = self._said.get(flow.name)
-                waited = now - self._at.get(flow.name, 0) >= patience_s
-                if said is None or said[0] != state or (waited and said[1] != rows):
-                    self._said[flow.name], self._at[flow.name] = (state, rows), now
+                printed = self._printed.get(flow.name)
+                waited = now - self._at.get(flow.name, 0) >= interval_s
+                if printed is None or printed[0] != state or (waited and printed[1] != rows):
+                    self._printed[flow.name], self._at[flow.name] = (state, rows), now
                     print(self._line(flow, state), file=sys.stderr, flush=True)
 
     def _line(self, flow: Flow, state: str) -> str:
@@ -212,12 +216,12 @@ _STOP_SECONDS: Final = 30
 
 @contextlib.contextmanager
 def embedded_node(data_dir: Path, log: Path) -> Iterator[str]:
-    """A node that runs while the block does; what clients connect to is handed out."""
+    """Run a node during the block; yields its bootstrap servers."""
     data_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ottla", "start"]
     command += ["--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
     with log.open("ab") as errors:
-        # In a group of its own: Ctrl-C is for the pipeline, which then stops its node in good order.
+        # In its own process group: Ctrl-C is for the pipeline, which then stops its node cleanly.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, process_group=0
         )
@@ -226,7 +230,7 @@ def embedded_node(data_dir: Path, log: Path) -> Iterator[str]:
         line = process.stdout.readline().decode(errors="replace")
         ready = _READY.search(line)
         if ready is None:
-            raise CliError(f"the embedded node did not start; {log} says why")
+            raise CliError(f"the embedded node did not start; see {log}")
         yield ready["address"].split()[0]
     finally:
         _stop(process)

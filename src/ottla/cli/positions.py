@@ -1,6 +1,6 @@
-"""Places in a partition, as people write them.
+"""Positions in a partition, as users write them.
 
-`beginning` and `end`; an offset, `42`; so many records before the end, `-10`; a time, as
+`beginning` and `end`; an offset, `42`; a number of records before the end, `-10`; a time,
 `2026-01-31T12:00:00Z` or `@1767225600000` (milliseconds); or an age, `90s`, `15m`, `6h`, `2d`.
 """
 
@@ -34,7 +34,7 @@ class PositionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionPosition:
-    """`number` is the offset, the count before the end, or the time in milliseconds."""
+    """A position. `number` is the offset, the count before the end, or the time in milliseconds."""
 
     kind: PositionKind
     number: int = 0
@@ -66,7 +66,7 @@ def parse_position(option: str, text: str, now_ms: int) -> PartitionPosition:
 
 
 def parse_time(option: str, text: str, now_ms: int) -> int:
-    """A time or an age, as milliseconds since 1970."""
+    """Parse a time or an age; in milliseconds since 1970."""
     time_ms = _time_ms(text.strip().lower(), now_ms)
     if time_ms is None:
         raise WrongUsage(
@@ -90,16 +90,16 @@ def _time_ms(plain: str, now_ms: int) -> int | None:
     return max(round(moment.timestamp() * 1000), 0)
 
 
-async def resolve(
+async def resolve_positions(
     admin: Admin,
     partitions: Mapping[TopicPartition, PartitionPosition],
     *,
     read_committed: bool = False,
     beyond: Callable[[str], None] = lambda _: None,
 ) -> dict[TopicPartition, int]:
-    """The offsets of places, kept within what the partitions hold. Raises what a partition answers.
+    """The offsets of positions, kept within the logs. Raises the error of a partition.
 
-    `beyond` is told of each offset that was asked for by number and lies behind the end.
+    `beyond` is called with a message for each given offset that is after the end.
     """
     from ottla.client.admin.offsets import OffsetSpec, all_or_raise
 
@@ -111,21 +111,21 @@ async def resolve(
     end = all_or_raise(
         await admin.offsets.list(dict.fromkeys(partitions, OffsetSpec.LATEST), read_committed=read_committed)
     )
-    times = {p: place.number for p, place in partitions.items() if place.kind is PositionKind.TIME}
+    times = {p: position.number for p, position in partitions.items() if position.kind is PositionKind.TIME}
     by_time = all_or_raise(await admin.offsets.list(times, read_committed=read_committed)) if times else {}
     found: dict[TopicPartition, int] = {}
-    for partition, place in partitions.items():
+    for partition, position in partitions.items():
         low, high = first[partition].offset, end[partition].offset
         offset = {
             PositionKind.BEGINNING: low,
             PositionKind.END: high,
-            PositionKind.OFFSET: place.number,
-            PositionKind.BEFORE_END: high - place.number,
+            PositionKind.OFFSET: position.number,
+            PositionKind.BEFORE_END: high - position.number,
             PositionKind.TIME: by_time[partition].offset if partition in by_time else high,
-        }[place.kind]
-        if place.kind is PositionKind.TIME and offset < 0:
+        }[position.kind]
+        if position.kind is PositionKind.TIME and offset < 0:
             offset = high
-        if place.kind is PositionKind.OFFSET and offset > high:
+        if position.kind is PositionKind.OFFSET and offset > high:
             beyond(f"{partition} ends at {high}, before {offset}")
         found[partition] = min(max(offset, low), high)
     return found

@@ -22,7 +22,7 @@ CHUNK_BYTES: Final = 64 * 1024
 WAIT_S: Final = 0.1
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
 MAX_WAITING: Final = 10_000
-"""Records whose answers are awaited at once."""
+"""The most records that wait for their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,19 @@ def app(
     headers: Annotated[
         list[str] | None, Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
-    partition: Annotated[int | None, Option("--partition", "-p", min=0, help="Else by key, or any.")] = None,
-    timestamp: Annotated[int | None, Option("--timestamp", metavar="MS", min=0, help="Else now.")] = None,
+    partition: Annotated[
+        int | None,
+        Option("--partition", "-p", min=0, help="The partition; by default chosen by key, or any."),
+    ] = None,
+    timestamp: Annotated[
+        int | None, Option("--timestamp", metavar="MS", min=0, help="The timestamp; by default now.")
+    ] = None,
     file: Annotated[
         str | None, Option("--file", "-f", metavar="PATH", help="Read records from a file.")
     ] = None,
-    delimiter: Annotated[str, Option("--delimiter", "-D", help="What ends a record of the input.")] = "\\n",
+    delimiter: Annotated[
+        str, Option("--delimiter", "-D", help="The delimiter of records in the input.")
+    ] = "\\n",
     separator: Annotated[
         str | None, Option("--key-separator", "-K", metavar="TEXT", help="Input is KEY, this, VALUE.")
     ] = None,
@@ -63,19 +70,23 @@ def app(
         ),
     ] = False,
     whole: Annotated[bool, Option("--whole", help="The whole input is one record.")] = False,
-    key_format: Annotated[str, Option("--key-format", choices=DESERIALIZERS, help="What keys are.")] = "text",
+    key_format: Annotated[
+        str, Option("--key-format", choices=DESERIALIZERS, help="The format of keys.")
+    ] = "text",
     value_format: Annotated[
-        str, Option("--value-format", choices=DESERIALIZERS, help="What values are.")
+        str, Option("--value-format", choices=DESERIALIZERS, help="The format of values.")
     ] = "text",
     tombstone: Annotated[bool, Option("--tombstone", help="A record without a value; needs --key.")] = False,
-    acks: Annotated[str, Option("--acks", choices=("all", "1", "0"), help="Who must have it.")] = "all",
+    acks: Annotated[
+        str, Option("--acks", choices=("all", "1", "0"), help="The replicas that must have a record.")
+    ] = "all",
     compression: Annotated[
         str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
     ] = "none",
     create: Annotated[bool, Option("--create", help="Create the topic if it does not exist.")] = False,
     create_partitions: Annotated[
         int | None,
-        Option("--partitions", metavar="N", min=1, help="With --create: so many, not the cluster's default."),
+        Option("--partitions", metavar="N", min=1, help="With --create: the number of partitions."),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -83,19 +94,17 @@ def app(
 ) -> None:
     """Write records to a topic.
 
-    Without values, each line of standard input is a record. With --json one line of JSON tells where each
-    record went.
+    Without values, each line of standard input is a record. With --json, a line of JSON shows the
+    partition and offset of each record.
     """
     if tombstone and (values or key is None):
         raise WrongUsage("--tombstone is a record with a key and no value: give --key and no values")
     if sum((bool(values) or tombstone, file is not None)) > 1:
         raise WrongUsage("give values or --file, not both")
     if json_input and (separator is not None or whole):
-        raise WrongUsage(
-            "--json-input says itself where keys are; it goes with neither --key-separator nor --whole"
-        )
+        raise WrongUsage("--json-input contains the keys; it excludes --key-separator and --whole")
     if create_partitions is not None and not create:
-        raise WrongUsage("--partitions says how a topic is created; it needs --create")
+        raise WrongUsage("--partitions is for a new topic; it needs --create")
     make_key, make_value = encoder(key_format), encoder(value_format)
     defaults = Outgoing(
         None,
@@ -159,7 +168,7 @@ def _from_text(
         if not found:
             raise CliError(f"{_shortened(before)} has no key separator {separator!r}")
         key = make_key(before.decode(errors="surrogateescape"))
-    # Text is passed on as it is, so that bytes that are no UTF-8 stay what they are.
+    # Text is passed on unchanged, so that bytes that are not UTF-8 stay the same.
     value = data if make_value is str.encode else make_value(data.decode(errors="surrogateescape"))
     return Outgoing(value, key, defaults.headers, defaults.partition, defaults.timestamp)
 
@@ -200,7 +209,7 @@ async def _these(records: Iterable[Outgoing]) -> AsyncIterator[Outgoing]:
 async def _read(
     stream: BinaryIO, delimiter: bytes, parse: Callable[[bytes], Outgoing], *, whole: bool
 ) -> AsyncIterator[Outgoing]:
-    """Records of the input as they come in, read off the loop so that what was typed is sent meanwhile."""
+    """Yield records of the input as they arrive, read in a thread so that sending continues meanwhile."""
     import asyncio
 
     with stream:
@@ -223,16 +232,16 @@ async def _read(
 
 
 def _read_some(stream: Any) -> bytes | None:
-    """What has come in, empty at the end; None where nothing came for a moment.
+    """Input that has arrived, empty at the end; None if nothing arrives for a moment.
 
-    A thread that waits in a read cannot be called off, and Ctrl-C would have to wait with it.
+    A thread that blocks in a read cannot be cancelled, and Ctrl-C would have to wait for it.
     """
     import io
     from select import select
 
     try:
         ready, _, _ = select([stream], [], [], WAIT_S)
-    except io.UnsupportedOperation:  # not a file of the system
+    except io.UnsupportedOperation:  # not a file of the operating system
         ready = [stream]
     return bytes(stream.read1(CHUNK_BYTES)) if ready else None
 

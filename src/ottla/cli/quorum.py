@@ -1,4 +1,4 @@
-"""`ottla quorum`: the controllers' quorum, how far each of its members has come, and who votes."""
+"""`ottla quorum`: the quorum of controllers, the progress of its members, and its voters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def app(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     add: Annotated[
         str | None,
-        Option("--add", metavar="ID@HOST:PORT", help="Make a controller that follows the quorum a voter."),
+        Option("--add", metavar="ID@HOST:PORT", help="Add a controller that observes the quorum as a voter."),
     ] = None,
     remove: Annotated[
-        int | None, Option("--remove", metavar="ID", help="Take a voter out of the quorum.")
+        int | None, Option("--remove", metavar="ID", help="Remove a voter from the quorum.")
     ] = None,
     listener: Annotated[
         str, Option("--listener", metavar="NAME", help="The name of the new voter's listener.")
@@ -38,11 +38,11 @@ def app(
 ) -> None:
     """Describe the quorum of controllers, or change its voters.
 
-    Voters can be changed where they are kept in the metadata log: in a cluster that was formatted so, or
-    whose kraft.version was raised to 1.
+    Voters can be changed if they are in the metadata log: in a cluster that was formatted so, or whose
+    kraft.version was raised to 1.
     """
     if add is not None and remove is not None:
-        raise WrongUsage("--add and --remove: one at a time")
+        raise WrongUsage("--add and --remove exclude each other")
     new = None if add is None else _parse_voter(add)
 
     async def work(admin: Admin) -> Quorum:
@@ -102,16 +102,16 @@ def _parse_voter(text: str) -> tuple[int, Address]:
     id, at, where = text.partition("@")
     host, colon, port = where.rpartition(":")
     if not (at and colon and host and id.isdecimal() and port.isdecimal()):
-        raise WrongUsage(f"--add {text}: expected ID@HOST:PORT, as 4@kafka-4:9093")
+        raise WrongUsage(f"--add {text}: expected ID@HOST:PORT such as 4@kafka-4:9093")
     return int(id), Address(host.strip("[]"), int(port))
 
 
 def _observer_directory(id: int, quorum: Quorum) -> bytes:
-    """A node whose directory was replaced is an observer beside the voter that it was."""
+    """The directory id of an observer. A node with a replaced directory is an observer and still a voter."""
     observes = any(each.replica_id == id for each in quorum.observers)
     if not observes and any(each.replica_id == id for each in quorum.voters):
-        raise CliError(f"node {id} is a voter already")
-    return _directory(id, quorum.observers, "no observer of the quorum; is it running?")
+        raise CliError(f"node {id} is already a voter")
+    return _directory(id, quorum.observers, "not an observer of the quorum; is it running?")
 
 
 def _directory(id: int, replicas: Sequence[ReplicaState], problem: str) -> bytes:

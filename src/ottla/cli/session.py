@@ -1,7 +1,7 @@
-"""Running a command: connect, work, turn failures into one line and a status.
+"""Run a command: connect, work, and turn failures into one line and an exit status.
 
-A command is a coroutine that is handed an open `Admin` (or opens a client of its own); whatever it raises
-ends here. Nothing is imported before it is needed, as starting up is most of what a short command does.
+A command is a coroutine that gets an open `Admin` (or opens its own client); all its exceptions end here.
+Modules are imported when they are needed, as a short command spends most of its time starting up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ottla.cli.errors import (
     UNREACHABLE,
     CliError,
     Interrupted,
-    ReaderGone,
+    OutputClosed,
     WrongUsage,
     did_you_mean,
 )
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
-    """Runs a command's coroutine. `fast_loop` takes uvloop: worth its import where much is moved."""
+    """Run a command's coroutine. `fast_loop` uses uvloop, which pays off for large amounts of data."""
     import asyncio
 
     from ottla.protocol.errors import KafkaError
@@ -45,11 +45,11 @@ def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
             return run_fast(work)
         return asyncio.run(work)
     except KafkaError as error:
-        raise _translated(error) from None
+        raise _cli_error(error) from None
 
 
 def with_admin(bootstrap: str, timeout_s: float, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Runs `work` with a connected admin client."""
+    """Run `work` with a connected admin client."""
 
     async def connected() -> T:
         async with open_admin(bootstrap, timeout_s) as admin:
@@ -73,12 +73,12 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
         raise WrongUsage(str(error).replace("bootstrap.servers", "--bootstrap-server", 1)) from None
 
 
-def _translated(error: KafkaError) -> CliError:
+def _cli_error(error: KafkaError) -> CliError:
     from ottla.client.errors import BootstrapFailed, ConnectionFailed, NotKafka, RequestTimedOut
 
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
         return CliError(
-            f"{error.message}\n--bootstrap-server or OTTLA_BOOTSTRAP_SERVERS says where to look; "
+            f"{error.message}\nSet --bootstrap-server or OTTLA_BOOTSTRAP_SERVERS; "
             "`ottla start` starts a broker.",
             status=UNREACHABLE,
         )
@@ -91,7 +91,7 @@ def _translated(error: KafkaError) -> CliError:
 
 
 async def topic_or_fail(admin: Admin, name: str) -> TopicInfo:
-    """The topic; where there is none of this name, an error that offers those with nearly the same."""
+    """The topic. If it does not exist, the error suggests similar names."""
     from ottla.protocol.errors import ErrorCode, KafkaError
 
     try:
@@ -109,9 +109,9 @@ async def no_such_topic(admin: Admin, name: str) -> CliError:
 
 
 async def ensure_topic(admin: Admin, name: str, *, create: bool, partitions: int | None = None) -> None:
-    """See that a topic is there to be written to. One that is missing is made only where `--create` says
-    so: a name that was mistyped must not become a topic by itself. How it was made is told: a copy of another
-    topic may need more partitions than the cluster gives by default.
+    """Make sure that a topic exists before records are written to it. A missing one is created only with
+    `--create`: a mistyped name must not become a topic. The number of its partitions is printed, as a copy of
+    another topic may need more than the cluster's default.
     """
     from ottla.protocol.errors import ErrorCode, KafkaError
 
@@ -123,22 +123,22 @@ async def ensure_topic(admin: Admin, name: str, *, create: bool, partitions: int
             raise
     if not create:
         missing = str(await no_such_topic(admin, name))
-        raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} --create makes it")
+        raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} use --create to create it")
     await admin.topics.create(name, partitions=partitions or -1)
     try:
-        made = len((await admin.topics.describe(name)).partitions)
-    except KafkaError:  # a broker that does not know it yet
+        count = len((await admin.topics.describe(name)).partitions)
+    except KafkaError:  # the broker does not know it yet
         note(f"created topic {name}")
     else:
-        note(f"created topic {name} with {made} partition{'' if made == 1 else 's'}")
+        note(f"created topic {name} with {count} partition{'' if count == 1 else 's'}")
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks before what cannot be undone. Without a terminal there is nobody to ask, so `--yes` is needed."""
+    """Ask before a change that cannot be undone. Without a terminal, `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CliError(f"{question.rstrip('?')}: this cannot be undone; say --yes to do it without asking")
+        raise CliError(f"{question.rstrip('?')}: this cannot be undone; use --yes to do it without asking")
     import click
 
     if not click.confirm(question):
@@ -146,9 +146,9 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs the application and gives its exit status, whatever ended it."""
+    """Run the application and return its exit status, whatever ended it."""
     for stream in (sys.stdout, sys.stderr):
-        # What a terminal cannot show is shown in another way, and no reason to stop.
+        # Characters that a terminal cannot show are escaped.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -160,8 +160,8 @@ def guarded(main: Callable[[], int]) -> int:
         return error.status
     except (KeyboardInterrupt, Interrupted):
         return INTERRUPTED
-    except (BrokenPipeError, ReaderGone):
-        # What is still buffered must not be written at exit.
+    except (BrokenPipeError, OutputClosed):
+        # Buffered output must not be written at exit.
         import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

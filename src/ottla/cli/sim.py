@@ -1,7 +1,7 @@
-"""`ottla sim`: a simulated cluster lives through faults, from a seed, and keeps its promises or does not.
+"""`ottla sim`: run a simulated cluster under faults, from a seed, and check its guarantees.
 
-A life is one process with virtual time: nothing is opened, nothing is written. The same seed with the same
-options lives the same life, so what is printed at a failure replays it.
+A run is one process with virtual time: no file or socket is opened. The same seed with the same options is
+the same run, so the command that is printed at a failure replays it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ottla.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from ottla.sim.cluster.run import ClusterOutcome
 
-HELP: Final = "Let a simulated cluster live through faults."
+HELP: Final = "Run a simulated cluster under faults."
 
-Seed = Annotated[int, Option("--seed", help="What everything is drawn from.")]
-Seeds = Annotated[int, Option("--seeds", min=1, help="How many lives, from this seed on.")]
-Nodes = Annotated[int, Option("--nodes", min=1, max=9, help="Brokers of the cluster.")]
-Minutes = Annotated[float, Option("--minutes", min=0.01, help="How long faults are done, in virtual time.")]
-Traced = Annotated[bool, Option("--trace", help="Tell what happens, line by line.")]
+Seed = Annotated[int, Option("--seed", help="The seed of all random choices.")]
+Seeds = Annotated[int, Option("--seeds", min=1, help="The number of runs, from this seed on.")]
+Nodes = Annotated[int, Option("--nodes", min=1, max=9, help="The number of brokers.")]
+Minutes = Annotated[float, Option("--minutes", min=0.01, help="The time with faults, in virtual minutes.")]
+Traced = Annotated[bool, Option("--trace", help="Print every event.")]
 Plant = Annotated[
-    str | None, Option("--plant", metavar="BUG", help="Put a known bug in, to see whether it is found.")
+    str | None, Option("--plant", metavar="BUG", help="Insert a known bug, to check that it is found.")
 ]
 
 
@@ -39,10 +39,10 @@ def app(
     plant: Plant = None,
     as_json: Json = False,
 ) -> None:
-    """Let a simulated cluster live through faults.
+    """Run a simulated cluster under faults.
 
-    Brokers, controllers and clients of every kind in one process and in virtual time; processes die, disks
-    forget, links break. Ends with status 1 and the command that replays it if a promise is broken.
+    Brokers, controllers and clients of every kind run in one process and in virtual time; processes die,
+    disks lose data, links break. Exits with 1 and the command that replays the run if a guarantee is broken.
     """
     from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, plant_cluster_bug
 
@@ -50,38 +50,38 @@ def app(
         hint = did_you_mean(plant, CLUSTER_BUGS) or f": there are {', '.join(sorted(CLUSTER_BUGS))}"
         raise WrongUsage(f"--plant {plant}: no such bug{hint}")
     coverage: Counter[str] = Counter()
-    lives = []
+    outcomes = []
     with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
-            outcome = _live(number, nodes, minutes, trace=trace and not as_json)
-            lives.append(outcome)
+            outcome = _run(number, nodes, minutes, trace=trace and not as_json)
+            outcomes.append(outcome)
             coverage.update(outcome.coverage)
             if not as_json:
-                print(outcome, flush=True)  # in a pipe, too, each life is told when it has been lived
+                print(outcome, flush=True)  # at once, also in a pipe
             if outcome.violations:
                 break
     if as_json:
-        print_json({"lives": [_facts(each) for each in lives], "faults": dict(sorted(coverage.items()))})
+        print_json({"lives": [_facts(each) for each in outcomes], "faults": dict(sorted(coverage.items()))})
     elif coverage:
         print()
         print_table(["fault", "times"], sorted(coverage.items()))
-    last = lives[-1]
+    last = outcomes[-1]
     if last.violations:
         if not trace and not as_json:
             print("\n".join(("", *last.tail)))
         replay = f"ottla sim --seed {last.seed} --nodes {nodes} --minutes {minutes:g} --trace"
         more = "" if plant is None else f" --plant {plant}"
-        raise CliError(f"a promise was broken: {last.violations[0]}\nreplay it: {replay}{more}")
+        raise CliError(f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}{more}")
 
 
-def _live(seed: int, nodes: int, minutes: float, *, trace: bool) -> ClusterOutcome:
+def _run(seed: int, nodes: int, minutes: float, *, trace: bool) -> ClusterOutcome:
     from ottla.sim.cluster.run import ClusterRun
     from ottla.sim.cluster.scenario import ClusterScenario
 
-    life = ClusterRun(seed, seconds=minutes * 60, scenario=ClusterScenario(nodes=nodes))
+    run = ClusterRun(seed, seconds=minutes * 60, scenario=ClusterScenario(nodes=nodes))
     if trace:
-        life.world.trace.echo = print
-    return life.run()
+        run.world.trace.echo = print
+    return run.run()
 
 
 def _facts(outcome: ClusterOutcome) -> dict[str, object]:

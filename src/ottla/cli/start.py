@@ -1,6 +1,6 @@
-"""`ottla start`: run a node until it is told to stop.
+"""`ottla start`: run a node until it is stopped.
 
-The options are read by hand: there are few, and a parser would cost more than the rest of the start.
+The options are parsed by hand: there are few, and a parser would take longer than the rest of the start.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ottla.runtime.clock import SystemClock
 HELP: Final = """\
 Usage: ottla start [server.properties] [options]
 
-Start a node. Without a file it is a cluster of its own: broker and controller, on 127.0.0.1:9092,
+Start a node. Without a file it is a cluster by itself: broker and controller, on 127.0.0.1:9092,
 with its data in ./ottla-data. An empty data directory is formatted at the first start. SIGTERM or
 Ctrl-C stops it.
 
 Options:
-  --data-dir DIR       where the data lies (log.dirs)
+  --data-dir DIR       the data directory (log.dirs)
   --listen HOST:PORT   where clients connect; port 0 picks a free one (listeners)
-  --set NAME=VALUE     any setting of server.properties; may be repeated, and counts over the file
+  --set NAME=VALUE     any setting of server.properties, overrides the file; may be repeated
   --log-level LEVEL    debug, info, warning (default) or error
   --help               this text
 """
@@ -33,7 +33,7 @@ _AUTHORIZER: Final = "authorizer.class.name"
 
 
 class UsageError(Exception):
-    """Options that make no sense; the text says which and why."""
+    """Invalid options; the text says which and why."""
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ def parse(arguments: Sequence[str]) -> Options:
             if not remaining:
                 raise UsageError(f"{name} needs a value")
             value = remaining.pop(0)
-        _take(options, name, value)
+        _set_option(options, name, value)
     return options
 
 
-def _take(options: Options, name: str, value: str) -> None:
+def _set_option(options: Options, name: str, value: str) -> None:
     if name == "--data-dir":
         options.data_dir = value
     elif name == "--listen":
@@ -90,7 +90,7 @@ def _take(options: Options, name: str, value: str) -> None:
 
 
 def settings_of(options: Options) -> dict[str, str]:
-    """The settings of the file with those of the flags over them."""
+    """The settings of the file, overridden by those of the options."""
     from ottla.node.config.properties import parse_properties
 
     settings: dict[str, str] = {}
@@ -110,7 +110,7 @@ def settings_of(options: Options) -> dict[str, str]:
     settings.update(options.settings)
     if "log.dirs" not in settings and "log.dir" not in settings:
         settings["log.dirs"] = DEFAULT_DATA_DIR
-    # From here on nobody has to know where the process was started.
+    # Absolute paths do not depend on the working directory.
     for name in ("log.dirs", "log.dir", "metadata.log.dir"):
         if name in settings:
             paths = [path.strip() for path in settings[name].split(",") if path.strip()]
@@ -119,7 +119,7 @@ def settings_of(options: Options) -> dict[str, str]:
 
 
 def _decoded(data: bytes) -> str:
-    """A file's text: UTF-8, or what Java takes a properties file for."""
+    """The text of a properties file: UTF-8, or Latin-1 as Java reads it."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -127,7 +127,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _with_listener(settings: dict[str, str], address: str) -> str:
-    """The listeners with this one for clients; those of the controller stay as they are."""
+    """The listeners, with this one for clients; those of the controller are kept."""
     controller = {name.strip() for name in settings.get("controller.listener.names", "CONTROLLER").split(",")}
     kept = [
         entry.strip()
@@ -138,7 +138,7 @@ def _with_listener(settings: dict[str, str], address: str) -> str:
 
 
 def start(arguments: Sequence[str]) -> int:
-    """Run a node with these arguments; the exit status when it has stopped."""
+    """Run a node with these arguments; its exit status."""
     began_ns = SystemClock().monotonic_ns()
     try:
         options = parse(arguments)
@@ -147,7 +147,7 @@ def start(arguments: Sequence[str]) -> int:
             return 0
         settings = settings_of(options)
     except UsageError as error:
-        return _complain(str(error), status=2)
+        return _fail(str(error), status=2)
 
     import logging
 
@@ -162,16 +162,16 @@ def start(arguments: Sequence[str]) -> int:
         log.warning(line)
     if authorizer := settings.get(_AUTHORIZER):
         log.warning(
-            "%s=%s is not served yet: no ACL is looked at, and whoever reaches this node may do everything",
+            "%s=%s is not supported yet: ACLs are not checked, and every client may do everything",
             _AUTHORIZER,
             authorizer,
         )
     try:
         run_node(NodeConfig(settings), ready=lambda addresses, dirs: _ready(addresses, dirs, began_ns))
     except ConfigError as error:
-        return _complain(str(error))
+        return _fail(str(error))
     except NodeFailed as failure:
-        return _complain(str(failure))
+        return _fail(str(failure))
     return 0
 
 
@@ -182,6 +182,6 @@ def _ready(addresses: str, dirs: Sequence[str], began_ns: int) -> None:
     print(f"ottla {__version__} is ready: {addresses}, data in {', '.join(dirs)}, {took_ms} ms", flush=True)
 
 
-def _complain(problem: str, *, status: int = 1) -> int:
+def _fail(problem: str, *, status: int = 1) -> int:
     print(f"ottla: {problem}", file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""`ottla storage`: whose data directories are, and formatting new ones. Needs no node."""
+"""`ottla storage`: show the owner of data directories, and format new ones. Needs no node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
     from ottla.raft.voters import VoterSet
 
-HELP: Final = "Look at data directories, and format them; needs no node."
+HELP: Final = "Show and format data directories; needs no node."
 app = group("storage", HELP)
 
 Directories = Annotated[list[str], Argument(metavar="DIRECTORY...")]
@@ -26,7 +26,7 @@ Directories = Annotated[list[str], Argument(metavar="DIRECTORY...")]
 
 @command(app, "info")
 def info(directories: Directories, as_json: Json = False) -> None:
-    """Show whose a data directory is, and what lies in it. Exits with 1 if one is not formatted."""
+    """Show the cluster and node of a data directory, and its content. Exits with 1 if one is not formatted."""
     found = [_info(path) for path in directories]
     if as_json:
         print_json(found)
@@ -45,7 +45,7 @@ def _print_info(facts: dict[str, Any]) -> None:
         shown["size"] = size_text(shown.pop("size_bytes"))
     user = shown.pop("in_use_by", None)
     if user is not None:
-        # How it ends is not known yet.
+        # The node is running, so there is no shutdown yet.
         shown["clean_shutdown"] = f"not shut down: process {user} uses it"
     print_pairs(
         (name.replace("_", " "), value)
@@ -65,7 +65,7 @@ def _info(path: str) -> dict[str, Any]:
     from ottla.runtime.disk import RealDisk
 
     if not os.path.isdir(path):
-        raise CliError(f"{path}: there is no such directory")
+        raise CliError(f"{path}: no such directory")
     disk = RealDisk()
     full = os.path.abspath(path)
     facts: dict[str, Any] = {"directory": full, "formatted": False, "problem": None}
@@ -74,7 +74,7 @@ def _info(path: str) -> dict[str, Any]:
     except StorageError as error:
         return facts | {"problem": str(error)}
     if properties is None:
-        return facts | {"problem": "it is not formatted; `ottla start` or `ottla storage format` does it"}
+        return facts | {"problem": "it is not formatted; `ottla start` or `ottla storage format` formats it"}
     partitions = 0
     size = 0
     for entry in os.scandir(full):
@@ -106,13 +106,14 @@ def format_directories(
     ] = None,
     cluster_id: Annotated[
         str | None,
-        Option("--cluster-id", "-t", metavar="ID", help="The cluster's id; a new one if not given."),
+        Option("--cluster-id", "-t", metavar="ID", help="The cluster's id; by default a new one."),
     ] = None,
     node_id: Annotated[
-        int | None, Option("--node-id", min=0, help="The node's id; 1 if nothing says otherwise.")
+        int | None, Option("--node-id", min=0, help="The node's id; by default that of --config, or 1.")
     ] = None,
     release: Annotated[
-        str | None, Option("--release-version", "-r", metavar="VERSION", help="The metadata version, as 4.3.")
+        str | None,
+        Option("--release-version", "-r", metavar="VERSION", help="The metadata version, such as 4.3."),
     ] = None,
     standalone: Annotated[
         bool, Option("--standalone", "-s", help="This controller is the first voter of a dynamic quorum.")
@@ -127,19 +128,19 @@ def format_directories(
         ),
     ] = None,
     no_initial_controllers: Annotated[
-        bool, Option("--no-initial-controllers", "-N", help="The node joins a dynamic quorum that is there.")
+        bool, Option("--no-initial-controllers", "-N", help="The node joins an existing dynamic quorum.")
     ] = False,
     ignore_formatted: Annotated[
-        bool, Option("--ignore-formatted", "-g", help="A directory that is formatted already is fine.")
+        bool, Option("--ignore-formatted", "-g", help="Skip directories that are already formatted.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Prepare empty directories for a node.
 
-    `ottla start` formats the empty directory of a node by itself; this is for those who choose the cluster's
-    id, and for the nodes of a cluster, which have to agree on it. The voters of a quorum are named by
-    controller.quorum.voters, or, in a dynamic quorum, kept in the metadata log, which begins with those that
-    are given here.
+    `ottla start` formats the empty directory of a single node by itself; this command sets the id of the
+    cluster, on which all nodes of a cluster have to agree. The voters of a quorum are those of
+    controller.quorum.voters or, in a dynamic quorum, those in the metadata log, which begins with the voters
+    that are given here.
     """
     from ottla.log.directory.meta_properties import StorageError, load_directories
     from ottla.metadata.log.bootstrap_metadata import format_directory
@@ -169,7 +170,7 @@ def format_directories(
         found = load_directories(disk, plan.paths, node_id=plan.node_id, cluster_id=cluster_id)
         taken = [path for path, properties in found.items() if properties is not None]
         if taken and not ignore_formatted:
-            raise CliError(f"{taken[0]} is formatted already; --ignore-formatted leaves it as it is")
+            raise CliError(f"{taken[0]} is already formatted; --ignore-formatted skips it")
         known = [properties.cluster_id for properties in found.values() if properties is not None]
         cluster = known[0] if known else chosen
         for path in plan.paths:
@@ -196,13 +197,12 @@ def format_directories(
     else:
         for path in plan.paths:
             print(
-                f"{path}: "
-                + ("was formatted already" if path in taken else f"formatted for cluster {cluster}")
+                f"{path}: " + ("already formatted" if path in taken else f"formatted for cluster {cluster}")
             )
 
 
 def _bootstrap(release: str | None) -> Any:
-    """The records that the cluster begins with, of the newest metadata version of this release."""
+    """The first records of the cluster, with the newest metadata version of this release."""
     from ottla.metadata.features import METADATA_VERSIONS
     from ottla.metadata.log.bootstrap_metadata import bootstrap_records
 
@@ -233,14 +233,16 @@ _DEFAULT_LISTENER: Final = "CONTROLLER"
 
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
+    """What `format` does, from the options and the node's server.properties, if given."""
+
     paths: list[str]
     node_id: int
     metadata_path: str
     """The directory of the metadata log, one of the paths."""
     directory_id: bytes | None = None
-    """The id that the directory of the metadata log must have, if the voters say so."""
+    """The id for the directory of the metadata log, if the voters contain it."""
     voters: VoterSet | None = None
-    """The first voters of a dynamic quorum, if this node has to know them."""
+    """The first voters of a dynamic quorum, if they are given."""
 
 
 def _plan_format(
@@ -263,22 +265,22 @@ def _plan_format(
     metadata_path = paths[0] if paths else ""
     if config is not None:
         if node_id is not None and config.is_set("node.id") and config.node_id != node_id:
-            raise WrongUsage(f"--node-id is {node_id}, and {file} says {config.node_id}")
+            raise WrongUsage(f"--node-id is {node_id}, but {file} has {config.node_id}")
         node_id = config.node_id if node_id is None else node_id
         if not paths:
             metadata_path = os.path.abspath(config.metadata_log_dir)
             paths = [os.path.abspath(path) for path in config.log_dirs]
             paths = list(dict.fromkeys((*paths, metadata_path)))
         if config.names("controller.quorum.voters") and any(chosen):
-            raise WrongUsage(f"{file} sets controller.quorum.voters: then the quorum is not a dynamic one")
+            raise WrongUsage(f"{file} sets controller.quorum.voters: the quorum is not dynamic")
         dynamic = config.is_controller and not config.alone and not config.names("controller.quorum.voters")
         if dynamic and not any(chosen):
             raise WrongUsage(
-                f"{file} is of a controller and sets no controller.quorum.voters: say how it comes into the "
+                f"{file} is for a controller without controller.quorum.voters: choose how it joins the "
                 "quorum, with --standalone, --initial-controllers or --no-initial-controllers"
             )
     if not paths:
-        raise WrongUsage("no directory is given: name them, or give a file with --config")
+        raise WrongUsage("no directory is given: name directories, or a file with --config")
     id = 1 if node_id is None else node_id
     if standalone:
         if config is None:
@@ -309,7 +311,7 @@ def _read_config(file: str) -> NodeConfig:
 
 
 def _only_voter(config: NodeConfig, node_id: int, directory_id: bytes) -> VoterSet:
-    """This controller, as the only voter."""
+    """A voter set with this controller only."""
     from ottla.raft.voters import ReplicaKey, Voter, VoterSet
     from ottla.runtime.address import Address
 
@@ -322,7 +324,7 @@ def _only_voter(config: NodeConfig, node_id: int, directory_id: bytes) -> VoterS
 
 
 def _parse_controllers(text: str, listener: str) -> VoterSet:
-    """`id@host:port:directory-id`, comma separated, as Kafka writes it."""
+    """Parse `id@host:port:directory-id`, comma separated, as Kafka writes it."""
     from ottla.protocol.names import parse_uuid
     from ottla.raft.voters import ReplicaKey, Voter, VoterSet
     from ottla.runtime.address import Address

@@ -1,4 +1,4 @@
-"""`ottla topics`: create, list, describe, alter and delete."""
+"""`ottla topics`: create, list, describe, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.config_names import check_removed
+from ottla.cli.config_names import check_removed_names
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -39,10 +39,19 @@ Configs = Annotated[
 def create(
     topics: Names,
     partitions: Annotated[
-        int | None, Option("--partitions", "-p", min=1, help="How many; else as the broker is set.")
+        int | None,
+        Option(
+            "--partitions",
+            "-p",
+            min=1,
+            help="The number of partitions; by default num.partitions of the broker.",
+        ),
     ] = None,
     replication_factor: Annotated[
-        int | None, Option("--replication-factor", "-r", min=1, help="Else as the broker is set.")
+        int | None,
+        Option(
+            "--replication-factor", "-r", min=1, help="By default default.replication.factor of the broker."
+        ),
     ] = None,
     config: Configs = None,
     replicas: Annotated[
@@ -53,7 +62,9 @@ def create(
             help="The brokers of each partition, instead of counts: partitions by comma, replicas by colon.",
         ),
     ] = None,
-    if_not_exists: Annotated[bool, Option("--if-not-exists", help="A topic that exists is fine.")] = False,
+    if_not_exists: Annotated[
+        bool, Option("--if-not-exists", help="Do not fail if the topic exists.")
+    ] = False,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -63,7 +74,7 @@ def create(
     assignments = _parse_assignment(replicas)
     if assignments and (partitions is not None or replication_factor is not None):
         raise WrongUsage(
-            "--replica-assignment says how many partitions and replicas there are; give no counts"
+            "--replica-assignment contains the counts; omit --partitions and --replication-factor"
         )
     configs = named_values("--config", config or ())
 
@@ -99,13 +110,13 @@ def _parse_assignment(text: str | None) -> dict[int, list[int]]:
     for index, brokers in enumerate(text.split(",")):
         ids = brokers.split(":")
         if not all(each.strip().isdecimal() for each in ids):
-            raise WrongUsage(f"--replica-assignment {text}: expected broker ids, as 0:1,1:2")
+            raise WrongUsage(f"--replica-assignment {text}: expected broker ids such as 0:1,1:2")
         found[index] = [int(each) for each in ids]
     return found
 
 
 def _report(outcome: Mapping[str, str], *, as_json: bool) -> None:
-    """What came of each topic; one failure fails the command."""
+    """Print the result of each topic; one failure fails the command."""
     failed = [f"{text.removeprefix('failed: ')}" for text in outcome.values() if text.startswith("failed: ")]
     done = {name: text for name, text in outcome.items() if not text.startswith("failed: ")}
     if as_json:
@@ -119,9 +130,11 @@ def _report(outcome: Mapping[str, str], *, as_json: bool) -> None:
 
 @command(app, "list")
 def list_topics(
-    pattern: Annotated[str | None, Argument(help="Only names with this in them, or matching *?[].")] = None,
-    internal: Annotated[bool, Option("--internal", help="Internal topics too.")] = False,
-    names: Annotated[bool, Option("--names", help="Print names only, one a line.")] = False,
+    pattern: Annotated[
+        str | None, Argument(help="Only names that contain this, or match a pattern with *?[].")
+    ] = None,
+    internal: Annotated[bool, Option("--internal", help="Include internal topics.")] = False,
+    names: Annotated[bool, Option("--names", help="Print only names, one per line.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -159,7 +172,7 @@ def _replication(topic: TopicInfo) -> int:
 
 
 def _state(topic: TopicInfo) -> str:
-    """What needs attention, the worst first."""
+    """The state of a topic; the worst problem if there is one."""
     if topic.error:
         return topic.error.text
     leaderless = sum(p.leader < 0 for p in topic.partitions)
@@ -272,11 +285,11 @@ async def _described(admin: Admin, name: str) -> dict[str, Any]:
 def alter(
     topic: Annotated[str, Argument()],
     partitions: Annotated[
-        int | None, Option("--partitions", "-p", min=1, help="Grow the topic to this many.")
+        int | None, Option("--partitions", "-p", min=1, help="Increase the number of partitions to this.")
     ] = None,
     config: Configs = None,
     delete_config: Annotated[
-        list[str] | None, Option("--delete-config", metavar="NAME", help="Back to the default.")
+        list[str] | None, Option("--delete-config", metavar="NAME", help="Reset to the default.")
     ] = None,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
@@ -287,17 +300,17 @@ def alter(
     configs = named_values("--config", config or ())
     removed = list(delete_config or ())
     if partitions is None and not configs and not removed:
-        raise WrongUsage("say what to change: --partitions, --config or --delete-config")
+        raise WrongUsage("nothing to change: give --partitions, --config or --delete-config")
 
     async def work(admin: Admin) -> list[str]:
         from ottla.client.admin.configs import ResourceType
 
         info = await topic_or_fail(admin, topic)
-        await check_removed(admin, ResourceType.TOPIC, topic, removed)
+        await check_removed_names(admin, ResourceType.TOPIC, topic, removed)
         done: list[str] = []
         if partitions is not None:
             if partitions == len(info.partitions):
-                raise CliError(f"topic {topic} has {partitions} partitions already")
+                raise CliError(f"topic {topic} already has {partitions} partitions")
             await admin.topics.add_partitions(topic, partitions, validate_only=dry_run)
             done.append(f"{len(info.partitions)} partitions to {partitions}")
         if configs or removed:
@@ -319,7 +332,9 @@ def alter(
 def delete(
     topics: Names,
     yes: Yes = False,
-    if_exists: Annotated[bool, Option("--if-exists", help="A topic that does not exist is fine.")] = False,
+    if_exists: Annotated[
+        bool, Option("--if-exists", help="Do not fail if the topic does not exist.")
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""`ottla transactions`: see them, find those that hang, and end these by force."""
+"""`ottla transactions`: list transactions, find hanging ones, and abort them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ app = group("transactions", HELP)
 @command(app, "list")
 def list_transactions(
     states: Annotated[
-        list[str] | None, Option("--state", metavar="STATE", help="Only in this state, as Ongoing.")
+        list[str] | None, Option("--state", metavar="STATE", help="Only in this state, such as Ongoing.")
     ] = None,
     producers: Annotated[
         list[int] | None, Option("--producer-id", metavar="ID", help="Only of this producer id.")
     ] = None,
     longer: Annotated[
-        float | None, Option("--longer-than", metavar="SECONDS", min=0, help="Only those open for so long.")
+        float | None,
+        Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that are open for longer."),
     ] = None,
     pattern: Annotated[
         str | None, Option("--pattern", metavar="REGEX", help="Only transactional ids that match.")
@@ -75,7 +76,7 @@ def describe(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show a transactional id: its producer, its state, its partitions."""
+    """Show the producer, state and partitions of a transactional id."""
 
     async def work(admin: Admin) -> TransactionInfo:
         from ottla.protocol.errors import ErrorCode, KafkaError
@@ -128,14 +129,14 @@ def find_hanging(
             "--longer-than",
             metavar="MINUTES",
             min=0,
-            help="Only those without a record for so long; above transaction.max.timeout.ms.",
+            help="Only those without a record for longer; more than transaction.max.timeout.ms.",
         ),
     ] = DEFAULT_HANGING_MINUTES,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Find transactions that no coordinator will end, and that hold read_committed readers back."""
+    """Find transactions that no coordinator will end, and that block read_committed readers."""
     from ottla.runtime.clock import SystemClock
 
     async def work(admin: Admin) -> Sequence[OpenTransaction]:
@@ -184,21 +185,21 @@ def find_hanging(
     )
     if found:
         at, offset = found[0].partition, found[0].producer.current_txn_start_offset
-        note(f"`ottla transactions abort {at.topic}:{at.partition} --start-offset {offset}` ends the first")
+        note(f"`ottla transactions abort {at.topic}:{at.partition} --start-offset {offset}` aborts the first")
 
 
 @command(app, "abort")
 def abort(
     partition: Annotated[str, Argument(metavar="TOPIC:PARTITION")],
     start_offset: Annotated[
-        int, Option("--start-offset", min=0, help="Where the transaction began in this partition.")
+        int, Option("--start-offset", min=0, help="The first offset of the transaction in this partition.")
     ],
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """End a hanging transaction in one partition; its records there will never be seen by read_committed."""
+    """Abort a hanging transaction in one partition; read_committed readers never see its records there."""
     topic, index = parse_partition("partition", partition)
     confirm(f"Abort the transaction of {partition} that began at {start_offset}?", yes=yes)
 

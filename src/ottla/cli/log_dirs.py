@@ -1,4 +1,4 @@
-"""`ottla log-dirs`: the data directories of brokers and their replicas, and moving a replica to another one."""
+"""`ottla log-dirs`: data directories of brokers, their replicas, and moving a replica to another one."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Directories = Annotated[list[str], Argument(metavar="DIRECTORY...")]
 
 @command(app, "info")
 def info(directories: Directories, as_json: Json = False) -> None:
-    """Show the cluster and node of a data directory, and its content. Exits with 1 if one is not formatted."""
+    """Show the cluster and node of a data directory, and its size. Exits with 1 if one is not formatted."""
     found = [_info(path) for path in directories]
     if as_json:
         print_json(found)

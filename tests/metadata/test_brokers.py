@@ -71,7 +71,7 @@ class TestRegistration:
         world = World()
         stale = world.image.cluster.brokers[0].epoch - 1
         with pytest.raises(KafkaError) as error:
-            world.controller.process_heartbeat(
+            world.controller.process_broker_heartbeat(
                 BrokerHeartbeatRequest(broker_id=0, broker_epoch=stale), now_ns=world.now_ns
             )
         assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
@@ -115,10 +115,10 @@ class TestFencing:
         world.create("orders", assignments=[[0, 1]])
         world.now_ns += 8 * SECOND_NS
         world.heartbeat(1)
-        assert not world.do(world.controller.fence_expired_broker(world.now_ns))
+        assert not world.do(world.controller.maybe_fence_stale_broker(world.now_ns))
         world.now_ns += 2 * SECOND_NS
-        assert world.do(world.controller.fence_expired_broker(world.now_ns))
-        assert not world.do(world.controller.fence_expired_broker(world.now_ns))
+        assert world.do(world.controller.maybe_fence_stale_broker(world.now_ns))
+        assert not world.do(world.controller.maybe_fence_stale_broker(world.now_ns))
         assert world.image.cluster.brokers[0].fenced
         partition = world.partition("orders")
         assert (partition.leader, partition.isr, partition.leader_epoch) == (1, (1,), 1)

@@ -111,7 +111,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 20))
     def time_passes(self, seconds: int) -> None:
         self.world.now_ns += seconds * SECOND_NS
-        while self.world.do(self.world.controller.fence_expired_broker(self.world.now_ns)):
+        while self.world.do(self.world.controller.maybe_fence_stale_broker(self.world.now_ns)):
             pass
 
     @rule(broker=brokers)
@@ -139,7 +139,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def chores(self) -> None:
-        self.world.do(self.world.controller.balance_leaders())
+        self.world.do(self.world.controller.maybe_balance_partition_leaders())
         self.world.do(self.world.controller.elect_unclean_leaders())
 
     @rule(name=names, wanted=st.none() | broker_sets)

@@ -249,7 +249,7 @@ def test_a_quota_on_partition_changes_is_charged_per_partition() -> None:
             raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "slow down")
 
     world = World()
-    context = ControllerRequestContext(charge_partitions=charge)
+    context = ControllerRequestContext(apply_partition_change_quota=charge)
     assert world.create("a", partitions=3, replicas=1, context=context).error_code == ErrorCode.NONE
     result = world.create("b", partitions=3, replicas=1, context=context)
     assert result.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED

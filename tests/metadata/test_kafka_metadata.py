@@ -69,7 +69,7 @@ async def beat(qc: QuorumController, broker: int, *, leave: bool = False) -> Non
         want_fence=leave,
         want_shut_down=leave,
     )
-    await qc.process_heartbeat(request)
+    await qc.process_broker_heartbeat(request)
 
 
 async def join(qc: QuorumController, runtime: Runtime, dir: Path) -> None:

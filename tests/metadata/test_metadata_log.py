@@ -125,7 +125,7 @@ async def started(**options: object) -> Node:
     node = Node(**options)  # type: ignore[arg-type]
     await node.start()
     await node.register()
-    await node.qc.process_heartbeat(heartbeat(node))
+    await node.qc.process_broker_heartbeat(heartbeat(node))
     return node
 
 
@@ -363,11 +363,11 @@ async def test_an_idle_log_is_snapshotted_once_an_interval() -> None:
     await node.log.maybe_snapshot()
     assert node.snapshot_files() == []
     node.clock.advance_ms(3_600_000)
-    await node.qc.process_heartbeat(heartbeat(node))
+    await node.qc.process_broker_heartbeat(heartbeat(node))
     await node.log.maybe_snapshot()
     assert len(node.snapshot_files()) == 1
     node.clock.advance_ms(3_600_000)
-    await node.qc.process_heartbeat(heartbeat(node))
+    await node.qc.process_broker_heartbeat(heartbeat(node))
     await node.log.maybe_snapshot()
     assert len(node.snapshot_files()) == 1
 

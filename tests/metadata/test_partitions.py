@@ -169,7 +169,7 @@ class TestElections:
         world.heartbeat(0, want_fence=True)
         world.heartbeat(0)
         alter_isr(world, [0, 1, 2])
-        assert world.do(world.controller.balance_leaders()) is False
+        assert world.do(world.controller.maybe_balance_partition_leaders()) is False
         assert world.partition("orders").leader == 0
 
     def test_what_does_not_exist(self, world: World) -> None:

@@ -98,7 +98,7 @@ class SmallSchema:
 
 
 class World:
-    """``do`` plays the part of the log: what the controller decides is appended and replayed."""
+    """`do` plays the part of the log: what the controller decides is appended and replayed."""
 
     def __init__(
         self, *, brokers: int = 1, seed: int = 0, bootstrap: bool = True, **settings: int | bool
@@ -165,7 +165,7 @@ class World:
             want_shut_down=want_shut_down,
             offline_log_dirs=list(offline_log_dirs),
         )
-        reply = self.do(self.controller.process_heartbeat(request, now_ns=self.now_ns))
+        reply = self.do(self.controller.process_broker_heartbeat(request, now_ns=self.now_ns))
         if reply.in_controlled_shutdown:
             self.controller.begin_controlled_shutdown(broker, self.next_offset - 1)
         return reply

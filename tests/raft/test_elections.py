@@ -125,7 +125,7 @@ class TestThree:
 
 class TestVotes:
     def replica(self, *, epoch: int = 5) -> Replica:
-        """An unattached voter of three that knows ``epoch``, with two records of epoch 2 and 3."""
+        """An unattached voter of three that knows `epoch`, with two records of epoch 2 and 3."""
         lab = Lab()
         replica = Replica(lab, 1, static=static_voters(1, 2, 3))
         lab.replicas[1] = replica

@@ -116,7 +116,7 @@ class TestDivergence:
         ],
     )
     def test_any_two_logs_become_one(self, ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
-        """``theirs`` is the log of the majority, so one of them is elected."""
+        """`theirs` is the log of the majority, so one of them is elected."""
         lab = Lab()
         for id in (1, 2, 3):
             replica = Replica(lab, id, static=static_voters(1, 2, 3))

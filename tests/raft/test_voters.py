@@ -1,4 +1,4 @@
-"""What is written down and configured: ``quorum-state`` and the voters."""
+"""What is written down and configured: `quorum-state` and the voters."""
 
 from __future__ import annotations
 

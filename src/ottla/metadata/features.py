@@ -1,9 +1,9 @@
-"""Feature levels: what a cluster has agreed to understand.
+"""Feature levels: the versions of metadata and protocols that a cluster has agreed on.
 
-``metadata.version`` decides which records, and which versions of them, may be written; the other features
+`metadata.version` decides which records, and which versions of them, may be written; the other features
 switch protocols on (groups, transactions, shares). The table is that of Apache Kafka 4.3.1, so a directory
-formatted here is taken over by it and the other way round. Invariant: a level that is finalised lies within
-the range that every registered node supports.
+formatted here can be used by Apache Kafka and the other way round. Invariant: a level that is finalised lies
+within the range that every registered node supports.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DISABLED: Final = VersionRange(0, 0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class MetadataVersion:
-    """One level of ``metadata.version``; ``changed`` says that its records differ from those of the level
+    """One level of `metadata.version`; `changed` says that its records differ from those of the level
     before.
     """
 
@@ -169,8 +169,8 @@ def metadata_version(level: int) -> MetadataVersion:
 
 
 def supported(kind: Callable[..., F]) -> list[F]:
-    """The features that this code knows, as a registration tells of them: a broker's and a controller's have
-    a class each.
+    """The supported features as a registration request has them; a broker's and a controller's have a class
+    each, which is `kind`.
     """
     return [
         kind(name=name, min_supported_version=levels.min, max_supported_version=levels.max)
@@ -191,7 +191,7 @@ def bootstrap_levels(version: MetadataVersion = LATEST_METADATA_VERSION) -> dict
 
 
 def missing_dependency(name: str, level: int, levels: Mapping[str, int]) -> str | None:
-    """Why ``name`` cannot be at ``level`` beside the other ``levels``, or None."""
+    """Why `name` cannot be at `level` beside the other `levels`, or None."""
     if level >= 1 and levels.get(METADATA_VERSION, 0) < MINIMUM_METADATA_VERSION.level:
         return (
             f"{name} {level} needs metadata.version {MINIMUM_METADATA_VERSION.level} "

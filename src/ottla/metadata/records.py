@@ -1,6 +1,6 @@
-"""Metadata records as bytes: which version of each record a metadata.version allows, and its frame.
+"""Encode metadata records in the version that a metadata.version allows.
 
-The controller deals in record objects; only here do they get a version. Invariant: a record is written in a
+The controller writes record objects; only here do they get a version. Invariant: a record is written in a
 version that every node at the cluster's metadata.version can read.
 """
 
@@ -27,7 +27,7 @@ def record_version(record: MetadataRecord, version: MetadataVersion) -> int:
         return version.partition_record_version
     if isinstance(record, RegisterBrokerRecord):
         return version.register_broker_record_version
-    if isinstance(record, BrokerRegistrationChangeRecord):  # the lowest that can say it, as Kafka does
+    if isinstance(record, BrokerRegistrationChangeRecord):  # the lowest that has the fields, as in Kafka
         if record.cordoned_log_dirs is not None:
             return 3
         if record.log_dirs:

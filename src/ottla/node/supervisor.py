@@ -110,7 +110,7 @@ class ControllerTasks:
         if self._config.current.flag("auto.leader.rebalance.enable"):
             every(
                 _setting(self._config, "leader.imbalance.check.interval.seconds", 1000),
-                partial(self._decide, QuorumController.balance_leaders),
+                partial(self._decide, QuorumController.maybe_balance_partition_leaders),
                 "balancing of leaders",
             )
         every(
@@ -127,7 +127,7 @@ class ControllerTasks:
         if metadata.failure is not None:
             self._on_fatal(f"the metadata log failed: {metadata.failure}")
             return
-        await self._decide(QuorumController.tick)
+        await self._decide(QuorumController.maybe_fence_stale_brokers)
         await metadata.maybe_snapshot()
 
     def _liveness_interval_ms(self) -> int:

@@ -1,4 +1,6 @@
-"""Brokers and controllers: registration, heartbeats, fencing, controlled shutdown, directories that fail."""
+"""ClusterControlManager: registration of brokers and controllers, heartbeats, fencing, controlled shutdown,
+log directories that fail.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.metadata.controller.heartbeats import BrokerControlState, BrokerHeartbeatManager
-from ottla.metadata.controller.partitions import leader_and_isr_updates, partitions_where
+from ottla.metadata.controller.partitions import generate_leader_and_isr_updates, partitions_where
 from ottla.metadata.controller.state import ControllerState, Result
 from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, VersionRange
 from ottla.metadata.image.entities import NO_LEADER
@@ -50,10 +52,11 @@ def register_broker(
     supersede: bool = False,
     version: int = 4,
 ) -> Result[int]:
-    """Register a broker; the response is its epoch. A new incarnation first tidies up after the last one.
+    """Register a broker; the response is its epoch. A new incarnation first removes the previous one from its
+    partitions.
 
-    While the session of another incarnation lasts, the id is taken: unless ``supersede`` says that its
-    process is known to be gone.
+    While the session of another incarnation lasts, the id is taken, unless `supersede` says that the process
+    of that incarnation has ended.
     """
     if request.cluster_id != state.settings.cluster_id:
         raise KafkaError(
@@ -80,7 +83,7 @@ def register_broker(
             ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers."
         )
     if state.version.directory_assignment:
-        _check_directories(state, broker, request.log_dirs)
+        _validate_directories(state, broker, request.log_dirs)
     record = RegisterBrokerRecord(
         broker_id=broker,
         incarnation_id=incarnation,
@@ -89,7 +92,7 @@ def register_broker(
             BrokerEndpoint(name=e.name, host=e.host, port=e.port, security_protocol=e.security_protocol)
             for e in request.listeners
         ],
-        features=_checked_features(state, request),
+        features=_validate_features(state, request),
         log_dirs=[bytes(d) for d in request.log_dirs] if state.version.directory_assignment else [],
     )
     records: list[MetadataRecord] = []
@@ -100,13 +103,13 @@ def register_broker(
     else:
         previous_epoch = -2 if existing is None else existing.epoch
         clean = version >= 3 and previous_epoch == request.previous_broker_epoch
-        records += _shutdown_records(state, broker, clean=clean)
+        records += _handle_broker_shutdown(state, broker, clean=clean)
         record.broker_epoch = new_epoch
     records.append(record)
     return Result(records, record.broker_epoch)
 
 
-def _check_directories(state: ControllerState, broker: int, directories: Sequence[bytes]) -> None:
+def _validate_directories(state: ControllerState, broker: int, directories: Sequence[bytes]) -> None:
     if not directories:
         raise KafkaError(ErrorCode.INVALID_REGISTRATION, "No directories specified in request")
     if any(is_reserved_directory(bytes(directory)) for directory in directories):
@@ -123,8 +126,8 @@ def _check_directories(state: ControllerState, broker: int, directories: Sequenc
             )
 
 
-def _checked_features(state: ControllerState, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
-    """The broker's features, once every finalised level is found to be within its ranges."""
+def _validate_features(state: ControllerState, request: BrokerRegistrationRequest) -> list[BrokerFeature]:
+    """The broker's features; KafkaError unless every finalised level is within their ranges."""
     offered = {
         feature.name: VersionRange(feature.min_supported_version, feature.max_supported_version)
         for feature in request.features
@@ -150,17 +153,17 @@ def _checked_features(state: ControllerState, request: BrokerRegistrationRequest
     ]
 
 
-def _shutdown_records(state: ControllerState, broker: int, *, clean: bool) -> list[MetadataRecord]:
-    """What the end of a broker's previous incarnation means for the partitions it was in sync or eligible
-    for.
+def _handle_broker_shutdown(state: ControllerState, broker: int, *, clean: bool) -> list[MetadataRecord]:
+    """The changes of the partitions in whose ISR or ELR the previous incarnation of a broker was. After an
+    unclean shutdown the broker is not eligible any more, as it may have lost records.
     """
     in_isr = partitions_where(state, lambda partition: broker in partition.isr)
     if not state.elr_enabled or clean:
-        return leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+        return generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
     in_elr = partitions_where(state, lambda partition: broker in partition.elr)
     return [
-        *leader_and_isr_updates(state, in_isr, unclean_shutdown_broker=broker),
-        *leader_and_isr_updates(state, in_elr, unclean_shutdown_broker=broker),
+        *generate_leader_and_isr_updates(state, in_isr, unclean_shutdown_broker=broker),
+        *generate_leader_and_isr_updates(state, in_elr, unclean_shutdown_broker=broker),
     ]
 
 
@@ -198,38 +201,40 @@ def unregister_broker(state: ControllerState, broker: int) -> Result[None]:
         )
     in_isr = partitions_where(state, lambda partition: broker in partition.isr)
     in_elr = partitions_where(state, lambda partition: broker in partition.elr)
-    records = leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
-    records += leader_and_isr_updates(state, in_elr, broker_to_remove=broker)
+    records = generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    records += generate_leader_and_isr_updates(state, in_elr, broker_to_remove=broker)
     records.append(UnregisterBrokerRecord(broker_id=broker, broker_epoch=registration.epoch))
     return Result(records, None)
 
 
-def process_heartbeat(
+def process_broker_heartbeat(
     state: ControllerState,
     heartbeats: BrokerHeartbeatManager,
     request: BrokerHeartbeatRequest,
     *,
     registration_offset: int,
 ) -> Result[HeartbeatReply]:
-    """Move the broker between fenced, active and leaving. Its record lies at ``registration_offset``."""
+    """Move a broker between fenced, unfenced and controlled shutdown; its registration record is at
+    `registration_offset`.
+    """
     broker, epoch = request.broker_id, request.broker_epoch
     state.check_broker_epoch(broker, epoch)
-    current, target = heartbeats.next_state(
+    current, target = heartbeats.calculate_next_broker_state(
         request, registration_offset, lambda: _leads_anything(state, broker)
     )
     records: list[MetadataRecord] = []
     if current is not target:
         if target.fenced:
-            records += fence_broker(state, broker)
+            records += handle_broker_fenced(state, broker)
         elif target is BrokerControlState.UNFENCED:
-            records += _unfence_broker(state, broker, epoch)
+            records += _handle_broker_unfenced(state, broker, epoch)
         else:
-            records += _begin_controlled_shutdown(state, broker, epoch)
+            records += _handle_broker_in_controlled_shutdown(state, broker, epoch)
     heartbeats.touch(broker, fenced=target.fenced, metadata_offset=request.current_metadata_offset)
     if state.version.directory_assignment:
-        records += _offline_directories(state, broker, epoch, request.offline_log_dirs)
+        records += _handle_directories_offline(state, broker, epoch, request.offline_log_dirs)
     if state.version.cordoned_log_dirs and request.cordoned_log_dirs is not None:
-        records += _cordoned_directories(state, broker, epoch, request.cordoned_log_dirs)
+        records += _handle_directories_cordoned(state, broker, epoch, request.cordoned_log_dirs)
     reply = HeartbeatReply(
         is_caught_up=request.current_metadata_offset >= registration_offset,
         is_fenced=target.fenced,
@@ -243,35 +248,37 @@ def _leads_anything(state: ControllerState, broker: int) -> bool:
     return any(partition.leader == broker for _, _, partition in state.image.topics.partitions())
 
 
-def fence_broker(state: ControllerState, broker: int) -> list[MetadataRecord]:
+def handle_broker_fenced(state: ControllerState, broker: int) -> list[MetadataRecord]:
     in_isr = partitions_where(state, lambda partition: broker in partition.isr)
     return [
-        *leader_and_isr_updates(state, in_isr, broker_to_remove=broker),
+        *generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker),
         BrokerRegistrationChangeRecord(
             broker_id=broker, broker_epoch=state.image.cluster.brokers[broker].epoch, fenced=_FENCE
         ),
     ]
 
 
-def _unfence_broker(state: ControllerState, broker: int, epoch: int) -> list[MetadataRecord]:
+def _handle_broker_unfenced(state: ControllerState, broker: int, epoch: int) -> list[MetadataRecord]:
     leaderless = partitions_where(state, lambda partition: partition.leader == NO_LEADER)
     return [
         BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_UNFENCE),
-        *leader_and_isr_updates(state, leaderless, broker_to_add=broker),
+        *generate_leader_and_isr_updates(state, leaderless, broker_to_add=broker),
     ]
 
 
-def _begin_controlled_shutdown(state: ControllerState, broker: int, epoch: int) -> list[MetadataRecord]:
+def _handle_broker_in_controlled_shutdown(
+    state: ControllerState, broker: int, epoch: int
+) -> list[MetadataRecord]:
     records: list[MetadataRecord] = []
     if not state.image.cluster.brokers[broker].in_controlled_shutdown:
         records.append(
             BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, in_controlled_shutdown=1)
         )
     in_isr = partitions_where(state, lambda partition: broker in partition.isr)
-    return records + leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    return records + generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
 
 
-def _offline_directories(
+def _handle_directories_offline(
     state: ControllerState, broker: int, epoch: int, offline: Sequence[bytes]
 ) -> list[MetadataRecord]:
     gone = {bytes(directory) for directory in offline}
@@ -284,14 +291,14 @@ def _offline_directories(
         lambda partition: broker in partition.replicas and partition.directory(broker) in gone,
     )
     return [
-        *leader_and_isr_updates(state, affected, broker_to_remove=broker),
+        *generate_leader_and_isr_updates(state, affected, broker_to_remove=broker),
         BrokerRegistrationChangeRecord(
             broker_id=broker, broker_epoch=epoch, log_dirs=[d for d in online if d not in gone]
         ),
     ]
 
 
-def _cordoned_directories(
+def _handle_directories_cordoned(
     state: ControllerState, broker: int, epoch: int, cordoned: Sequence[bytes]
 ) -> list[MetadataRecord]:
     known = state.image.cluster.brokers[broker].cordoned_directories

@@ -1,10 +1,9 @@
-"""Configs of topics, brokers, the cluster's default, groups and client metrics: set, delete, append,
-subtract.
+"""ConfigurationControlManager: configs of topics, brokers, the cluster's default, groups and client metrics.
 
-A resource changes as a whole or not at all. The values are judged by the schema that is passed in; here
-live the rules of the resources themselves, and those that protect eligible leader replicas: while they are
-on, ``min.insync.replicas`` is one setting of the cluster, and a change of it clears the eligible sets that
-it had produced.
+A resource changes as a whole or not at all. The schema that is passed in validates the values; this module
+has the rules of the resources themselves, and those that protect eligible leader replicas (ELR): while ELR
+is on, `min.insync.replicas` is one config of the cluster, and a change of it clears the eligible sets that
+it produced.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def incremental_alter_configs(
 ) -> Result[IncrementalAlterConfigsResponse]:
     records: list[MetadataRecord] = []
     responses: list[AlterConfigsResourceResponse] = []
-    repeated = _repeated((r.resource_type, r.resource_name) for r in request.resources)
+    repeated = _duplicates((r.resource_type, r.resource_name) for r in request.resources)
     for asked in request.resources:
         resource = ConfigResource(asked.resource_type, asked.resource_name)
         decide = partial(_incremental_records, state, resource, asked.configs)
@@ -96,10 +95,10 @@ def incremental_alter_configs(
 def alter_configs(
     state: ControllerState, request: AlterConfigsRequest, context: ControllerRequestContext
 ) -> Result[AlterConfigsResponse]:
-    """The old way: what is given replaces everything that is set."""
+    """AlterConfigs, the deprecated API: the given configs replace all that are set."""
     records: list[MetadataRecord] = []
     responses: list[LegacyResourceResponse] = []
-    repeated = _repeated((r.resource_type, r.resource_name) for r in request.resources)
+    repeated = _duplicates((r.resource_type, r.resource_name) for r in request.resources)
     for asked in request.resources:
         resource = ConfigResource(asked.resource_type, asked.resource_name)
         decide = partial(_replacing_records, state, resource, asked.configs)
@@ -117,10 +116,10 @@ def alter_configs(
     return Result([] if request.validate_only else records, AlterConfigsResponse(responses=responses))
 
 
-def creation_config_records(
+def topic_creation_config_records(
     state: ControllerState, topic: str, configs: Sequence[CreatableTopicConfig]
 ) -> tuple[list[MetadataRecord], dict[str, str]]:
-    """The records that configure a topic which is being created, and the configs themselves."""
+    """The config records of a topic that is being created, and the configs by name."""
     nulls = [config.name for config in configs if config.value is None]
     if nulls:
         raise KafkaError(
@@ -148,8 +147,8 @@ def clear_elr_records(state: ControllerState, records: Iterable[MetadataRecord])
 
 
 def elr_safety_records(state: ControllerState) -> list[MetadataRecord]:
-    """What must be set before eligible leader replicas are switched on: one min.insync.replicas for the
-    cluster.
+    """The records that must precede the switch to eligible leader replicas: one `min.insync.replicas` for the
+    cluster, and none for single brokers.
     """
     records: list[MetadataRecord] = []
     if MIN_INSYNC_REPLICAS not in state.image.config(CLUSTER_DEFAULT):
@@ -163,7 +162,7 @@ def elr_safety_records(state: ControllerState) -> list[MetadataRecord]:
     return records
 
 
-def _repeated(resources: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
+def _duplicates(resources: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
     return {resource for resource, count in Counter(resources).items() if count > 1}
 
 
@@ -175,7 +174,7 @@ def _alter(
     repeated: set[tuple[int, str]],
     records: list[MetadataRecord],
 ) -> ApiError:
-    """Decide on one resource; its records are added only if all of it is valid."""
+    """Decide on one resource; its records are added only if all of its changes are valid."""
     try:
         if resource in repeated:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
@@ -227,10 +226,10 @@ def _incremental_records(
         elif config.config_operation == OpType.DELETE:
             new = None
         elif config.config_operation in (OpType.APPEND, OpType.SUBTRACT):
-            new = _edited_list(state, resource, config, old)
+            new = _alter_list_value(state, resource, config, old)
         else:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operation type {config.config_operation}")
-        # A broker's config is written even if it stays the same: brokers then reload files it may name.
+        # A broker's config is written even if it is unchanged: the broker then reloads the files it names.
         if new != old or resource.type == ConfigResourceType.BROKER:
             records.append(config_record(resource, config.name, new))
     return records
@@ -250,7 +249,7 @@ def _replacing_records(
     return records + [config_record(resource, name, None) for name in current if name not in given]
 
 
-def _edited_list(
+def _alter_list_value(
     state: ControllerState, resource: ConfigResource, config: AlterableConfig, old: str | None
 ) -> str:
     operation = OpType(config.config_operation)

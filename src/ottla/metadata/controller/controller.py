@@ -1,9 +1,9 @@
-"""The controller: requests in, records and a response out.
+"""`Controller`: requests in, records and a response out.
 
-It decides on an image of everything appended so far, committed or not; whoever drives it appends the
-records of a result, calls :meth:`Controller.replay` with them at once, and answers when they are committed.
-Beside the image it keeps only what an active controller may lose: sessions of brokers and indexes over the
-image. Invariant: the image changes by :meth:`Controller.replay` alone.
+It decides on an image of everything appended so far, committed or not. Its driver, `QuorumController`,
+appends the records of a result, calls `Controller.replay` with them at once, and answers when they are
+committed. Beside the image it keeps only state that the next active controller rebuilds: sessions of brokers
+and indexes over the image. Invariant: the image changes by `Controller.replay` alone.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ ANYONE = ControllerRequestContext()
 
 
 class Controller:
-    """Decisions of the active controller, from ``loaded`` on; it was activated at ``now_ns`` of a monotonic
-    clock.
+    """The decisions of the active controller, which starts from what `loaded` has replayed; it was activated
+    at `now_ns` of a monotonic clock.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Controller:
         )
         self._replayer = loaded
         self._heartbeats = BrokerHeartbeatManager(settings.session_timeout_ms)
-        # Where each broker's registration lies; a broker is caught up once it has read that far.
+        # The offset of each broker's registration; a broker is caught up once it has read that far.
         self._registration_offsets: dict[int, int] = {}
         self._collisions: dict[str, set[str]] = {}
         for name in image.topics.by_name:
@@ -116,11 +116,11 @@ class Controller:
 
     @property
     def transaction_open(self) -> bool:
-        """Whether the log ends inside a metadata transaction, which then has to be aborted first."""
+        """Whether the log ends inside a metadata transaction, which has to be aborted first."""
         return self._replayer.transaction_open
 
-    def follow_quorum(self, voters: Sequence[int], kraft_version: int) -> None:
-        """Decide from here on with these voters and this version of the quorum."""
+    def update_quorum(self, voters: Sequence[int], kraft_version: int) -> None:
+        """Use these voters and this `kraft.version` for decisions from here on."""
         self._state.voters, self._state.kraft_version = voters, kraft_version
 
     @property
@@ -130,8 +130,9 @@ class Controller:
     def replay(
         self, records: Sequence[MetadataRecord], provenance: Provenance
     ) -> tuple[MetadataDelta, MetadataImage]:
-        """Take in records that were appended up to ``provenance``; gives what they change, for when they are
-        committed."""
+        """Replay records that were appended up to `provenance`; the delta and image for when they are
+        committed.
+        """
         self._replayer.replay(records, provenance)
         delta, image = self._replayer.publish()
         self._state.image = image
@@ -193,8 +194,8 @@ class Controller:
     def elect_leaders(self, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
         return control_partitions.elect_leaders(self._state, request)
 
-    def balance_leaders(self) -> Result[bool]:
-        return control_partitions.balance_leaders(self._state)
+    def maybe_balance_partition_leaders(self) -> Result[bool]:
+        return control_partitions.maybe_balance_partition_leaders(self._state)
 
     def elect_unclean_leaders(self) -> Result[bool]:
         return control_partitions.elect_unclean_leaders(self._state)
@@ -247,7 +248,9 @@ class Controller:
         supersede: bool = False,
         version: int = 4,
     ) -> Result[int]:
-        """``next_offset``, where the records will begin, becomes the epoch of a new incarnation."""
+        """Register a broker; `next_offset`, the offset of the first record, becomes the epoch of a new
+        incarnation.
+        """
         return control_brokers.register_broker(
             self._state,
             self._heartbeats,
@@ -264,7 +267,9 @@ class Controller:
     def unregister_broker(self, broker: int) -> Result[None]:
         return control_brokers.unregister_broker(self._state, broker)
 
-    def process_heartbeat(self, request: BrokerHeartbeatRequest, *, now_ns: int) -> Result[HeartbeatReply]:
+    def process_broker_heartbeat(
+        self, request: BrokerHeartbeatRequest, *, now_ns: int
+    ) -> Result[HeartbeatReply]:
         broker = request.broker_id
         offset = self._registration_offsets.get(broker)
         if offset is None:
@@ -273,31 +278,31 @@ class Controller:
             )
         self._state.check_broker_epoch(broker, request.broker_epoch)
         self._heartbeats.track(broker, request.broker_epoch, now_ns)
-        return control_brokers.process_heartbeat(
+        return control_brokers.process_broker_heartbeat(
             self._state, self._heartbeats, request, registration_offset=offset
         )
 
     def begin_controlled_shutdown(self, broker: int, offset: int) -> None:
-        """Called with the last offset of the records of a heartbeat that began a controlled shutdown."""
+        """Note the last offset of the records of a heartbeat that started a controlled shutdown."""
         self._heartbeats.begin_controlled_shutdown(broker, offset)
 
-    def fence_expired_broker(self, now_ns: int) -> Result[bool]:
-        """Fence one broker whose session has ended; the response says whether to call again.
+    def maybe_fence_stale_broker(self, now_ns: int) -> Result[bool]:
+        """Fence one broker whose session has expired; the response says whether to call again.
 
-        One at a time, so that each fencing sees the elections of the one before.
+        Brokers are fenced one at a time, so that each fencing sees the elections of the one before.
         """
-        expired = self._heartbeats.pop_expired(now_ns)
+        expired = self._heartbeats.maybe_remove_expired(now_ns)
         if expired is None:
             return Result([], False)
         id, epoch = expired
         registration = self.image.cluster.brokers.get(id)
         if registration is None or registration.epoch != epoch or registration.fenced:
             return Result([], True)
-        return Result(control_brokers.fence_broker(self._state, id), True)
+        return Result(control_brokers.handle_broker_fenced(self._state, id), True)
 
     def fence_gone_broker(self, broker: int, epoch: int) -> Result[bool]:
-        """End the session of a broker whose process is known to be gone, and fence it; the response says
-        whether that was to do.
+        """End the session of a broker whose process has ended, and fence it; the response says whether it was
+        unfenced before.
         """
         registration = self.image.cluster.brokers.get(broker)
         if registration is None or registration.epoch != epoch:
@@ -305,10 +310,10 @@ class Controller:
         self._heartbeats.end_session(broker, epoch)
         if registration.fenced:
             return Result([], False)
-        return Result(control_brokers.fence_broker(self._state, broker), True)
+        return Result(control_brokers.handle_broker_fenced(self._state, broker), True)
 
     def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
-        """The (broker, epoch) of those that serve and have not been heard of for so long."""
+        """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ns`."""
         brokers = self.image.cluster.brokers
         return [
             (id, epoch)
@@ -317,7 +322,9 @@ class Controller:
         ]
 
     def unheard_brokers(self) -> list[tuple[int, int]]:
-        """The (broker, epoch) of those that serve and have not been heard of since this controller began."""
+        """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat to this controller
+        yet.
+        """
         brokers = self.image.cluster.brokers
         return [
             (id, epoch)
@@ -326,5 +333,7 @@ class Controller:
         ]
 
     def excuse_brokers(self, gap_ns: int) -> None:
-        """This controller did not run for a while: whatever brokers said meanwhile lies unread."""
+        """Prolong all sessions by a time in which this controller did not run: the heartbeats of that time
+        are still unread.
+        """
         self._heartbeats.excuse(gap_ns)

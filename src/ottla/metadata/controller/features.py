@@ -1,4 +1,4 @@
-"""Feature levels: raise them, lower them, but only to what every node of the cluster supports."""
+"""FeatureControlManager: raise and lower feature levels, within what every node of the cluster supports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNSAFE_DOWNGRADE = 3
 def update_features(
     state: ControllerState, request: UpdateFeaturesRequest, *, version: int = 2
 ) -> Result[UpdateFeaturesResponse]:
-    """All updates or none: the first one that is refused fails the request."""
+    """Apply all updates or none: the first one that is refused fails the request."""
     if version == 0:  # the version without upgrade types
         for update in request.feature_updates:
             update.upgrade_type = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
@@ -110,7 +110,9 @@ def _update(
 
 
 def _upgrade_quorum(state: ControllerState, level: int, *, validate_only: bool) -> ApiError:
-    """The level of the quorum is in its own records, and the quorum says whether it can be."""
+    """Raise `kraft.version`, which is in the quorum's own records; the quorum decides whether that is
+    possible.
+    """
     if level == state.kraft_version:
         return NO_ERROR
     if state.upgrade_quorum is None:
@@ -141,7 +143,7 @@ def _update_metadata_version(
 
 
 def _unsupported_by(state: ControllerState, name: str, level: int) -> str | None:
-    """The first node that does not support the level, in words."""
+    """Say which node does not support the level; None if all nodes do."""
     local = state.settings.node_id
     nodes: list[tuple[str, Mapping[str, VersionRange]]] = [
         (f"Local controller {local}", state.settings.supported_features)

@@ -1,8 +1,8 @@
-"""Which brokers are alive: sessions, and the way through fencing and controlled shutdown.
+"""`BrokerHeartbeatManager`: the sessions of brokers, and their way through fencing and controlled shutdown.
 
-Soft state of the active controller: it is not in the metadata log, and a new controller starts over with a
-full session for every broker. Times are nanoseconds of a monotonic clock, passed in. Invariant: a broker
-that is shutting down is not fenced; being fenced ends the shutdown.
+Soft state of the active controller: it is not in the metadata log, and a new controller starts with a full
+session for every broker. Times are nanoseconds of a monotonic clock, passed in. Invariant: a broker in
+controlled shutdown is not fenced; fencing it ends the controlled shutdown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Broker:
     id: int
     fenced: bool
     metadata_offset: int = -1  # how far the broker has read the metadata log
-    controlled_shutdown_offset: int = -1  # what the others must have read before it may go; -1: not going
+    # What the active brokers must have read before it may shut down; -1 outside of a controlled shutdown.
+    controlled_shutdown_offset: int = -1
 
     @property
     def shutting_down(self) -> bool:
@@ -48,21 +49,21 @@ class BrokerHeartbeatManager:
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ns: Final = session_timeout_ms * 1_000_000
         self._brokers: dict[int, _Broker] = {}
-        self._contact_ns: dict[tuple[int, int], int] = {}  # (broker, epoch) -> last heard of
-        self._assumed: set[tuple[int, int]] = set()  # those of them that were not heard of here yet
+        self._contact_ns: dict[tuple[int, int], int] = {}  # (broker, epoch) -> time of the last heartbeat
+        self._assumed: set[tuple[int, int]] = set()  # sessions without a heartbeat to this controller yet
 
     def track(self, broker: int, epoch: int, now_ns: int) -> None:
-        """The broker was heard of, whatever it wants."""
+        """Note a heartbeat of the broker."""
         self._contact_ns[(broker, epoch)] = now_ns
         self._assumed.discard((broker, epoch))
 
     def assume(self, broker: int, epoch: int, now_ns: int) -> None:
-        """The broker had a session with another controller: it has one here, until it is heard of."""
+        """Give the broker a session because it had one with the previous controller."""
         self._contact_ns[(broker, epoch)] = now_ns
         self._assumed.add((broker, epoch))
 
     def unheard(self) -> list[tuple[int, int]]:
-        """The (broker, epoch) of those whose session is only assumed."""
+        """The (broker, epoch) of the brokers that have not sent a heartbeat to this controller yet."""
         return [key for key in self._contact_ns if key in self._assumed]
 
     def has_valid_session(self, broker: int, epoch: int, now_ns: int) -> bool:
@@ -72,8 +73,8 @@ class BrokerHeartbeatManager:
     def _expired(self, contact_ns: int, now_ns: int) -> bool:
         return contact_ns + self._session_timeout_ns < now_ns
 
-    def pop_expired(self, now_ns: int) -> tuple[int, int] | None:
-        """Forget and return one (broker, epoch) whose session is over."""
+    def maybe_remove_expired(self, now_ns: int) -> tuple[int, int] | None:
+        """Remove and return one (broker, epoch) whose session has expired; None if there is none."""
         for key, contact in self._contact_ns.items():
             if self._expired(contact, now_ns):
                 del self._contact_ns[key]
@@ -81,15 +82,15 @@ class BrokerHeartbeatManager:
         return None
 
     def end_session(self, broker: int, epoch: int) -> None:
-        """Forget when the broker was heard of: it is known to be gone."""
+        """Remove the session of a broker whose process has ended."""
         self._contact_ns.pop((broker, epoch), None)
 
     def silent(self, since_ns: int) -> list[tuple[int, int]]:
-        """The (broker, epoch) of those not heard of since a time, and not given up yet."""
+        """The (broker, epoch) of the sessions without a heartbeat since `since_ns`."""
         return [key for key, contact in self._contact_ns.items() if contact < since_ns]
 
     def excuse(self, gap_ns: int) -> None:
-        """Nobody could be heard for a while: that is not to be held against anybody."""
+        """Prolong all sessions: the controller could not read heartbeats for `gap_ns`."""
         for key in self._contact_ns:
             self._contact_ns[key] += gap_ns
 
@@ -113,16 +114,16 @@ class BrokerHeartbeatManager:
         self._brokers.pop(broker, None)
 
     def begin_controlled_shutdown(self, broker: int, offset: int) -> None:
-        """The broker may go once every active broker has read the metadata log up to ``offset``."""
+        """Let the broker shut down once every active broker has read the metadata log up to `offset`."""
         known = self._brokers[broker]
         assert not known.fenced, f"broker {broker} is fenced and cannot enter controlled shutdown"
         if known.controlled_shutdown_offset < 0:
             known.controlled_shutdown_offset = offset
 
-    def next_state(
+    def calculate_next_broker_state(
         self, request: BrokerHeartbeatRequest, registration_offset: int, has_leaderships: Callable[[], bool]
     ) -> tuple[BrokerControlState, BrokerControlState]:
-        """Where the broker is, and where its wish and the circumstances take it."""
+        """The current state of the broker, and the next one by what its heartbeat asks for."""
         broker = self._brokers[request.broker_id]
         current = broker.state
         if current is BrokerControlState.FENCED:

@@ -1,11 +1,13 @@
-"""Partitions: who leads, who is in sync, on which directory a replica lies."""
+"""ReplicationControlManager, the part for partitions: leader elections, ISR changes, directories of
+replicas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ottla.metadata.controller.partition_change import Election
+from ottla.metadata.controller.partition_change_builder import Election
 from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result
 from ottla.metadata.image.entities import (
     NO_LEADER,
@@ -53,7 +55,7 @@ def partitions_where(
     return [PartitionRef(*found) for found in state.image.topics.partitions() if condition(found[2])]
 
 
-def leader_and_isr_updates(
+def generate_leader_and_isr_updates(
     state: ControllerState,
     partitions: Iterable[PartitionRef],
     *,
@@ -61,11 +63,11 @@ def leader_and_isr_updates(
     broker_to_add: int = NO_LEADER,
     unclean_shutdown_broker: int = NO_LEADER,
 ) -> list[MetadataRecord]:
-    """New leaders and in-sync sets after a broker went or came.
+    """Elect leaders and shrink ISRs after a broker left or came back.
 
-    ``broker_to_add`` may lead although the image still shows it fenced; ``broker_to_remove`` may not
-    although it shows it active; a broker whose shutdown was unclean is besides no longer eligible, as it
-    may have lost records.
+    `broker_to_add` may lead although the image still shows it fenced; `broker_to_remove` may not lead
+    although the image shows it active; a broker whose shutdown was unclean is not eligible any more either,
+    as it may have lost records.
     """
     gone = {broker_to_remove, unclean_shutdown_broker}
 
@@ -74,7 +76,7 @@ def leader_and_isr_updates(
 
     records: list[MetadataRecord] = []
     for topic, index, partition in partitions:
-        change = state.change(topic, index, partition, may_lead=may_lead)
+        change = state.partition_change_builder(topic, index, partition, may_lead=may_lead)
         if state.unclean_election_enabled(topic.name):
             change.election = Election.UNCLEAN
         if unclean_shutdown_broker != NO_LEADER:
@@ -89,7 +91,7 @@ def leader_and_isr_updates(
 def alter_partition(
     state: ControllerState, request: AlterPartitionRequest, *, version: int = 3
 ) -> Result[AlterPartitionResponse]:
-    """A leader asks for another in-sync set; KafkaError STALE_BROKER_EPOCH fails the request as a whole."""
+    """Change ISRs as their leaders ask; KafkaError STALE_BROKER_EPOCH fails the request as a whole."""
     state.check_broker_epoch(request.broker_id, request.broker_epoch)
     records: list[MetadataRecord] = []
     topics: list[AlterPartitionResponseTopicData] = []
@@ -102,7 +104,7 @@ def alter_partition(
             if topic is None:
                 answers.append(_refused(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_ID))
             else:
-                answers.append(_alter_one(state, topic, asked, request.broker_id, records))
+                answers.append(_alter_one_partition(state, topic, asked, request.broker_id, records))
         topics.append(AlterPartitionResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers))
     return Result(records, AlterPartitionResponse(topics=topics))
 
@@ -111,7 +113,7 @@ def _refused(index: int, error: ErrorCode) -> AlterPartitionResponsePartitionDat
     return AlterPartitionResponsePartitionData(partition_index=index, error_code=int(error))
 
 
-def _alter_one(
+def _alter_one_partition(
     state: ControllerState,
     topic: TopicImage,
     asked: AlterPartitionRequestPartitionData,
@@ -122,10 +124,10 @@ def _alter_one(
     partition = topic.partitions.get(index)
     if partition is None:
         return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    error = _alteration_error(state, partition, asked, broker)
+    error = _validate_alter_partition_data(state, partition, asked, broker)
     if error is not ErrorCode.NONE:
         return _refused(index, error)
-    change = state.change(topic, index, partition)
+    change = state.partition_change_builder(topic, index, partition)
     if state.unclean_election_enabled(topic.name):
         change.election = Election.UNCLEAN
     change.isr = [member.broker_id for member in asked.new_isr_with_epochs]
@@ -135,7 +137,8 @@ def _alter_one(
         records.append(record)
         partition = partition.merge(record)
         if record.leader not in (broker, NO_LEADER_CHANGE):
-            # The change finished a reassignment that took the leadership away: both an error and a record.
+            # The change completed a reassignment that moved the leadership: the answer is an error, with a
+            # record.
             return _refused(index, ErrorCode.NEW_LEADER_ELECTED)
     return AlterPartitionResponsePartitionData(
         partition_index=index,
@@ -147,13 +150,13 @@ def _alter_one(
     )
 
 
-def _alteration_error(
+def _validate_alter_partition_data(
     state: ControllerState,
     partition: PartitionRegistration,
     asked: AlterPartitionRequestPartitionData,
     broker: int,
 ) -> ErrorCode:
-    # A leader that is ahead of this controller must have heard of a newer one.
+    # A leader that is ahead of this controller has heard of a newer controller.
     if asked.leader_epoch > partition.leader_epoch or asked.partition_epoch > partition.partition_epoch:
         return ErrorCode.NOT_CONTROLLER
     if asked.leader_epoch < partition.leader_epoch:
@@ -190,7 +193,7 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Resul
             outcome = [
                 (index, elect_leader(state, topic, index, election, records)) for index in topic.partitions
             ]
-            # When all are asked for, those that have the wished-for leader already are not worth a line.
+            # When all partitions are asked for, those that need no election are left out of the response.
             outcome = [
                 (index, error) for index, error in outcome if error.code is not ErrorCode.ELECTION_NOT_NEEDED
             ]
@@ -226,7 +229,7 @@ def elect_leader(
     done = partition.has_preferred_leader if election is Election.PREFERRED else partition.leader != NO_LEADER
     if done:
         return _plain(ErrorCode.ELECTION_NOT_NEEDED)
-    change = state.change(topic, index, partition)
+    change = state.partition_change_builder(topic, index, partition)
     change.election = election
     record = change.build()
     if record is None:
@@ -241,8 +244,8 @@ def _plain(code: ErrorCode) -> ApiError:
     return ApiError(code, code.text)
 
 
-def balance_leaders(state: ControllerState) -> Result[bool]:
-    """Give partitions back to their preferred leaders; the response says whether more may be left to do."""
+def maybe_balance_partition_leaders(state: ControllerState) -> Result[bool]:
+    """Elect preferred leaders where others lead; the response says whether there may be more to elect."""
     limit = state.settings.max_elections_per_imbalance
     records: list[MetadataRecord] = []
     for topic, index, partition in state.image.topics.partitions():
@@ -254,8 +257,8 @@ def balance_leaders(state: ControllerState) -> Result[bool]:
 
 
 def elect_unclean_leaders(state: ControllerState) -> Result[bool]:
-    """Bring leaderless partitions back where unclean.leader.election.enable says that losing data is the
-    lesser evil.
+    """Elect unclean leaders for leaderless partitions of topics that have `unclean.leader.election.enable`;
+    the response says whether there may be more to elect.
     """
     limit = state.settings.max_elections_per_imbalance
     records: list[MetadataRecord] = []
@@ -270,9 +273,12 @@ def elect_unclean_leaders(state: ControllerState) -> Result[bool]:
 def assign_replicas_to_dirs(
     state: ControllerState, request: AssignReplicasToDirsRequest
 ) -> Result[AssignReplicasToDirsResponse]:
-    """A broker tells on which of its directories replicas lie; on a directory that is offline they cannot
-    lead. A replica that was made anew, as its directory is lost, is not written down while nobody leads and
-    another one may have the records: it must not be elected and have the others cut what it lacks.
+    """Record in which of its directories a broker has replicas; a replica in an offline directory cannot
+    lead.
+
+    A replica that was created again because its directory is lost is not recorded while the partition has no
+    leader and another replica may have the records: if it were elected, the others would truncate the records
+    that it lacks.
     """
     if not state.version.directory_assignment:
         raise KafkaError(
@@ -302,11 +308,11 @@ def assign_replicas_to_dirs(
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 elif broker not in partition.replicas:
                     error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                elif _lacks_what_others_may_have(state, partition, broker):
+                elif _may_lack_committed_records(state, partition, broker):
                     error = ErrorCode.NONE
                 else:
                     error = ErrorCode.NONE
-                    change = state.change(topic, index, partition)
+                    change = state.partition_change_builder(topic, index, partition)
                     change.directories[broker] = directory
                     record = change.build()
                     if record is not None:
@@ -323,15 +329,17 @@ def assign_replicas_to_dirs(
                 AssignReplicasToDirsResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers)
             )
         directories.append(AssignReplicasToDirsResponseDirectoryData(id=asked_dir.id, topics=topics))
-    records += leader_and_isr_updates(state, offline, broker_to_remove=broker)
-    records += leader_and_isr_updates(state, leaderless)
+    records += generate_leader_and_isr_updates(state, offline, broker_to_remove=broker)
+    records += generate_leader_and_isr_updates(state, leaderless)
     return Result(records, AssignReplicasToDirsResponse(directories=directories))
 
 
-def _lacks_what_others_may_have(
+def _may_lack_committed_records(
     state: ControllerState, partition: PartitionRegistration, broker: int
 ) -> bool:
-    """Whether nobody leads, and of the replicas only this one is known to have lost its directory."""
+    """Whether the partition has no leader, this replica has lost its directory, and another replica has
+    not.
+    """
     if partition.leader != NO_LEADER:
         return False
     brokers = state.image.cluster.brokers

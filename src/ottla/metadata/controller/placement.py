@@ -1,6 +1,6 @@
-"""Where new replicas go: evenly over brokers, and spread over racks.
+"""`StripedReplicaPlacer`: place new replicas evenly over brokers, and spread them over racks.
 
-The striped placement of Kafka: brokers of a rack form a ring, racks form a ring, and each partition starts
+Kafka's striped placement: brokers of a rack form a ring, racks form a ring, and each partition starts
 one step further on both, so leaders and followers spread evenly. Fenced brokers are taken last and never
 lead. Randomness is passed in. Invariant: the replicas of a partition are distinct, and its first one is an
 unfenced broker.
@@ -29,7 +29,7 @@ class UsableBroker:
 
 
 class _Ring:
-    """A circular list of brokers that starts one further along for every partition."""
+    """A circular list of brokers that starts one broker later for every partition."""
 
     __slots__ = ("brokers", "index", "offset", "stripe")
 
@@ -66,7 +66,7 @@ class _Rack:
 
 
 class StripedReplicaPlacer:
-    """One placement in progress; call :func:`place_replicas` instead of using it directly."""
+    """The state of one placement; call `place_replicas` instead of using it directly."""
 
     def __init__(self, brokers: Iterable[UsableBroker], random: RandomSource) -> None:
         self._random = random
@@ -87,7 +87,7 @@ class StripedReplicaPlacer:
         self._stripe = 0
 
     def place(self, replication_factor: int) -> list[int]:
-        # After as many partitions as there are brokers, shuffle: the same pairs would come again otherwise.
+        # Shuffle after as many partitions as there are brokers; otherwise the same pairs would repeat.
         if self._stripe == self.unfenced and self.unfenced > 1:
             self._shuffle()
             self._stripe = 0
@@ -99,7 +99,7 @@ class StripedReplicaPlacer:
             first = (first + 1) % count
         replicas = [leader]
         rack = self._offset
-        skip: int | None = first  # the leader's rack sits out one round
+        skip: int | None = first  # the leader's rack is skipped for one round
         while len(replicas) < replication_factor:
             if rack == skip:
                 skip = None
@@ -127,7 +127,7 @@ class StripedReplicaPlacer:
 def place_replicas(
     brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, random: RandomSource
 ) -> list[list[int]]:
-    """The replicas of each new partition; INVALID_REPLICATION_FACTOR says why there is no such placement."""
+    """Place the replicas of new partitions; INVALID_REPLICATION_FACTOR says why there is no placement."""
     placer = StripedReplicaPlacer(brokers, random)
     if replication_factor <= 0:
         raise KafkaError(

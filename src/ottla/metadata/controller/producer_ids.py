@@ -1,4 +1,4 @@
-"""Producer ids: given out to brokers in blocks of a thousand, each id once for the life of the cluster."""
+"""ProducerIdControlManager: allocate producer ids to brokers in blocks of a thousand, each id only once."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The active controller at work: decide, append, wait for the commit, answer.
+"""`QuorumController`, the active controller: decide, append, wait for the commit, answer.
 
-Decisions are made one after the other on the image of everything appended; their records are appended in
-the same order and at once, so the log is what the decisions were. An answer waits for its records, and a
-decision without records for those before it, as it may rest on them. Every node replays what is committed
-by itself, this one too, before the answer goes out. Invariant: what an answer says is in the published
-image, and on the disks of a majority; who cannot be told so hears NOT_CONTROLLER.
+Decisions are made one after the other on the image of everything appended; their records are appended at
+once, in the same order, so the log shows the decisions. A response waits for its records, and a decision
+without records waits for those before it, as it may rest on them. Every node replays what is committed, this
+one too, before the response is sent. Invariant: what a response says is in the published image and on the
+disks of a majority; a caller for which that is not certain gets NOT_CONTROLLER.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_FENCINGS_PER_TICK: Final = 1_000
-# A tick that comes later than this was held up with everything else: heartbeats were not read either.
+# After a pause that is longer than this the event loop was blocked, and heartbeats were not read either.
 _LATE_TICK_NS: Final = 3_000_000_000
 
 
 class QuorumController:
-    """Use :meth:`activate`, once this node leads. ``controller`` decides; :meth:`commit` makes it real::
+    """Create it by `activate` once this node leads. `controller` decides, `commit` appends and waits::
 
     response = await qc.commit(qc.controller.create_topics(request, context))
     """
@@ -66,7 +66,7 @@ class QuorumController:
         schema: ConfigSchema,
         bootstrap: Sequence[MetadataRecord],
     ) -> QuorumController:
-        """Take over the log; on an empty one the bootstrap records are appended first."""
+        """Start to act on the log; on an empty one the bootstrap records are appended first."""
         controller = Controller(
             log.fork(),
             settings,
@@ -96,11 +96,11 @@ class QuorumController:
 
     @property
     def controller(self) -> Controller:
-        """Who decides, with the voters as they are now."""
+        """The `Controller`, with the voters as they are now."""
         quorum = (self.log.voters.ids, self.log.kraft_version)
         if quorum != self._quorum:
             self._quorum = quorum
-            self._controller.follow_quorum(*quorum)
+            self._controller.update_quorum(*quorum)
         return self._controller
 
     @property
@@ -109,7 +109,7 @@ class QuorumController:
         return self.log.image
 
     def commit(self, result: Result[T]) -> Awaitable[T]:
-        """Append the records of a decision now; the awaitable gives the response once they are committed."""
+        """Append the records of a decision now; await the result for the response once they are committed."""
         if result.records:
             self._append(result.records, self._controller.image.metadata_version)
         self._check_active()
@@ -131,10 +131,10 @@ class QuorumController:
     def register_broker(
         self, request: BrokerRegistrationRequest, *, supersede: bool = False, version: int = 4
     ) -> Awaitable[int]:
-        """Register a broker; gives its epoch.
+        """Register a broker; its epoch.
 
-        A node registers its own broker with ``supersede``: it holds the lock of the directory, so its former
-        incarnation is gone, and there is no session to wait for.
+        A node registers its own broker with `supersede`: it holds the lock of the directory, so its previous
+        incarnation has ended, and there is no session to wait for.
         """
         return self.commit(
             self.controller.register_broker(
@@ -146,49 +146,49 @@ class QuorumController:
             )
         )
 
-    def process_heartbeat(self, request: BrokerHeartbeatRequest) -> Awaitable[HeartbeatReply]:
-        result = self.controller.process_heartbeat(request, now_ns=self._runtime.clock.monotonic_ns())
+    def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> Awaitable[HeartbeatReply]:
+        result = self.controller.process_broker_heartbeat(request, now_ns=self._runtime.clock.monotonic_ns())
         answer = self.commit(result)
         if result.response.in_controlled_shutdown:
             self.controller.begin_controlled_shutdown(request.broker_id, self.log.next_offset - 1)
         return answer
 
     async def fence_gone_broker(self, broker: int, epoch: int) -> bool:
-        """Fence a broker whose process is known to be gone; whether that was to do."""
+        """Fence a broker whose process has ended; whether it was unfenced before."""
         return await self.commit(self.controller.fence_gone_broker(broker, epoch))
 
     def silent_brokers(self, for_ms: int) -> list[tuple[int, int]]:
-        """The (broker, epoch) of those that serve and have not been heard of for so long."""
+        """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ms`."""
         return self.controller.silent_brokers(self._runtime.clock.monotonic_ns(), for_ms * 1_000_000)
 
     def unheard_brokers(self, for_ms: int) -> list[tuple[int, int]]:
-        """Those that serve and have not been heard of since this controller began, if that is so long ago."""
+        """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat to this controller in
+        the `for_ms` and more that it is active.
+        """
         age_ns = self._runtime.clock.monotonic_ns() - self._began_ns
         return self.controller.unheard_brokers() if age_ns >= for_ms * 1_000_000 else []
 
     # Periodic work
 
-    async def tick(self) -> None:
-        """Fence brokers that fell silent. To be called about once a second."""
+    async def maybe_fence_stale_brokers(self) -> None:
+        """Fence the brokers whose sessions have expired; call it about once a second."""
         now_ns = self._runtime.clock.monotonic_ns()
         gap_ns, self._last_tick_ns = now_ns - self._last_tick_ns, now_ns
         if gap_ns > _LATE_TICK_NS:
             self.controller.excuse_brokers(gap_ns)
         for _ in range(_MAX_FENCINGS_PER_TICK):
-            result = self.controller.fence_expired_broker(self._runtime.clock.monotonic_ns())
+            result = self.controller.maybe_fence_stale_broker(self._runtime.clock.monotonic_ns())
             if not result.response:
                 break
             await self.commit(result)
 
-    async def balance_leaders(self) -> None:
-        """Give leadership back to preferred replicas; for every
-        ``leader.imbalance.check.interval.seconds``.
-        """
-        while await self.commit(self.controller.balance_leaders()):
+    async def maybe_balance_partition_leaders(self) -> None:
+        """Elect preferred leaders; call it every `leader.imbalance.check.interval.seconds`."""
+        while await self.commit(self.controller.maybe_balance_partition_leaders()):
             _log.debug("more leaders to balance")
 
     async def elect_unclean_leaders(self) -> None:
-        """For every ``unclean.leader.election.interval.ms``."""
+        """Elect unclean leaders where allowed; call it every `unclean.leader.election.interval.ms`."""
         while await self.commit(self.controller.elect_unclean_leaders()):
             _log.debug("more leaders to elect")
 

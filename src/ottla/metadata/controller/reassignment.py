@@ -1,7 +1,7 @@
-"""PartitionReassignmentReplicas: moving the replicas of a partition, in steps that never cost durability.
+"""Reassignment: move the replicas of a partition, in steps that never reduce durability.
 
-A reassignment first adds the new replicas beside the old ones; once the in-sync set holds them, the old
-ones go (see :func:`~ottla.metadata.controller.partition_change.completed_reassignment`). Until then it can be
+A reassignment first adds the new replicas beside the old ones; once the ISR contains them, the old ones are
+removed (see `completed_reassignment`). Until then it can be
 cancelled.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ottla.metadata.controller.partition_change import (
+from ottla.metadata.controller.partition_change_builder import (
     Election,
     PartitionReassignmentReplicas,
     PartitionReassignmentRevert,
 )
 from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result, check_record_count
-from ottla.metadata.controller.topics import check_assignment
+from ottla.metadata.controller.topics import validate_manual_partition_assignment
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -81,13 +81,13 @@ def _reassign(
         )
     if asked.replicas is None:
         return _cancel(state, topic, asked.partition_index, partition)
-    check_assignment(state, asked.replicas, None)
+    validate_manual_partition_assignment(state, asked.replicas, None)
     if not allow_change:
         _check_replication_factor(partition, len(asked.replicas))
     way = PartitionReassignmentReplicas.between(partition.replicas, asked.replicas)
-    change = state.change(topic, asked.partition_index, partition)
+    change = state.partition_change_builder(topic, asked.partition_index, partition)
     change.replicas = way.replicas
-    # A move that is under way may have added what this one does not want, and be removing what it does.
+    # A reassignment in progress may be adding replicas that this one drops, and removing some that it keeps.
     change.removing = way.removing
     change.adding = sorted({*way.adding, *(set(partition.adding_replicas) & set(asked.replicas))})
     return change.build()
@@ -121,7 +121,7 @@ def _cancel(
             f"Unable to revert partition assignment for {topic.name}:{index} because it would require "
             "an unclean leader election. No former replica is in sync, so records could be lost.",
         )
-    change = state.change(topic, index, partition)
+    change = state.partition_change_builder(topic, index, partition)
     if unclean_enabled:
         change.election = Election.UNCLEAN
     change.isr = revert.isr
@@ -134,7 +134,7 @@ def _cancel(
 def list_partition_reassignments(
     state: ControllerState, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    """The reassignments under way: all of them, or those among the partitions that are named."""
+    """The reassignments in progress: all of them, or those of the named partitions."""
     by_name = state.image.topics.by_name
     wanted: Iterable[tuple[TopicImage, Iterable[int]]]
     if request.topics is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from ottla.metadata.controller.partition_change import PartitionChangeBuilder
+from ottla.metadata.controller.partition_change_builder import PartitionChangeBuilder
 from ottla.metadata.controller.placement import RandomSource, UsableBroker
 from ottla.metadata.features import SUPPORTED_FEATURES, MetadataVersion, VersionRange
 from ottla.metadata.image.entities import (
@@ -27,16 +27,16 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 
-# No request may write more records than this; Kafka draws the line at the same place.
+# The most records that one request may write, as in Kafka.
 MAX_RECORDS_PER_REQUEST: Final = 10_000
-# The most partitions that one CreateTopics may ask for, checked before anything is allocated.
+# The most partitions that one request may create; checked before anything is allocated.
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000
 
 T = TypeVar("T")
 
 
 class ApiError(NamedTuple):
-    """An error code and the words that go with it."""
+    """An error code and its message."""
 
     code: ErrorCode
     message: str | None = None
@@ -55,14 +55,16 @@ NO_ERROR: Final = ApiError(ErrorCode.NONE)
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """Records to append, all or none of them, and the response for when they are committed."""
+    """The records to append, all or none of them, and the response to give once they are committed (Kafka's
+    ControllerResult).
+    """
 
     records: Sequence[MetadataRecord]
     response: T
 
 
 class EffectiveConfig(NamedTuple):
-    """A topic config as CreateTopics returns it; ``source`` is Kafka's number of the ConfigSource."""
+    """A topic config as CreateTopics returns it; `source` is Kafka's number of the ConfigSource."""
 
     name: str
     value: str | None
@@ -72,12 +74,12 @@ class EffectiveConfig(NamedTuple):
 
 
 class ConfigSchema(Protocol):
-    """What the controller needs to know of configurations; the node's table of configs answers."""
+    """The part of the node's table of configs that the controller uses."""
 
     def validate(
         self, resource: ConfigResource, configs: Mapping[str, str], existing: Mapping[str, str]
     ) -> None:
-        """Raise KafkaError when ``configs``, the whole overrides of the resource, are not valid."""
+        """Raise KafkaError when `configs`, the whole overrides of the resource, are not valid."""
 
     def is_list(self, type: int, name: str) -> bool:
         """Whether APPEND and SUBTRACT make sense for the config."""
@@ -88,14 +90,14 @@ class ConfigSchema(Protocol):
     def topic_config(
         self, name: str, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> str:
-        """The value in effect: of the topic, else of this broker, else of the cluster, else static or
+        """The effective value: of the topic, else of this broker, else of the cluster, else static or
         default.
         """
 
     def topic_configs(
         self, topic: Mapping[str, str], broker: Mapping[str, str], cluster: Mapping[str, str]
     ) -> list[EffectiveConfig]:
-        """Every topic config in effect, sorted by name."""
+        """Every effective topic config, sorted by name."""
 
 
 def _allow(_operation: int, _resource_type: int, _name: str) -> bool:
@@ -108,14 +110,15 @@ def _no_quota(_partitions: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ControllerRequestContext:
-    """Who asks and what they may do: permission, and the quota on partition changes.
+    """The permissions of the caller, and its quota on partition changes.
 
-    ``charge_partitions`` raises KafkaError(THROTTLING_QUOTA_EXCEEDED) when the caller has used up its share.
+    `apply_partition_change_quota` raises KafkaError THROTTLING_QUOTA_EXCEEDED when the caller has exceeded
+    it.
     """
 
     allowed: Callable[[int, int, str], bool] = _allow
-    charge_partitions: Callable[[int], None] = _no_quota
-    forwarded: bool = True  # whether a broker, which has checked what only it can, passed the request on
+    apply_partition_change_quota: Callable[[int], None] = _no_quota
+    forwarded: bool = True  # whether a broker, which has validated what only it can, forwarded the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class ControllerSettings:
 
 @dataclass(slots=True)
 class ControllerState:
-    """The image that decisions are made on: everything appended so far, committed or not yet."""
+    """The state on which decisions are made; `image` has everything appended so far, committed or not yet."""
 
     image: MetadataImage
     settings: ControllerSettings
@@ -142,7 +145,7 @@ class ControllerState:
     new_uuid: Callable[[], bytes]
     voters: Sequence[int] = ()  # the controllers of the quorum
     kraft_version: int = 0
-    # Raises the version of the quorum, or (the second argument) only says by a KafkaError why it cannot.
+    # Raise `kraft.version`, or only validate that (the second argument); KafkaError says why it is refused.
     upgrade_quorum: Callable[[int, bool], None] | None = None
 
     @property
@@ -200,7 +203,7 @@ class ControllerState:
         return self.topic_config(topic, "unclean.leader.election.enable").lower() == "true"
 
     def min_isr(self, topic: TopicImage) -> int:
-        """``min.insync.replicas``, never above the number of replicas there are."""
+        """The effective `min.insync.replicas`, at most the number of replicas."""
         configured = int(self.topic_config(topic.name, "min.insync.replicas"))
         first = topic.partitions.get(0)
         return configured if first is None else min(configured, len(first.replicas))
@@ -210,7 +213,7 @@ class ControllerState:
 
     # Partitions
 
-    def change(
+    def partition_change_builder(
         self,
         topic: TopicImage,
         partition_id: int,
@@ -218,7 +221,7 @@ class ControllerState:
         *,
         may_lead: Callable[[int], bool] | None = None,
     ) -> PartitionChangeBuilder:
-        """Begin a change of a partition; a leader must be active and have the replica's directory online."""
+        """Start a change of a partition; a leader must be active and have the replica's directory online."""
         acceptable = self.is_active if may_lead is None else may_lead
         brokers = self.image.cluster.brokers
 

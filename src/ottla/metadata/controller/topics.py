@@ -1,4 +1,4 @@
-"""Topics: create, delete, grow."""
+"""ReplicationControlManager, the part for topics: create and delete them, add partitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from ottla.metadata.controller.configs import creation_config_records
+from ottla.metadata.controller.configs import topic_creation_config_records
 from ottla.metadata.controller.placement import place_replicas
 from ottla.metadata.controller.state import (
     MAX_PARTITIONS_PER_REQUEST,
@@ -49,8 +49,10 @@ from ottla.protocol.names import (
 
 _ZERO_UUID = bytes(16)
 
-_Shown: TypeAlias = dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]]
-"""What the topics of one request are told of their settings, by those they bring: most bring the same."""
+_EffectiveConfigs: TypeAlias = dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]]
+"""The effective configs that the response shows, by the overrides of a topic: most topics of a request have
+the same.
+"""
 
 
 def create_topics(
@@ -59,8 +61,8 @@ def create_topics(
     context: ControllerRequestContext,
     collisions: Mapping[str, Collection[str]],
 ) -> Result[CreateTopicsResponse]:
-    """Each topic stands or falls alone. ``collisions`` maps collision keys to the names that exist under
-    them.
+    """Create topics; each one succeeds or fails alone. `collisions` maps the unified form of a name to the
+    existing names with that form.
     """
     duplicates = {
         name for name, count in Counter(topic.name for topic in request.topics).items() if count > 1
@@ -71,7 +73,7 @@ def create_topics(
     records: list[MetadataRecord] = []
     results: list[CreatableTopicResult] = []
     created_keys: dict[str, list[str]] = {}
-    shown: _Shown = {}
+    effective_configs: _EffectiveConfigs = {}
     for topic in wanted:
         topic_records: list[MetadataRecord] = []
         try:
@@ -87,7 +89,7 @@ def create_topics(
                     ErrorCode.TOPIC_AUTHORIZATION_FAILED, "The client is not authorized to create the topic."
                 )
             _check_name(state, topic.name, collisions, created_keys)
-            result = _create_topic(state, topic, context, topic_records, shown)
+            result = _create_topic(state, topic, context, topic_records, effective_configs)
         except KafkaError as error:
             results.append(_failed_topic(topic.name, error.code, error.message))
             continue
@@ -150,20 +152,20 @@ def _create_topic(
     topic: CreatableTopic,
     context: ControllerRequestContext,
     records: list[MetadataRecord],
-    shown: _Shown,
+    effective_configs: _EffectiveConfigs,
 ) -> CreatableTopicResult:
-    config_records, overrides = creation_config_records(state, topic.name, topic.configs)
+    config_records, overrides = topic_creation_config_records(state, topic.name, topic.configs)
     if topic.assignments:
         partitions = _manually_assigned(state, topic)
     else:
         partitions = _placed(state, topic)
-    context.charge_partitions(len(partitions))
+    context.apply_partition_change_quota(len(partitions))
     topic_id = state.new_uuid()
     result = CreatableTopicResult(name=topic.name, topic_id=topic_id)
     if context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, topic.name):
         result.num_partitions = len(partitions)
         result.replication_factor = len(partitions[0].replicas)
-        result.configs = _shown_configs(state, overrides, shown)
+        result.configs = _effective_configs(state, overrides, effective_configs)
     else:
         result.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     records.append(TopicRecord(name=topic.name, topic_id=topic_id))
@@ -175,12 +177,12 @@ def _create_topic(
     return result
 
 
-def _shown_configs(
-    state: ControllerState, overrides: Mapping[str, str], shown: _Shown
+def _effective_configs(
+    state: ControllerState, overrides: Mapping[str, str], known: _EffectiveConfigs
 ) -> list[CreatableTopicConfigs]:
     key = frozenset(overrides.items())
-    if key not in shown:
-        shown[key] = [
+    if key not in known:
+        known[key] = [
             CreatableTopicConfigs(
                 name=config.name,
                 value=None if config.sensitive else config.value,
@@ -190,7 +192,7 @@ def _shown_configs(
             )
             for config in state.topic_configs(overrides)
         ]
-    return shown[key]
+    return known[key]
 
 
 def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
@@ -257,8 +259,8 @@ def delete_topics(
     *,
     version: int = 6,
 ) -> Result[DeleteTopicsResponse]:
-    """Delete by name or, from version 6 on, by id. Who may not describe a topic does not learn that it
-    exists.
+    """Delete topics by name or, from version 6 on, by id. A caller that may not describe a topic does not
+    learn that it exists.
     """
     if not state.settings.delete_topic_enable:
         if version < 3:
@@ -305,7 +307,7 @@ def delete_topics(
         return cluster_wide or context.allowed(operation, AclResourceType.TOPIC, name)
 
     denied = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED.text)
-    doomed: dict[bytes, TopicImage] = {}
+    to_delete: dict[bytes, TopicImage] = {}
     for topic_id in ids:
         if topic_id in duplicate_ids:
             continue
@@ -315,7 +317,7 @@ def delete_topics(
         elif not allowed(AclOperation.DELETE, found.name):
             respond(found.name if allowed(AclOperation.DESCRIBE, found.name) else None, topic_id, denied)
         else:
-            doomed[topic_id] = found
+            to_delete[topic_id] = found
     for name in names:
         if name in duplicate_names:
             continue
@@ -327,18 +329,18 @@ def delete_topics(
             respond(name, _ZERO_UUID, ApiError(unknown, unknown.text))
         elif not allowed(AclOperation.DELETE, name):
             respond(name, _ZERO_UUID, denied)
-        elif found.id in doomed or found.id in duplicate_ids:
-            doomed.pop(found.id, None)
+        elif found.id in to_delete or found.id in duplicate_ids:
+            to_delete.pop(found.id, None)
             duplicate_ids.add(found.id)
             text = "The provided topic name maps to an ID that was already supplied."
             respond(name, found.id, ApiError(ErrorCode.INVALID_REQUEST, text))
         else:
-            doomed[found.id] = found
+            to_delete[found.id] = found
 
     records: list[MetadataRecord] = []
-    for topic_id, found in doomed.items():
+    for topic_id, found in to_delete.items():
         try:
-            context.charge_partitions(len(found.partitions))
+            context.apply_partition_change_quota(len(found.partitions))
         except KafkaError as error:
             respond(found.name, topic_id, ApiError.of(error))
             continue
@@ -369,7 +371,7 @@ def create_partitions(
         try:
             if not context.allowed(AclOperation.ALTER, AclResourceType.TOPIC, topic.name):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            records += _grow_topic(state, topic, context)
+            records += _create_partitions(state, topic, context)
         except KafkaError as raised:
             error = ApiError.of(raised)
         results.append(
@@ -381,7 +383,7 @@ def create_partitions(
     return Result([] if request.validate_only else records, CreatePartitionsResponse(results=results))
 
 
-def _grow_topic(
+def _create_partitions(
     state: ControllerState, request: CreatePartitionsTopic, context: ControllerRequestContext
 ) -> list[MetadataRecord]:
     topic = state.image.topics.by_name.get(request.name)
@@ -409,7 +411,7 @@ def _grow_topic(
             f"Excessively large number of partitions per request. At most {MAX_PARTITIONS_PER_REQUEST} are "
             "allowed; split the request into smaller ones.",
         )
-    context.charge_partitions(additional)
+    context.apply_partition_change_quota(additional)
     factor = len(topic.partitions[0].replicas)
     if request.assignments is not None:
         partitions = [
@@ -431,7 +433,7 @@ def _grow_topic(
 def _assigned_partition(
     state: ControllerState, index: int, replicas: Sequence[int], replication_factor: int | None
 ) -> PartitionRegistration:
-    check_assignment(state, replicas, replication_factor)
+    validate_manual_partition_assignment(state, replicas, replication_factor)
     if not any(state.is_active(replica) for replica in replicas):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -441,9 +443,11 @@ def _assigned_partition(
     return _new_partition(state, replicas)
 
 
-def check_assignment(state: ControllerState, replicas: Sequence[int], replication_factor: int | None) -> None:
-    """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as they
-    should be.
+def validate_manual_partition_assignment(
+    state: ControllerState, replicas: Sequence[int], replication_factor: int | None
+) -> None:
+    """Raise INVALID_REPLICA_ASSIGNMENT unless the replicas are registered, distinct and as many as
+    `replication_factor`, if that is given.
     """
     prefix = "The manual partition assignment includes"
     if not replicas:

@@ -1,9 +1,10 @@
-"""From one image to the next: replay records, then apply; and meanwhile remember what changed.
+"""`MetadataDelta`: replay records onto an image, apply them to get the next one, and record what changed.
 
 A delta collects the records of one batch (or of one metadata transaction, or of a whole log being loaded)
 against a base image and copies each map on the first write to it. Afterwards the node reads from it what it
-has to act upon: topics created, changed and deleted, the replicas that became this broker's to lead or
-follow, configs and brokers that changed. Invariant: ``base`` is never touched.
+has to act on: topics created, changed and deleted, the replicas that this broker leads or follows now,
+configs and brokers that changed. Invariants: `base` is never modified; leader epochs, partition epochs and
+broker epochs never go back.
 """
 
 from __future__ import annotations
@@ -60,9 +61,7 @@ from ottla.runtime import invariants
 
 
 class ReplayError(Exception):
-    """A record that contradicts the image: the log was written by something broken, and must not be built
-    upon.
-    """
+    """A record that contradicts the image: the log is corrupt and must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ class LocalReplica:
 
 @dataclass(slots=True)
 class LocalReplicaChanges:
-    """What a delta asks of one broker. ``elected_leaders`` is the part of ``leaders`` whose leader epoch is
-    new.
+    """What a delta changes for the replicas of one broker. `elected_leaders` are those of `leaders` whose
+    leader epoch is new.
     """
 
     deletes: dict[TopicPartition, bytes] = field(default_factory=dict)  # -> topic id
@@ -91,8 +90,8 @@ class LocalReplicaChanges:
 
 @dataclass(slots=True)
 class TopicDelta:
-    """A topic being changed; ``before`` is None for a new one. ``changes`` holds the partitions written so
-    far.
+    """The changes of one topic; `before` is None for a new one, `changes` has the partitions written so far.
+    `MetadataDelta.topics` and `deleted_topics` together are Kafka's TopicsDelta.
     """
 
     name: str
@@ -136,7 +135,7 @@ class TopicDelta:
 
 
 class MetadataDelta:
-    """Replay records onto ``base``; then ``apply()`` gives the next image."""
+    """Replay records onto `base`; then `apply()` gives the next image."""
 
     def __init__(self, base: MetadataImage) -> None:
         self.base: Final = base
@@ -162,7 +161,7 @@ class MetadataDelta:
         self._tokens: dict[str, DelegationToken] | None = None
 
     def replay(self, record: MetadataRecord) -> None:
-        """Take one record in; ReplayError if it contradicts what came before."""
+        """Replay one record; ReplayError if it contradicts what came before."""
         handler = _HANDLERS.get(type(record))
         if handler is None:
             raise ReplayError(f"{type(record).__name__} cannot be replayed into an image")
@@ -185,7 +184,7 @@ class MetadataDelta:
         )
 
     def local_changes(self, broker: int) -> LocalReplicaChanges:
-        """What this delta means for the replicas of one broker."""
+        """The changes of the replicas of one broker."""
         out = LocalReplicaChanges()
         for topic in self.deleted_topics.values():
             for index, registration in topic.partitions.items():
@@ -482,7 +481,7 @@ V = TypeVar("V")
 def _merged(
     base: Mapping[K, Mapping[str, V]], changed: Mapping[K, Mapping[str, V]]
 ) -> Mapping[K, Mapping[str, V]]:
-    """The base with the changed entries put in; an entry that became empty is gone."""
+    """The base with the changed entries; an entry that became empty is removed."""
     if not changed:
         return base
     merged = dict(base)

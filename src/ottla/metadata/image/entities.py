@@ -1,9 +1,9 @@
-"""What the metadata records describe: brokers, controllers, topics, partitions, configs, credentials.
+"""The entities of metadata records: brokers, controllers, topics, partitions, configs, credentials.
 
 Every class is frozen: an image shares them freely with the images before and after it. Invariants: a
-partition's ``directories`` runs in step with its ``replicas``; ``isr`` and ``elr`` are disjoint subsets of
-``replicas``; the leader, if there is one, is in the ``isr``; every change raises ``partition_epoch``, and a
-change that names a leader raises ``leader_epoch`` as well.
+partition's `directories` runs in step with its `replicas`; `isr` and `elr` are disjoint subsets of
+`replicas`; the leader, if there is one, is in the `isr`; every change raises `partition_epoch`, and a
+change that names a leader raises `leader_epoch` as well.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from ottla.protocol.metadata_records import (
 NO_LEADER: Final = -1
 NO_LEADER_CHANGE: Final = -2
 
-# Reserved directory ids: replicas of a cluster older than directory assignment, replicas that await theirs,
-# and
-# replicas on some directory that is gone.
+# Reserved directory ids: of replicas from before directory assignment, of replicas without a directory yet,
+# and of replicas in a directory that is lost.
 DIRECTORY_MIGRATING: Final = bytes(16)
 DIRECTORY_UNASSIGNED: Final = bytes(15) + b"\x01"
 DIRECTORY_LOST: Final = bytes(15) + b"\x02"
@@ -56,7 +55,7 @@ class ConfigResourceType(IntEnum):
 
 
 class ConfigResource(NamedTuple):
-    """Whose configuration it is. A BROKER with an empty name is the default of all brokers."""
+    """The owner of configs. A BROKER with an empty name is the default of all brokers."""
 
     type: int
     name: str
@@ -96,7 +95,7 @@ class PartitionRegistration:
         )
 
     def merge(self, change: PartitionChangeRecord) -> PartitionRegistration:
-        """The partition after a change record: fields that the record leaves null stay as they are."""
+        """The partition after a change record; fields that are null in the record stay as they are."""
         replicas, directories = self.replicas, self.directories
         if change.replicas is not None or change.directories is not None:
             replicas = replicas if change.replicas is None else tuple(change.replicas)
@@ -180,9 +179,7 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class ListenerEndpoint:
-    """Where a listener of a node is reached; ``security_protocol`` is Kafka's number (0 PLAINTEXT, 1 SSL,
-    ...).
-    """
+    """The address of a node's listener; `security_protocol` is Kafka's number (0 PLAINTEXT, 1 SSL, ...)."""
 
     name: str
     host: str
@@ -198,11 +195,11 @@ class BrokerRegistration:
     listeners: Mapping[str, ListenerEndpoint] = field(default_factory=dict)
     supported_features: Mapping[str, VersionRange] = field(default_factory=dict)
     rack: str | None = None
-    fenced: bool = True  # a fenced broker leads nothing and is no client's business
+    fenced: bool = True  # a fenced broker leads nothing, and clients do not see it
     in_controlled_shutdown: bool = False
     is_migrating_zk_broker: bool = False
     directories: tuple[bytes, ...] = ()  # the log directories that are online
-    cordoned_directories: tuple[bytes, ...] | None = None  # None until the broker has told
+    cordoned_directories: tuple[bytes, ...] | None = None  # None until the broker has reported them
 
     @classmethod
     def from_record(cls, record: RegisterBrokerRecord) -> BrokerRegistration:

@@ -44,7 +44,7 @@ _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an image ends: the offset, epoch and append time of the last record it contains."""
+    """The offset, epoch and append time of the last record that an image contains."""
 
     last_contained_offset: int = -1
     last_contained_epoch: int = -1
@@ -53,9 +53,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class FeaturesImage:
-    """The finalised feature levels. ``kraft.version`` is not among them: it lives in the raft layer's
-    control records.
-    """
+    """The finalised feature levels, without `kraft.version`, which is in the quorum's control records."""
 
     metadata_version: MetadataVersion | None = None  # None only before the bootstrap records
     levels: Mapping[str, int] = field(default_factory=dict)  # every other feature; none is at level 0
@@ -65,7 +63,7 @@ class FeaturesImage:
         return self.levels.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) >= 1
 
     def finalized(self) -> dict[str, int]:
-        """Every finalised level by name, as ApiVersions tells them (without kraft.version)."""
+        """Every finalised level by name, as in ApiVersions (without `kraft.version`)."""
         levels = dict(self.levels)
         if self.metadata_version is not None:
             levels[METADATA_VERSION] = self.metadata_version.level
@@ -84,7 +82,7 @@ class ClusterImage:
 
 @dataclass(frozen=True, slots=True)
 class TopicsImage:
-    """Topics under both of their keys. Invariant: ``by_id`` and ``by_name`` hold the same objects."""
+    """Topics under both of their keys. Invariant: `by_id` and `by_name` hold the same objects."""
 
     by_id: Mapping[bytes, TopicImage] = field(default_factory=dict)
     by_name: Mapping[str, TopicImage] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEnt
 from ottla.log.producers.state_manager import ProducerAppend
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.controller import brokers as control_brokers
-from ottla.metadata.controller.partition_change import PartitionChangeBuilder
+from ottla.metadata.controller.partition_change_builder import PartitionChangeBuilder
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
@@ -86,12 +86,12 @@ def _leader_from_outside_the_in_sync_set() -> list[Patch]:
 
 
 def _unclean_stop_taken_for_clean() -> list[Patch]:
-    original = control_brokers._shutdown_records
+    original = control_brokers._handle_broker_shutdown
 
     def records(state: Any, broker: int, *, clean: bool) -> Any:
         return original(state, broker, clean=True)
 
-    return [(control_brokers, "_shutdown_records", records)]
+    return [(control_brokers, "_handle_broker_shutdown", records)]
 
 
 def _duplicates_written_again() -> list[Patch]:

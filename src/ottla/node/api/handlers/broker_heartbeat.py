@@ -19,7 +19,7 @@ async def handle(context: RequestContext, request: BrokerHeartbeatRequest) -> Br
 async def decide(
     services: ApiServices, request: BrokerHeartbeatRequest, _version: int
 ) -> BrokerHeartbeatResponse:
-    reply = await services.controller.active_controller.require().process_heartbeat(request)
+    reply = await services.controller.active_controller.require().process_broker_heartbeat(request)
     return BrokerHeartbeatResponse(
         is_caught_up=reply.is_caught_up,
         is_fenced=reply.is_fenced,

@@ -1,9 +1,9 @@
-"""How a partition changes: one place that elects leaders and writes PartitionChangeRecords.
+"""`PartitionChangeBuilder`: the one place that elects leaders and writes PartitionChangeRecords.
 
-Whoever wants to change a partition (a broker fenced, an in-sync set altered, replicas reassigned, a leader
-elected) states the target and asks for the record; the rules of leader election, of eligible leader
-replicas (KIP-966) and of finishing a reassignment live here and nowhere else. Invariant: the record, merged
-into the partition, gives a leader from the in-sync set, or none.
+A caller that changes a partition (a broker is fenced, an ISR altered, replicas reassigned, a leader elected)
+states the target and builds the record; the rules of leader election, of eligible leader replicas (KIP-966)
+and of completing a reassignment are here and nowhere else. Invariant: the record, merged into the partition,
+gives a leader from the ISR, or none.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from ottla.metadata.image.entities import (
     PartitionRegistration,
 )
 from ottla.protocol.metadata_records import PartitionChangeRecord
+from ottla.runtime import invariants
 
 
 class Election(Enum):
-    PREFERRED = "preferred"  # the preferred replica if it may lead, else whatever keeps the partition online
-    ONLINE = "online"  # a new leader only if the present one may not lead
-    UNCLEAN = (
-        "unclean"  # as ONLINE, and at the end of hope a replica outside the in-sync set: data may be lost
-    )
+    PREFERRED = "preferred"  # the preferred replica if it may lead, else any that keeps the partition online
+    ONLINE = "online"  # a new leader only if the current one may not lead
+    # As ONLINE, and if no replica of the ISR may lead, one outside of it: data may be lost.
+    UNCLEAN = "unclean"
 
 
 class PartitionChangeBuilder:
-    """The wished-for state of one partition; ``build()`` gives the record that leads there, or None."""
+    """The target state of one partition; `build` gives the record that leads there, or None if there is
+    nothing to change.
+    """
 
     __slots__ = (
         "adding",
@@ -92,7 +94,7 @@ class PartitionChangeBuilder:
         if record.leader == NO_LEADER_CHANGE and not set(partition.replicas) <= set(self.replicas):
             record.leader = partition.leader  # a replica was dropped: fence it with a new leader epoch
         self._record_elr(record)
-        # With eligible leader replicas the in-sync set may run empty; without, the last member stays in it.
+        # With eligible leader replicas the ISR may become empty; without, the last member stays in it.
         if record.isr is None and (self.isr or self.elr_enabled) and self.isr != list(partition.isr):
             record.isr = self.isr
         self._bump_on_shrink(record)
@@ -100,7 +102,14 @@ class PartitionChangeBuilder:
         self._record_assignment(record)
         if self.leader_recovery_state != partition.leader_recovery_state:
             record.leader_recovery_state = int(self.leader_recovery_state)
-        return None if _changes_nothing(record) else record
+        if _changes_nothing(record):
+            return None
+        if invariants.thorough:
+            after = partition.merge(record)
+            assert after.leader == NO_LEADER or after.leader in after.isr, (
+                f"{record} elects a leader outside of the ISR: {after}"
+            )
+        return record
 
     def _complete_reassignment(self) -> None:
         done = completed_reassignment(self.replicas, self.isr, self.removing, self.adding)
@@ -110,8 +119,8 @@ class PartitionChangeBuilder:
             self.adding = []
 
     def _populate_elr(self) -> None:
-        """While the in-sync set is below min.insync.replicas, those who leave it in good order stay
-        eligible.
+        """Keep the replicas that leave the ISR eligible while it is below `min.insync.replicas`, unless their
+        shutdown was unclean.
         """
         if not self.elr_enabled:
             return
@@ -135,7 +144,7 @@ class PartitionChangeBuilder:
                 record.leader_recovery_state = int(LeaderRecoveryState.RECOVERING)
 
     def _electable(self) -> tuple[int, bool]:
-        """The leader to have, and whether its election is unclean."""
+        """The leader to elect, and whether its election is unclean."""
         current = self.partition.leader
         if self.election is Election.PREFERRED:
             candidates = [self.replicas[0], current, *self.replicas[1:]]
@@ -167,7 +176,7 @@ class PartitionChangeBuilder:
         )
 
     def _record_elr(self, record: PartitionChangeRecord) -> None:
-        if record.isr is not None or not self.elr_enabled:  # an unclean election starts from nothing
+        if record.isr is not None or not self.elr_enabled:  # an unclean election clears the eligible replicas
             self.elr = []
         if self.elr != list(self.partition.elr):
             record.eligible_leader_replicas = self.elr
@@ -225,7 +234,7 @@ def _changes_nothing(record: PartitionChangeRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReassignmentReplicas:
-    """The way to a target assignment: the replicas to have meanwhile, which of them come and which go."""
+    """The replicas of a partition during a reassignment: which of them are being added and removed."""
 
     replicas: list[int]
     removing: list[int]
@@ -240,10 +249,10 @@ class PartitionReassignmentReplicas:
 def completed_reassignment(
     replicas: Sequence[int], isr: Sequence[int], removing: Sequence[int], adding: Sequence[int]
 ) -> tuple[list[int], list[int]] | None:
-    """The replicas and in-sync set with which a reassignment ends, or None while it must go on.
+    """The replicas and the ISR with which a reassignment completes; None while it cannot complete.
 
-    It ends once everything being added is in sync; and where the replication factor shrinks, once every
-    replica that stays is in sync, so that finishing never takes the in-sync set further down.
+    It completes once all replicas that are being added are in sync; and where the replication factor shrinks,
+    once every replica that stays is in sync, so that completing it never shrinks the ISR further.
     """
     if not removing and not adding:
         return None
@@ -258,7 +267,9 @@ def completed_reassignment(
 
 @dataclass(frozen=True, slots=True)
 class PartitionReassignmentRevert:
-    """What cancelling a reassignment goes back to; ``unclean`` if no replica that stays is in sync."""
+    """The replicas and the ISR after cancelling a reassignment; `unclean` if no replica that stays is in
+    sync.
+    """
 
     replicas: list[int]
     isr: list[int]

@@ -1,6 +1,6 @@
-"""Topics that come into being because somebody asked for them: by Metadata, or for a coordinator's state.
+"""Topics that a broker creates because a client asked for them: by Metadata, or for a coordinator's state.
 
-The topic is in the metadata log before anyone is told about it.
+The topic is in the metadata log before any client gets a response about it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CREATE_TOPICS_VERSION: Final = 7
 
 
 def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
-    """How a topic is made that nobody described: by the defaults, or as the coordinator's topic it is."""
+    """Describe a topic that is created automatically: by the defaults, or by the coordinator's settings."""
     if name == CONSUMER_OFFSETS_TOPIC:
         partitions, replicas = "offsets.topic.num.partitions", "offsets.topic.replication.factor"
         configs = {
@@ -70,11 +70,11 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
 
 
 async def create_missing_topics(services: ApiServices, names: Iterable[str]) -> dict[str, ErrorCode]:
-    """Create topics; by name what a client that asked for it should be told.
+    """Create topics, and return for each the error that its client gets.
 
-    A topic that somebody else has created meanwhile is fine. Its replicas are as many as configured, never
-    fewer because brokers are missing: those that are registered but away get theirs when they are back, and
-    where too few are registered the topic stays unknown, so that clients ask again.
+    That a topic has been created meanwhile is no error. A topic gets as many replicas as configured, never
+    fewer because brokers are missing: brokers that are registered but fenced get theirs when they are back,
+    and where too few are registered the topic stays unknown, so that clients ask again.
     """
     request = CreateTopicsRequest(topics=[creatable_topic(name, services.node.config) for name in names])
     try:
@@ -87,17 +87,17 @@ async def create_missing_topics(services: ApiServices, names: Iterable[str]) -> 
             assert isinstance(answer, CreateTopicsResponse)
             response = answer
     except KafkaError as error:
-        return {topic.name: _told(error.code) for topic in request.topics}
+        return {topic.name: _client_error(error.code) for topic in request.topics}
     except OSError as error:
-        _log.warning("topics were not created: %s", error)
+        _log.warning("automatic creation of topics failed: %s", error)
         return {topic.name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for topic in request.topics}
     for topic in response.topics:
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            _log.info("%s was not created: %s", topic.name, topic.error_message)
-    return {topic.name: _told(ErrorCode.of(topic.error_code)) for topic in response.topics}
+            _log.info("automatic creation of topic %s failed: %s", topic.name, topic.error_message)
+    return {topic.name: _client_error(ErrorCode.of(topic.error_code)) for topic in response.topics}
 
 
-def _told(code: ErrorCode) -> ErrorCode:
+def _client_error(code: ErrorCode) -> ErrorCode:
     if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
         return ErrorCode.NONE
     if code in (ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED):

@@ -193,7 +193,7 @@ class Dispatcher:
     async def _forward(
         self, context: RequestContext, served: _ServedApi, request: Request, frame: memoryview
     ) -> Parts:
-        """Have the active controller answer, on whichever node it is."""
+        """Have the active controller answer, which is on another node."""
         from ottla.node.api.forwarding import forward
 
         try:

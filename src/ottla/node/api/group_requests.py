@@ -1,4 +1,4 @@
-"""What the handlers of group requests have in common."""
+"""What the handlers of requests to a group coordinator share."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def check_group(context: RequestContext, group_id: str, operation: AclOperation 
 
 def check_group_id(group_id: str) -> None:
     if not group_id:
-        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "The configured groupId is invalid: it is empty.")
 
 
 def existing(context: RequestContext, topic: CommittedTopic) -> tuple[CommittedTopic, CommittedTopic]:
-    """The part of a topic that exists, and the part that does not; the topic itself does."""
+    """Split a topic that exists into its partitions that exist and those that do not."""
     partitions = context.image.topics.by_name[topic.name].partitions
     if all(each.partition_index in partitions for each in topic.partitions):
         return topic, topic.replace(partitions=[])
@@ -61,7 +61,7 @@ def existing(context: RequestContext, topic: CommittedTopic) -> tuple[CommittedT
 
 
 def merge(topics: list[Any], refused: list[Any]) -> None:
-    """Add refused partitions of an answer to their topics, or their topics where nothing else is of them."""
+    """Add refused partitions to the topics of a response, and topics of which everything was refused."""
     answered = {topic.name: topic for topic in topics}
     for topic in refused:
         if topic.name and topic.name in answered:

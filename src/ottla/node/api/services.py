@@ -2,7 +2,7 @@
 
 A handler reaches them through its context: `context.broker.replicas`, `context.controller.control(...)`.
 `node.Node` puts them together; handlers, and the tests of handlers, depend on these types only. What changes
-while the node runs (`config`, `image`) is read anew for each use: the objects are replaced, never changed.
+while the node runs (`config`, `image`) is read again for each use: the objects are replaced, never changed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One module per API, named after it, with a `handle(context, request)` that `node.dispatch` finds."""
+"""One module per API, named after it, with the `handle(context, request)` that `api.routes` refers to."""

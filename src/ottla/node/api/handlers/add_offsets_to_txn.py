@@ -1,9 +1,9 @@
-"""AddOffsetsToTxn: make the offsets of a group part of a transaction of version 1.
+"""AddOffsetsToTxn: add the offsets of a group to a transaction of version 1.
 
-What is added is the partition of `__consumer_offsets` in which the group lives; the offsets themselves go to
-the coordinator of the group by TxnOffsetCommit.
+The transaction gets the partition of `__consumer_offsets` in which the group lives; the offsets themselves go
+to the group's coordinator by TxnOffsetCommit.
 
-Version 1 only made errors retriable; 2 can say PRODUCER_FENCED; 3 is flexible; 4 can say
+Version 1 only made errors retriable; 2 can return PRODUCER_FENCED; 3 is flexible; 4 can return
 TRANSACTION_ABORTABLE.
 """
 

@@ -1,11 +1,11 @@
-"""AddPartitionsToTxn: make partitions part of a transaction, before they are written to.
+"""AddPartitionsToTxn: add partitions to a transaction, before they are written to.
 
-All partitions of a transaction are added, or none: if one of them is unknown or not allowed, the others are
-told OPERATION_NOT_ATTEMPTED.
+All partitions of a transaction are added, or none: if one of them is unknown or not allowed, the others get
+OPERATION_NOT_ATTEMPTED.
 
-Version 1 only made errors retriable; 2 can say PRODUCER_FENCED; 3 is flexible and the last for clients. From
-version 4 on brokers ask, for many transactions at once, to add partitions of transactions of version 2, or
-only to verify those of version 1; 5 can say TRANSACTION_ABORTABLE.
+Version 1 only made errors retriable; 2 can return PRODUCER_FENCED; 3 is flexible and the last for clients.
+From version 4 on brokers send it, for many transactions at once, to add partitions to transactions of version
+2, or only to verify those of version 1; 5 can return TRANSACTION_ABORTABLE.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def handle(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> Awaitable[AddPartitionsToTxnResponse]:
     if context.version < _FIRST_VERSION_OF_BROKERS:
-        return _of_client(context, request)
+        return _add_for_client(context, request)
     context.require_cluster_action()
-    return _of_broker(context, request)
+    return _add_for_broker(context, request)
 
 
 def failed(request: AddPartitionsToTxnRequest, code: int, _message: str | None) -> AddPartitionsToTxnResponse:
@@ -51,7 +51,7 @@ def failed(request: AddPartitionsToTxnRequest, code: int, _message: str | None) 
     )
 
 
-async def _of_client(
+async def _add_for_client(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
     transaction = AddPartitionsToTxnTransaction(
@@ -63,10 +63,10 @@ async def _of_client(
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _results(context, transaction))
 
 
-async def _of_broker(
+async def _add_for_broker(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    # All are begun before any is waited for.
+    # All are submitted before any is awaited.
     results = await asyncio.gather(*(_results(context, each) for each in request.transactions))
     return AddPartitionsToTxnResponse(
         results_by_transaction=[

@@ -1,6 +1,7 @@
-"""AddRaftVoter: a controller that follows the quorum becomes one of its voters.
+"""AddRaftVoter: make a controller that observes the quorum one of its voters.
 
-Version 1 can ask for the answer before the change is committed."""
+Version 1 can ask for a response before the change is committed.
+"""
 
 from __future__ import annotations
 

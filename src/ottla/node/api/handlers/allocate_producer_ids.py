@@ -1,4 +1,4 @@
-"""AllocateProducerIds: a broker takes a block of ids to give to its producers."""
+"""AllocateProducerIds: give a broker a block of ids for its producers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""AlterConfigs, the old way: what is given replaces all settings of a resource; the others are removed.
+"""AlterConfigs: replace all settings of a resource; settings that the request does not name are removed.
 
-Log levels cannot be changed by it. IncrementalAlterConfigs does the same without the race. Version 2 is
-flexible.
+It cannot change log levels. IncrementalAlterConfigs replaces it: there two clients cannot overwrite each
+other's changes. Version 2 is flexible.
 """
 
 from __future__ import annotations
 
 from ottla.metadata.controller.configs import OpType
 from ottla.metadata.image.entities import ConfigResource
-from ottla.node.api.broker_config_changes import Change, all_failed, alter
+from ottla.node.api.config_admin_manager import Change, all_failed, alter
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext
 from ottla.node.api.forwarding import at_controller
 from ottla.protocol.messages.alter_configs import (
@@ -20,9 +20,9 @@ from ottla.protocol.messages.alter_configs import (
 
 
 async def handle(context: ApiRequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
-        passed = AlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
-        return (await _decide(context, passed)).responses
+    async def forward(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
+        remainder = AlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
+        return (await _decide(context, remainder)).responses
 
     if isinstance(context, ForwardedRequestContext):
         return await _decide(context, request)
@@ -30,11 +30,11 @@ async def handle(context: ApiRequestContext, request: AlterConfigsRequest) -> Al
     responses = await alter(
         context,
         request.resources,
-        lambda asked: (
-            ConfigResource(asked.resource_type, asked.resource_name),
-            [Change(config.name, OpType.SET, config.value) for config in asked.configs],
+        lambda resource: (
+            ConfigResource(resource.resource_type, resource.resource_name),
+            [Change(config.name, OpType.SET, config.value) for config in resource.configs],
         ),
-        pass_on,
+        forward,
         AlterConfigsResourceResponse,
         incremental=False,
         validate_only=request.validate_only,

@@ -1,6 +1,7 @@
-"""AlterPartition: a leader asks for another in-sync set of its partition.
+"""AlterPartition: change the ISR of a partition, as its leader proposes.
 
-Version 2 knows topics by their ids; 3 the epochs of the brokers in the set."""
+Version 2 names topics by id; 3 has the epochs of the brokers in the ISR.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments: move partitions to other replicas, or (null replicas) call a move off.
+"""AlterPartitionReassignments: move partitions to other replicas, or (null replicas) cancel a move.
 
 Version 1 can forbid that the number of replicas changes.
 """

@@ -1,6 +1,6 @@
 """AlterReplicaLogDirs: move partitions to other data directories of this broker, while they serve.
 
-The response says that the moves have begun; DescribeLogDirs shows how far they are. Version 2 is flexible.
+The response goes out when the moves have begun; DescribeLogDirs shows their progress. Version 2 is flexible.
 """
 
 from __future__ import annotations

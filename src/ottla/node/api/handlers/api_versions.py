@@ -1,12 +1,12 @@
-"""ApiVersions: which APIs and versions this listener serves, and the cluster's feature levels.
+"""ApiVersions: list the APIs and versions that this listener serves, and the cluster's feature levels.
 
-A client asks this first, before it knows any version. So the response header is always version 0, and a
+A client sends this first, before it knows any version. So the response header is always version 0, and a
 version that is not served is answered in version 0 with error UNSUPPORTED_VERSION and the one range that the
 client needs to ask again.
 
 Version 1 added the throttle time. Version 3 is flexible and carries the client's software name and version,
-and the feature levels; as its readers take a minimum of 0 for an error, features that begin at 0 are left out
-of it. Version 4 has them.
+and the feature levels; as its readers take a minimum of 0 for an error, it leaves out features that begin at
+0. Version 4 has them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _announced(listener: RequestListener) -> Iterator[tuple[int, int, int]]:
 
 
 def _finalized(context: RequestContext) -> dict[str, int]:
-    """The levels in force; that of the quorum's protocol is not in the image, and 0 is not told."""
+    """The finalized levels above 0, with that of the quorum's protocol, which is not in the image."""
     levels = context.image.features.finalized()
     if context.controller.metadata.kraft_version > 0:
         levels[KRAFT_VERSION] = context.controller.metadata.kraft_version

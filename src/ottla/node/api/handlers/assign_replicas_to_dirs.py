@@ -1,4 +1,4 @@
-"""AssignReplicasToDirs: a broker tells in which of its directories replicas lie."""
+"""AssignReplicasToDirs: record in which of its directories a broker keeps replicas."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""BeginQuorumEpoch: the leader of an epoch makes itself known.
+"""BeginQuorumEpoch: the leader of a new epoch announces itself to the voters.
 
-Version 1 tells where the leader is reached, and whom it means by the directory too."""
+Version 1 has the leader's endpoints, and names the addressed voter by its directory too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""BrokerHeartbeat: a broker lives, and wants to serve, to be fenced, or to leave.
+"""BrokerHeartbeat: a broker is alive, and wants to be unfenced, to stay fenced, or to shut down.
 
-Version 1 names directories that have failed; 2 those that take no new replicas.
+Version 1 names directories that have failed; 2 directories that take no new replicas.
 """
 
 from __future__ import annotations

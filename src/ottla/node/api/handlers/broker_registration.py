@@ -1,7 +1,7 @@
-"""BrokerRegistration: a broker joins the cluster, or comes back to it, fenced at first; it gets its epoch.
+"""BrokerRegistration: register a broker that starts, fenced at first, and return its epoch.
 
-Version 2 names log directories; 3 the epoch of the last life, if that ended cleanly; 4 features whose lowest
-level is 0.
+Version 2 names log directories; 3 the broker's previous epoch, if it shut down cleanly; 4 features whose
+lowest level is 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ async def handle(context: RequestContext, request: BrokerRegistrationRequest) ->
 async def decide(
     services: ApiServices, request: BrokerRegistrationRequest, version: int
 ) -> BrokerRegistrationResponse:
-    # The controller's own broker: this process holds the locks of its directories, so no former one is left.
+    # The controller's own broker: this process holds the locks of its directories, so no other incarnation of
+    # it is running.
     return await _register(services, request, version, supersede=True)
 
 

@@ -1,6 +1,6 @@
-"""ConsumerGroupDescribe: consumer groups, what their members have and what they shall have.
+"""ConsumerGroupDescribe: describe consumer groups, with the current and target assignments of their members.
 
-Version 1 tells which members use the classic protocol.
+Version 1 says which members use the classic protocol.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ottla.protocol.messages.consumer_group_describe import (
 def handle(
     context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Awaitable[ConsumerGroupDescribeResponse]:
-    asked = [(group_id, _ask(context, group_id)) for group_id in deduplicate_long(request.group_ids)]
-    return _describe(context, request, asked)
+    tickets = [(group_id, _submit(context, group_id)) for group_id in deduplicate_long(request.group_ids)]
+    return _describe(context, request, tickets)
 
 
 def failed(
@@ -39,7 +39,7 @@ def failed(
     )
 
 
-def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | KafkaError:
+def _submit(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | KafkaError:
     try:
         check_group(context, group_id, AclOperation.DESCRIBE)
         check_group_id(group_id)
@@ -51,18 +51,18 @@ def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | Kaf
 async def _describe(
     context: RequestContext,
     request: ConsumerGroupDescribeRequest,
-    asked: list[tuple[str, Ticket[DescribedGroup] | KafkaError]],
+    tickets: list[tuple[str, Ticket[DescribedGroup] | KafkaError]],
 ) -> ConsumerGroupDescribeResponse:
     response = ConsumerGroupDescribeResponse()
-    for group_id, ticket in asked:
+    for group_id, ticket in tickets:
         try:
             if isinstance(ticket, KafkaError):
                 raise ticket
             group = await ticket
-            if not all(_sees(context, topic) for topic in _topics(group)):
+            if not all(_may_describe(context, topic) for topic in _topics(group)):
                 raise KafkaError(
                     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                    "the group reads topics that you are not authorized to describe",
+                    "The group has described topic(s) that the client is not authorized to describe.",
                 )
         except KafkaError as error:
             group = DescribedGroup(
@@ -84,5 +84,5 @@ def _topics(group: DescribedGroup) -> set[str]:
     }
 
 
-def _sees(context: RequestContext, topic: str) -> bool:
+def _may_describe(context: RequestContext, topic: str) -> bool:
     return context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic)

@@ -1,4 +1,5 @@
-"""ConsumerGroupHeartbeat: members of consumer groups join, stay, change and leave, and learn what they have.
+"""ConsumerGroupHeartbeat: a member of a consumer group joins, stays, changes its subscription or leaves, and
+gets its assignment.
 
 Version 1 added regular expressions, and has the client choose the member id.
 """
@@ -23,11 +24,13 @@ def handle(
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     if not context.broker.groups.config.consumer_protocol_enabled:
         raise KafkaError(
-            ErrorCode.UNSUPPORTED_VERSION, "group.coordinator.rebalance.protocols does not name consumer"
+            ErrorCode.UNSUPPORTED_VERSION,
+            "The version of API is not supported: "
+            "group.coordinator.rebalance.protocols does not name consumer.",
         )
     check_group(context, request.group_id)
     if not request.group_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId is empty")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     for topic in request.subscribed_topic_names or ():
         if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

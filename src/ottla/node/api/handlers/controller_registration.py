@@ -1,4 +1,4 @@
-"""ControllerRegistration: a controller tells by which addresses it is reached and what it supports."""
+"""ControllerRegistration: record the endpoints of a controller and the features that it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CreatePartitions: more partitions for a topic, placed by the controller or as the request assigns them.
+"""CreatePartitions: add partitions to topics, placed by the controller or as the request assigns them.
 
 Version 2 is flexible; 3 may be throttled with THROTTLING_QUOTA_EXCEEDED.
 """

@@ -1,7 +1,7 @@
-"""CreateTopics: topics with given counts, assignments and settings, or (validate only) just the answer.
+"""CreateTopics: create topics with given counts or assignments and settings, or only validate the request.
 
-The response comes when the topics are in the metadata log and this node leads the partitions it is to
-lead.
+The response goes out when the topics are in the metadata log and this node leads the partitions that it
+should lead.
 
 Version 4 takes -1 for the default number of partitions and replicas; 5 is flexible and returns the
 settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns topic ids.

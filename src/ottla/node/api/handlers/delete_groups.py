@@ -1,4 +1,4 @@
-"""DeleteGroups: forget groups without members, and their offsets.
+"""DeleteGroups: delete groups without members, and their offsets.
 
 Version 2 is flexible.
 """
@@ -21,7 +21,7 @@ from ottla.protocol.messages.delete_groups import (
 
 def handle(context: RequestContext, request: DeleteGroupsRequest) -> Awaitable[DeleteGroupsResponse]:
     names = list(dict.fromkeys(request.groups_names))
-    return _delete([(group_id, _ask(context, group_id)) for group_id in names])
+    return _delete([(group_id, _submit(context, group_id)) for group_id in names])
 
 
 def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> DeleteGroupsResponse:
@@ -32,15 +32,15 @@ def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> Del
     )
 
 
-def _ask(context: RequestContext, group_id: str) -> Ticket[ErrorCode] | None:
+def _submit(context: RequestContext, group_id: str) -> Ticket[ErrorCode] | None:
     if not context.allowed(AclOperation.DELETE, AclResourceType.GROUP, group_id):
         return None
     return context.broker.groups.submit(group_id, DeleteGroup(group_id))
 
 
-async def _delete(asked: list[tuple[str, Ticket[ErrorCode] | None]]) -> DeleteGroupsResponse:
+async def _delete(tickets: list[tuple[str, Ticket[ErrorCode] | None]]) -> DeleteGroupsResponse:
     response = DeleteGroupsResponse()
-    for group_id, ticket in asked:
+    for group_id, ticket in tickets:
         code = ErrorCode.NONE
         try:
             if ticket is None:

@@ -1,7 +1,7 @@
-"""DeleteRecords: move the beginning of partitions up; what lies before it is gone for readers.
+"""DeleteRecords: move the log start offset of partitions up; consumers no longer see records before it.
 
-Offset -1 stands for the high watermark. The response waits until every replica has followed, or
-`timeout_ms` is over. Version 2 is flexible.
+Offset -1 stands for the high watermark. The response waits until every replica has followed, or `timeout_ms`
+is over. Version 2 is flexible.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class _Deletions:
         return result
 
     def done(self) -> bool:
-        """Take over how far the replicas are; True once all have followed."""
-        undone = False
+        """Put the low watermarks into the response; True once every replica has followed."""
+        waiting = False
         for partition, offset, result in self.waiting:
             if not partition.is_leader:
                 result.error_code = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif partition.low_watermark >= offset:
                 result.low_watermark = partition.low_watermark
             else:
-                undone = True
-        return not undone
+                waiting = True
+        return not waiting
 
 
 async def _finish(

@@ -1,9 +1,10 @@
-"""DeleteTopics: by name or, from version 6 on, by id.
+"""DeleteTopics: delete topics by name or, from version 6 on, by id.
 
-The topics are gone from the metadata when the response comes; their files are removed in the background.
+The topics are gone from the metadata when the response goes out; brokers remove their files in the
+background.
 
-Version 3 can say TOPIC_DELETION_DISABLED; 4 is flexible; 5 has error messages and may be throttled; 6 takes
-topic ids.
+Version 3 can return TOPIC_DELETION_DISABLED; 4 is flexible; 5 has error messages and may be throttled; 6
+takes topic ids.
 """
 
 from __future__ import annotations

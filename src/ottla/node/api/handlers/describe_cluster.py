@@ -1,7 +1,7 @@
-"""DescribeCluster: the nodes of the cluster and who is its controller.
+"""DescribeCluster: list the nodes of the cluster, and which of them is its controller.
 
-Version 1 asks for brokers (by a broker's listener) or controllers (by a controller's); asked of the other
-kind it is refused with MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced brokers.
+Version 1 asks for brokers (by a broker's listener) or controllers (by a controller's listener); the other
+kind of listener answers MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced brokers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def handle(context: RequestContext, request: DescribeClusterRequest) -> Describe
     if request.endpoint_type not in _NAMES:
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
-            error_message=f"there are no endpoints of type {request.endpoint_type}",
+            error_message=f"Unsupported endpoint type {request.endpoint_type}",
         )
     if request.endpoint_type != served:
-        # Version 0 had no name for this.
+        # Version 0 has no error code for this.
         error = ErrorCode.INVALID_REQUEST if context.version == 0 else ErrorCode.MISMATCHED_ENDPOINT_TYPE
         return DescribeClusterResponse(
             error_code=error,
-            error_message=f"this is an endpoint of type {_NAMES[served]}; the request is for one of "
-            f"type {_NAMES[request.endpoint_type]}",
+            error_message=f"The request was sent to an endpoint of type {_NAMES[served]}, but we wanted an "
+            f"endpoint of type {_NAMES[request.endpoint_type]}",
         )
     if served == _BROKERS:
         brokers, controller = _brokers(context, request), advertised_controller_id(context)

@@ -1,10 +1,8 @@
-"""DescribeConfigs: settings of topics, brokers, groups, client metrics and loggers, with where they come
-from.
+"""DescribeConfigs: the settings of topics, brokers, groups, client metrics and loggers, and their sources.
 
-A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. Names
-that nobody knows are left out of the answer. A resource that is asked for twice is described twice, but not
-in a request that names more of them than any client does, as a description is thousands of times as large
-as the question. Version 3 added types and documentation.
+A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. The
+response leaves out unknown names. A resource that is named twice is described twice, except in a request that
+names more of them than any client does (`deduplication`). Version 3 added types and documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from ottla.protocol.names import invalid_topic_name
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     results = []
-    for resource in deduplicate_long(request.resources, _question):
+    for resource in deduplicate_long(request.resources, _key):
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
@@ -40,7 +38,7 @@ def handle(context: RequestContext, request: DescribeConfigsRequest) -> Describe
     return DescribeConfigsResponse(results=results)
 
 
-def _question(resource: DescribeConfigsResource) -> tuple[int, str, tuple[str, ...]]:
+def _key(resource: DescribeConfigsResource) -> tuple[int, str, tuple[str, ...]]:
     return resource.resource_type, resource.resource_name, tuple(resource.configuration_keys or ())
 
 
@@ -71,19 +69,19 @@ def _configs(
             return view.broker()
         case ConfigResourceType.BROKER_LOGGER:
             if not name:
-                raise _invalid("the id of the broker is missing")
+                raise _invalid("Broker id must not be empty")
             _check_own_id(context, name)
             return _loggers(resource.configuration_keys or None)
         case ConfigResourceType.CLIENT_METRICS:
             if not name:
-                raise _invalid("the name of the client metrics subscription is missing")
+                raise _invalid("Client metrics subscription name must not be empty")
             return view.client_metrics(overrides)
         case ConfigResourceType.GROUP:
             if not name:
-                raise _invalid("the name of the group is missing")
+                raise _invalid("Group name must not be empty")
             return view.group(overrides)
         case _:
-            raise _invalid(f"Unknown resource type {kind}: it has no configs.")
+            raise _invalid(f"Unsupported resource type: {kind}")
 
 
 def _authorize(context: RequestContext, kind: int, name: str) -> None:
@@ -103,9 +101,12 @@ def _authorize(context: RequestContext, kind: int, name: str) -> None:
 def _check_own_id(context: RequestContext, name: str) -> None:
     own = context.config.node_id
     if not name.lstrip("+-").isdecimal():
-        raise _invalid(f"the name of a broker is its id, a decimal number, not {name!r}")
+        raise _invalid(f"Broker id must be an integer, but it is: {name}")
     if int(name) != own:
-        raise _invalid(f"this is broker {own}; ask broker {name} itself")
+        raise _invalid(
+            f"Unexpected broker id, expected {own} or empty string, but received {name}; "
+            f"ask broker {name} itself"
+        )
 
 
 def _loggers(names: list[str] | None) -> list[DescribeConfigsResourceResult]:

@@ -1,7 +1,7 @@
-"""DescribeGroups: classic groups with their members.
+"""DescribeGroups: describe classic groups and their members.
 
-What does not exist, or is no classic group, is Dead; from version 6 on it is GROUP_ID_NOT_FOUND with a
-message as well.
+A group that does not exist, or is no classic group, is Dead; from version 6 on its error is
+GROUP_ID_NOT_FOUND, with a message.
 
 Version 3 added authorized operations; 4 static members; 5 is flexible; 6 the error for missing groups.
 """
@@ -27,12 +27,12 @@ _FIRST_VERSION_WITH_NOT_FOUND: Final = 6
 
 
 def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable[DescribeGroupsResponse]:
-    # All are asked before any is awaited, so that they are described as of one moment.
-    asked = [(group_id, _ask(context, group_id)) for group_id in deduplicate_long(request.groups)]
-    return _describe(context, request, asked)
+    # All are submitted before any is awaited, so that they are described as of one moment.
+    tickets = [(group_id, _submit(context, group_id)) for group_id in deduplicate_long(request.groups)]
+    return _describe(context, request, tickets)
 
 
-def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | None:
+def _submit(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | None:
     if not context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group_id):
         return None
     return context.broker.groups.submit(group_id, DescribeClassicGroup(group_id))
@@ -41,10 +41,10 @@ def _ask(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | Non
 async def _describe(
     context: RequestContext,
     request: DescribeGroupsRequest,
-    asked: list[tuple[str, Ticket[DescribedGroup] | None]],
+    tickets: list[tuple[str, Ticket[DescribedGroup] | None]],
 ) -> DescribeGroupsResponse:
     response = DescribeGroupsResponse()
-    for group_id, ticket in asked:
+    for group_id, ticket in tickets:
         try:
             if ticket is None:
                 raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)

@@ -1,7 +1,7 @@
-"""DescribeLogDirs: the data directories, the partitions in them with their sizes, and the room that is left.
+"""DescribeLogDirs: list the log directories, the partitions in them with their sizes, and the free space.
 
-Null asks for all partitions. Version 2 is flexible; 3 has an error for the whole response; 4 tells total and
-free space; 5 whether a directory takes no new partitions.
+Null topics stand for all partitions. Version 2 is flexible; 3 has an error for the whole response; 4 returns
+total and free space; 5 whether a directory takes no new partitions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from ottla.protocol.names import TopicPartition
 async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    asked = None
+    requested = None
     if request.topics is not None:
-        asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
+        requested = {
+            TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions
+        }
     logs = context.broker.logs
     return DescribeLogDirsResponse(
-        results=[await _directory(context, directory, asked) for directory in logs.directories]
+        results=[await _directory(context, directory, requested) for directory in logs.directories]
     )
 
 
 async def _directory(
-    context: RequestContext, directory: LogDirectory, asked: set[TopicPartition] | None
+    context: RequestContext, directory: LogDirectory, requested: set[TopicPartition] | None
 ) -> DescribeLogDirsResult:
     broker = context.broker
     path = directory.path
@@ -46,7 +48,9 @@ async def _directory(
     result = DescribeLogDirsResult(
         log_dir=path,
         topics=_topics(
-            log for log in broker.logs.logs_in(directory) if asked is None or log.topic_partition in asked
+            log
+            for log in broker.logs.logs_in(directory)
+            if requested is None or log.topic_partition in requested
         ),
         is_cordoned="*" in cordoned or path in cordoned,
     )

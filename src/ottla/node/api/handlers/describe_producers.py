@@ -1,4 +1,4 @@
-"""DescribeProducers: the idempotent and transactional producers that a partition's leader knows."""
+"""DescribeProducers: list the active producers of partitions, as their leader knows them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def handle(context: RequestContext, request: DescribeProducersRequest) -> Descri
 
 
 def _distinct(topics: list[TopicRequest]) -> list[TopicRequest]:
-    asked: dict[str, dict[int, None]] = {}
+    indexes_by_topic: dict[str, dict[int, None]] = {}
     for topic in topics:
-        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    return [TopicRequest(name=name, partition_indexes=list(indexes)) for name, indexes in asked.items()]
+        indexes_by_topic.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return [
+        TopicRequest(name=name, partition_indexes=list(indexes)) for name, indexes in indexes_by_topic.items()
+    ]
 
 
 def _topic(context: RequestContext, name: str, indexes: list[int]) -> TopicResponse:
-    error = _problem(context, name)
+    error = _check_topic(context, name)
     partitions = []
     for index in indexes:
         if error is not None:
@@ -48,7 +50,7 @@ def _topic(context: RequestContext, name: str, indexes: list[int]) -> TopicRespo
     return TopicResponse(name=name, partitions=partitions)
 
 
-def _problem(context: RequestContext, topic: str) -> KafkaError | None:
+def _check_topic(context: RequestContext, topic: str) -> KafkaError | None:
     reason = invalid_topic_name(topic)
     if reason is not None:
         return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)

@@ -1,7 +1,7 @@
-"""DescribeQuorum: the leader of the metadata log, its voters, and how far each of them is.
+"""DescribeQuorum: the leader of the metadata log, its voters and observers, and the progress of each.
 
-Version 1 added the times of the last fetch and of having caught up; 2 directory ids, addresses and error
-messages.
+Version 1 added the times at which a replica last fetched and was last caught up; 2 directory ids, addresses
+and error messages.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def handle(context: ApiRequestContext, request: DescribeQuorumRequest) -> Descri
     context.require_of_cluster(AclOperation.DESCRIBE)
     if not request.topics:
         return DescribeQuorumResponse()
-    asked = [
+    requested = [
         (topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions
     ]
-    if asked != [tuple(CLUSTER_METADATA_PARTITION)]:
+    if requested != [tuple(CLUSTER_METADATA_PARTITION)]:
         return DescribeQuorumResponse(
             topics=[
                 DescribeQuorumResponseTopicData(

@@ -1,7 +1,7 @@
-"""DescribeTopicPartitions: topics and their partitions, page by page, with eligible leader replicas.
+"""DescribeTopicPartitions: list topics and their partitions, page by page, with eligible leader replicas.
 
-Topics come in the order of their names. A response holds at most the partitions asked for and at most
-`max.request.partition.size.limit`; where it stops, its cursor says where to go on.
+Topics are in the order of their names. A response holds at most as many partitions as the request allows and
+at most `max.request.partition.size.limit`; where it stops, its cursor names the next partition.
 """
 
 from __future__ import annotations
@@ -30,9 +30,16 @@ def handle(
     cursor = request.cursor
     if cursor is not None:
         if cursor.partition_index < 0:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition of the cursor is negative")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"DescribeTopicPartitionsRequest cursor partition must be valid: {cursor}",
+            )
         if request.topics and cursor.topic_name not in names:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"the cursor's {cursor} is not among the topics")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "DescribeTopicPartitionsRequest topic list should contain the cursor topic: "
+                f"{cursor.topic_name}",
+            )
         names = [name for name in names if name >= cursor.topic_name]
         first_partition = cursor.partition_index
     limit = max(

@@ -1,4 +1,4 @@
-"""DescribeTransactions: where transactional ids stand, and the partitions of their open transactions."""
+"""DescribeTransactions: the state of transactional ids, and the partitions of their open transactions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def _state(context: RequestContext, transactional_id: str) -> TransactionS
 
 
 def _topics(context: RequestContext, transaction: TransactionMetadata) -> list[TopicData]:
-    """Only those that the client may see."""
+    """The partitions of the transaction, by topic, of topics that the client may describe."""
     topics: dict[str, TopicData] = {}
     for name, index in sorted(transaction.partitions):
         if name not in topics:

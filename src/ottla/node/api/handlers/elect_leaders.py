@@ -1,4 +1,4 @@
-"""ElectLeaders: give leadership back to the preferred replicas, or (unclean) to any replica that lives.
+"""ElectLeaders: make the preferred replicas leaders, or (unclean) any replica that is alive.
 
 Version 1 names the kind of election and has an error for the whole request; 2 is flexible.
 """

@@ -1,6 +1,7 @@
-"""EndQuorumEpoch: the leader resigns, and names who should follow.
+"""EndQuorumEpoch: the leader resigns, and names its preferred successors.
 
-Version 1 names them by their directories too."""
+Version 1 names them by their directories too.
+"""
 
 from __future__ import annotations
 

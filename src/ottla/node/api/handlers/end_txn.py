@@ -1,11 +1,11 @@
 """EndTxn: commit or abort a transaction.
 
-The answer comes when the decision is in the coordinator's log: from then on the transaction ends that way in
-every partition. Until all of them have their marker, the producer's next request to the coordinator is
-answered with CONCURRENT_TRANSACTIONS.
+The response goes out when the decision is in the coordinator's log: from then on the transaction ends that
+way in every partition. Until all of them have their marker, the coordinator answers the producer's next
+request with CONCURRENT_TRANSACTIONS.
 
-Version 1 only made errors retriable; 2 can say PRODUCER_FENCED; 3 is flexible; 4 can say
-TRANSACTION_ABORTABLE; 5 is for transactions of version 2, and tells the id and epoch to go on with.
+Version 1 only made errors retriable; 2 can return PRODUCER_FENCED; 3 is flexible; 4 can return
+TRANSACTION_ABORTABLE; 5 is for transactions of version 2, and returns the producer's next id and epoch.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def handle(context: RequestContext, request: EndTxnRequest) -> Awaitable[EndTxnR
 
 
 async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
-    tells_epochs = context.version >= _FIRST_VERSION_OF_EPOCHS
-    asked = EndTransaction(
+    returns_epoch = context.version >= _FIRST_VERSION_OF_EPOCHS
+    end = EndTransaction(
         request.transactional_id,
         ProducerIdAndEpoch(request.producer_id, request.producer_epoch),
         request.committed,
-        client_version=2 if tells_epochs else 0,
+        client_version=2 if returns_epoch else 0,
     )
     try:
-        producer = await context.broker.transactions.service.submit_with_id(asked)
+        producer = await context.broker.transactions.service.submit_with_id(end)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
-    if not tells_epochs:
+    if not returns_epoch:
         return EndTxnResponse()
     return EndTxnResponse(producer_id=producer.id, producer_epoch=producer.epoch)

@@ -1,7 +1,7 @@
-"""Envelope: a request of a client that another broker passes on, since only the active controller decides it.
+"""Envelope: handle a client's request that another broker forwards to the active controller.
 
-What is in it is handled as if it had come by this listener, for the client that it names; if the controller
-is elsewhere by then, the envelope as a whole says so, and the broker tries again.
+The enclosed request is handled as if the client had sent it to this listener. If the active controller is on
+another node by then, the response to the envelope says so, and the broker tries again.
 """
 
 from __future__ import annotations

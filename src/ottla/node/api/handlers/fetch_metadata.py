@@ -1,4 +1,4 @@
-"""Fetch by a controller's listener: the metadata log, for the other voters and for brokers."""
+"""Fetch, on a controller's listener: read the metadata log, for the other voters and for brokers."""
 
 from __future__ import annotations
 

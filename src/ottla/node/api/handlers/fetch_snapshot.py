@@ -1,6 +1,7 @@
-"""FetchSnapshot: a piece of a snapshot of the metadata, for a replica that is too far behind for the log.
+"""FetchSnapshot: read a piece of a metadata snapshot, for a replica that is too far behind for the log.
 
-Version 1 knows replicas by their directories too."""
+Version 1 names replicas by their directories too.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""FindCoordinator: the node that coordinates a group, a transactional id or a share partition.
+"""FindCoordinator: find the broker that coordinates a group, a transactional id or a share partition.
 
-It is the leader of the partition in which the key lives. The topic is created on the first question;
-until it is there, and while the partition has no leader, the answer is COORDINATOR_NOT_AVAILABLE.
+It is the leader of the partition to which the key belongs. The first request creates the topic; until it
+exists, and while the partition has no leader, the response is COORDINATOR_NOT_AVAILABLE.
 
-Version 1 added key types and messages; 3 is flexible; 4 takes several keys; 5 can say
-TRANSACTION_ABORTABLE; 6 knows share groups.
+Version 1 added key types and messages; 3 is flexible; 4 takes several keys; 5 can return
+TRANSACTION_ABORTABLE; 6 added share partitions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def handle(
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
     topic = _TOPICS.get(request.key_type)
     if topic is not None and topic not in context.image.topics.by_name:
-        return _creating(context, request, topic)
+        return _create_topic_and_respond(context, request, topic)
     return _respond(context, request)
 
 
@@ -58,7 +58,7 @@ def failed(request: FindCoordinatorRequest, code: int, message: str | None) -> F
     )
 
 
-async def _creating(
+async def _create_topic_and_respond(
     context: RequestContext, request: FindCoordinatorRequest, topic: str
 ) -> FindCoordinatorResponse:
     await create_missing_topics(context.services, [topic])
@@ -95,14 +95,18 @@ def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinato
     if topic is None:
         raise KafkaError(
             ErrorCode.COORDINATOR_NOT_AVAILABLE,
-            f"{name} could not be created yet; are there as many brokers as its replicas?",
+            f"The coordinator is not available: {name} could not be created yet; "
+            "are there as many brokers as its replicas?",
         )
     index = partition_for(key, len(topic.partitions))
     leader = topic.partitions[index].leader
     broker = image.cluster.brokers.get(leader) if leader != NO_LEADER else None
     address = None if broker is None or broker.fenced else broker_address(context, broker)
     if address is None:
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name}-{index} has no leader now")
+        raise KafkaError(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            f"The coordinator is not available: {name}-{index} has no leader now",
+        )
     return Coordinator(key=key, node_id=address.id, host=address.host, port=address.port, error_message="")
 
 
@@ -115,10 +119,13 @@ def _check(context: RequestContext, key_type: int, key: str) -> None:
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     elif key_type == SHARE and context.version >= _FIRST_VERSION_OF_SHARES:
         if key.count(":") < 2:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{key!r} is not group:topic-id:partition")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Invalid share coordinator key {key!r}: it is not group:topic-id:partition",
+            )
         context.require_cluster_action()
     else:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no key type {key_type}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown coordinator key type {key_type}")
 
 
 def _error(key: str, code: ErrorCode, message: str | None) -> Coordinator:

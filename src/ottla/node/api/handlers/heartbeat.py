@@ -1,4 +1,4 @@
-"""Heartbeat: a member of a classic group is alive, and learns whether it has to join again.
+"""Heartbeat: a member of a classic group is alive, and gets an error if it has to join again.
 
 Version 3 added static members; 4 is flexible.
 """
@@ -23,6 +23,6 @@ def handle(
 
 
 def failed(_request: HeartbeatRequest, code: int, _message: str | None) -> HeartbeatResponse:
-    # While the group is being loaded nobody can be late.
+    # While the coordinator loads the group, no member can miss its session timeout.
     loading = code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     return HeartbeatResponse(error_code=0 if loading else int(code))

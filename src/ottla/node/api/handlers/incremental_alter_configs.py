@@ -1,13 +1,13 @@
 """IncrementalAlterConfigs: set, delete, append to and subtract from settings, resource by resource.
 
-A resource changes as a whole or not at all; one that is refused does not hold up the others. Log levels are
-changed in this broker only. Version 1 is flexible.
+A resource changes as a whole or not at all; one that is rejected does not hold up the others. Log levels
+change in this broker only. Version 1 is flexible.
 """
 
 from __future__ import annotations
 
 from ottla.metadata.image.entities import ConfigResource
-from ottla.node.api.broker_config_changes import Change, all_failed, alter
+from ottla.node.api.config_admin_manager import Change, all_failed, alter
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext
 from ottla.node.api.forwarding import at_controller
 from ottla.protocol.messages.incremental_alter_configs import (
@@ -21,9 +21,9 @@ from ottla.protocol.messages.incremental_alter_configs import (
 async def handle(
     context: ApiRequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    async def pass_on(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
-        passed = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
-        return (await _decide(context, passed)).responses
+    async def forward(remaining: list[AlterConfigsResource]) -> list[AlterConfigsResourceResponse]:
+        remainder = IncrementalAlterConfigsRequest(resources=remaining, validate_only=request.validate_only)
+        return (await _decide(context, remainder)).responses
 
     if isinstance(context, ForwardedRequestContext):
         return await _decide(context, request)
@@ -31,11 +31,11 @@ async def handle(
     responses = await alter(
         context,
         request.resources,
-        lambda asked: (
-            ConfigResource(asked.resource_type, asked.resource_name),
-            [Change(config.name, config.config_operation, config.value) for config in asked.configs],
+        lambda resource: (
+            ConfigResource(resource.resource_type, resource.resource_name),
+            [Change(config.name, config.config_operation, config.value) for config in resource.configs],
         ),
-        pass_on,
+        forward,
         AlterConfigsResourceResponse,
         incremental=True,
         validate_only=request.validate_only,

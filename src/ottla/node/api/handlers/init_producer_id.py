@@ -1,11 +1,11 @@
-"""InitProducerId: an id for an idempotent producer, or the next epoch of a transactional one.
+"""InitProducerId: give an id to an idempotent producer, or the next epoch to a transactional one.
 
-Without a transactional id every request gets a new id at epoch 0. With one, whatever the producer before left
-open is aborted first, meanwhile the answer is CONCURRENT_TRANSACTIONS; or it is kept, if the request says
-so, to be committed or aborted by the producer that asks.
+Without a transactional id every request gets a new id at epoch 0. With one, the coordinator first aborts a
+transaction that the previous producer left open, and answers CONCURRENT_TRANSACTIONS meanwhile; or it keeps
+that transaction, if the request says so, for the new producer to commit or abort.
 
-Version 1 only made errors retriable; 2 is flexible; 3 lets a producer go on with its own id and epoch; 4
-can say PRODUCER_FENCED; 5 TRANSACTION_ABORTABLE; 6 is for two-phase commits, and not stable in Kafka.
+Version 1 only made errors retriable; 2 is flexible; 3 lets a producer continue with its own id and epoch; 4
+can return PRODUCER_FENCED; 5 TRANSACTION_ABORTABLE; 6 is for two-phase commits, and not stable in Kafka.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def failed(_request: InitProducerIdRequest, code: int, _message: str | None) -> 
 def _check_identity(request: InitProducerIdRequest) -> None:
     if (request.producer_id == -1) != (request.producer_epoch == -1):
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, "a producer id and its epoch are given together, or neither is"
+            ErrorCode.INVALID_REQUEST, "A request names both a producer id and its epoch, or neither"
         )
 
 
@@ -63,7 +63,7 @@ async def _transactional(
     context: RequestContext, request: InitProducerIdRequest, transactional_id: str
 ) -> InitProducerIdResponse:
     expected = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-    asked = InitProducerId(
+    init = InitProducerId(
         transactional_id,
         request.transaction_timeout_ms,
         None if expected.id == -1 else expected,
@@ -71,7 +71,7 @@ async def _transactional(
         request.keep_prepared_txn,
     )
     try:
-        initialized = await context.broker.transactions.service.submit_with_id(asked)
+        initialized = await context.broker.transactions.service.submit_with_id(init)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     response = InitProducerIdResponse(

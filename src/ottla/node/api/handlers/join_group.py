@@ -1,11 +1,11 @@
-"""JoinGroup: become a member of a classic group, or of the next generation of it.
+"""JoinGroup: join a classic group, or its next generation.
 
-The answer comes when all members have joined or the rebalance has run out of time; the leader's holds what
-each member wants.
+The response goes out when all members have joined or the rebalance timeout is over; that of the group's
+leader holds the subscriptions of all members.
 
-Version 1 added the rebalance timeout; 3 only promises less throttling; 4 has new members come back with the
-id that MEMBER_ID_REQUIRED gave them; 5 static members; 6 is flexible; 7 the protocol type in the response; 8
-a reason; 9 lets a static leader skip the assignment.
+Version 1 added the rebalance timeout; 3 only promises less throttling; 4 has new members join again with the
+id that MEMBER_ID_REQUIRED gave them; 5 added static members; 6 is flexible; 7 has the protocol type in the
+response; 8 a reason; 9 lets a static leader skip the assignment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LeaveGroup: members leave a classic group, or an operator removes static ones by their instance ids.
 
-Version 3 takes several members, each with an answer of its own; before, the one error is that of the
-response. 4 is flexible; 5 adds a reason.
+Version 3 takes several members, each with a result of its own; before, the error of the response is that of
+the one member. 4 is flexible; 5 adds a reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def handle(
     except KafkaError as error:
         if error.code is not ErrorCode.UNKNOWN_MEMBER_ID:
             raise
-        # There is no such group: that is told of each member.
+        # The group does not exist: each member gets the error.
         return _for_version(
             context,
             LeaveGroupResponse(

@@ -1,4 +1,4 @@
-"""ListConfigResources: the names of everything that has, or may have, settings of its own.
+"""ListConfigResources: list the names of resources that have, or may have, settings of their own.
 
 Version 0 lists client metrics subscriptions only. Version 1 asks by type; no types means all of them.
 """
@@ -29,13 +29,13 @@ _TYPES = (
 def handle(context: RequestContext, request: ListConfigResourcesRequest) -> ListConfigResourcesResponse:
     if not context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.CLUSTER, CLUSTER_NAME):
         return ListConfigResourcesResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    asked = [ConfigResourceType.CLIENT_METRICS] if context.version == 0 else request.resource_types or _TYPES
-    if any(kind not in _TYPES for kind in asked):
+    types = [ConfigResourceType.CLIENT_METRICS] if context.version == 0 else request.resource_types or _TYPES
+    if any(kind not in _TYPES for kind in types):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     return ListConfigResourcesResponse(
         config_resources=[
             ConfigResource(resource_name=name, resource_type=int(kind))
-            for kind in dict.fromkeys(asked)
+            for kind in dict.fromkeys(types)
             for name in _names(context, kind)
         ]
     )

@@ -1,4 +1,4 @@
-"""ListGroups: the groups that this node coordinates.
+"""ListGroups: list the groups that this broker coordinates.
 
 Version 3 is flexible; 4 added states and a filter on them; 5 the same for types.
 """

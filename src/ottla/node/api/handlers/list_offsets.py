@@ -1,11 +1,11 @@
-"""ListOffsets: the offset for a timestamp, or for one of the special values.
+"""ListOffsets: find the offset of a timestamp, or of one of the special values.
 
--1 is the end of the log (for read_committed the last stable offset), -2 its beginning, -3 the record with the
-greatest timestamp, -4 the beginning of what is on the local disk, -5 the end of what is in remote storage, -6
-the first offset that still waits for its upload. Where there is no such record the offset is -1.
+-1 is the end of the log (for read_committed the last stable offset), -2 its start, -3 the record with the
+greatest timestamp, -4 the start of what is on the local disk, -5 the end of what is in remote storage, -6 the
+first offset that still waits for its upload. Where there is no such record the offset is -1.
 
-Version 2 added the isolation level; 4 leader epochs; 6 is flexible; 7 brought -3, 8 brought -4, 9 brought
--5, 10 a timeout for searches in remote storage, 11 brought -6.
+Version 2 added the isolation level; 4 leader epochs; 6 is flexible; 7 added -3; 8 added -4; 9 added -5; 10 a
+timeout for searches in remote storage; 11 added -6.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _SINCE: Final = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
 def handle(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
-    asked = Counter(
+    counts = Counter(
         (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
     )
 
     def search(missing: Missing | None) -> ListOffsetsResponse:
         return ListOffsetsResponse(
-            topics=[_topic(context, request, topic, asked, missing) for topic in request.topics]
+            topics=[_topic(context, request, topic, counts, missing) for topic in request.topics]
         )
 
     missing: Missing = []
@@ -72,7 +72,7 @@ def _topic(
     context: RequestContext,
     request: ListOffsetsRequest,
     topic: ListOffsetsTopic,
-    asked: Counter[tuple[str, int]],
+    counts: Counter[tuple[str, int]],
     missing: Missing | None,
 ) -> ListOffsetsTopicResponse:
     allowed = context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
@@ -81,7 +81,7 @@ def _topic(
         try:
             if not allowed:
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            if asked[topic.name, part.partition_index] > 1:
+            if counts[topic.name, part.partition_index] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             results[part.partition_index] = _partition(
                 context, request, topic.name, part, may_wait=missing is None

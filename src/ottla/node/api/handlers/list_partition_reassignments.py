@@ -1,4 +1,4 @@
-"""ListPartitionReassignments: the moves of partitions that are under way."""
+"""ListPartitionReassignments: list the reassignments of partitions that are in progress."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ListTransactions: the transactional ids that this node coordinates, by state, producer, age and name.
+"""ListTransactions: list transactional ids that this broker coordinates, by state, producer, age and name.
 
-Version 1 can ask for those only that have been open for longer than a duration; 2 for ids that a regular
-expression matches as a whole.
+Version 1 can filter by the duration for which a transaction has been open; 2 by a regular expression that
+matches the whole id.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def _matcher(pattern: str | None) -> Callable[[str], bool] | None:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
         raise KafkaError(
-            ErrorCode.INVALID_REGULAR_EXPRESSION, f"{pattern!r} is not a regular expression: {error}"
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"Transaction ID pattern `{pattern}` is not a valid regular expression: {error}",
         ) from None
     return lambda text: compiled.fullmatch(text) is not None

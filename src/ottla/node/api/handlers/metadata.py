@@ -1,8 +1,8 @@
-"""Metadata: brokers and topics, and where each partition is led.
+"""Metadata: list brokers, topics and the leaders of their partitions.
 
-Everything comes from one image, so a client never sees a mixture of before and after. A topic that is
-missing is created where `auto.create.topics.enable` and the client allow it; the response comes when it
-is in the metadata log and so already has it.
+A response is made from one image, so a client never sees a mixture of two states. A topic that does not exist
+is created where `auto.create.topics.enable` and the client allow it; the response goes out when the topic is
+in the metadata log, and includes it.
 
 Version 1 added controller, rack and internal flag, and null for all topics (before, none meant all); 2
 the cluster id; 3 the throttle time; 4 the choice to create missing topics; 5 offline replicas; 7 leader
@@ -33,7 +33,7 @@ from ottla.protocol.messages.metadata import (
 from ottla.protocol.names import INTERNAL_TOPICS, invalid_topic_name
 
 _ZERO_UUID: Final = bytes(16)
-_NOT_ASKED: Final = -(2**31)
+_NO_OPERATIONS: Final = -(2**31)
 
 
 def handle(
@@ -41,7 +41,7 @@ def handle(
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     topics = request.topics
     if topics is None or (context.version == 0 and not topics):
-        return _everything(context, request)
+        return _all_topics(context, request)
     _check(context, topics)
     if any(topic.topic_id != _ZERO_UUID for topic in topics):
         return _by_id(context, request, list(dict.fromkeys(bytes(topic.topic_id) for topic in topics)))
@@ -55,7 +55,7 @@ def handle(
     ]
     may_create = request.allow_auto_topic_creation and context.config.flag("auto.create.topics.enable")
     if missing and may_create:
-        return _by_name_creating(context, request, names, missing)
+        return _create_and_list(context, request, names, missing)
     return _by_name(context, request, names, {})
 
 
@@ -71,12 +71,17 @@ def failed(request: MetadataRequest, code: int, _message: str | None) -> Metadat
 def _check(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> None:
     for topic in topics:
         if context.version < 12 and (topic.name is None or topic.topic_id != _ZERO_UUID):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {context.version} knows no topic ids")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Topic IDs are not supported in requests for version {context.version}",
+            )
         if topic.name is None and topic.topic_id == _ZERO_UUID:
-            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "a topic has neither a name nor an id")
+            raise KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR, "A topic of the request has neither a name nor an id"
+            )
 
 
-def _everything(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+def _all_topics(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     image = context.image
     builder = _Topics(context, request, image)
     topics = [
@@ -105,7 +110,7 @@ def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) 
     return _response(context, request, image, [*unknown, *found])
 
 
-async def _by_name_creating(
+async def _create_and_list(
     context: RequestContext, request: MetadataRequest, names: list[str], missing: list[str]
 ) -> MetadataResponse:
     errors = {}
@@ -148,7 +153,7 @@ def _by_name(
 
 
 class _Topics:
-    """Turns topics of an image into those of a response."""
+    """Makes the topics of a response from those of an image."""
 
     def __init__(self, context: RequestContext, request: MetadataRequest, image: MetadataImage) -> None:
         self._context = context
@@ -177,7 +182,7 @@ class _Topics:
             partitions=partitions,
             topic_authorized_operations=self._context.authorized_operations(AclResourceType.TOPIC, topic.name)
             if self._operations
-            else _NOT_ASKED,
+            else _NO_OPERATIONS,
         )
 
     def error(self, name: str, error: ErrorCode, *, internal: bool = True) -> MetadataResponseTopic:
@@ -196,13 +201,13 @@ def _response(
         MetadataResponseBroker(node_id=broker.id, host=broker.host, port=broker.port, rack=broker.rack)
         for broker in live_brokers(context, image)
     ]
-    asked = 8 <= context.version <= 10 and request.include_cluster_authorized_operations
+    include_operations = 8 <= context.version <= 10 and request.include_cluster_authorized_operations
     return MetadataResponse(
         brokers=brokers,
         cluster_id=context.services.node.cluster_id,
         controller_id=advertised_controller_id(context),
         topics=topics,
         cluster_authorized_operations=context.authorized_operations(AclResourceType.CLUSTER, CLUSTER_NAME)
-        if asked
-        else _NOT_ASKED,
+        if include_operations
+        else _NO_OPERATIONS,
     )

@@ -1,11 +1,11 @@
-"""OffsetCommit: a group, or an operator in its name, notes how far it has read.
+"""OffsetCommit: commit the offsets up to which a group has read.
 
-Answered when the offsets are committed in `__consumer_offsets`. An error of the whole request is told of
-every partition.
+The response goes out when the offsets are committed in `__consumer_offsets`. An error of the whole request is
+the error of every partition.
 
-Versions 2 to 4 may set a retention; 5 left it to the node's settings; 6 added leader epochs; 7 static
-members; 8 is flexible; 9 serves consumer groups (STALE_MEMBER_EPOCH, GROUP_ID_NOT_FOUND); 10 names topics
-by id.
+Versions 2 to 4 may set a retention; 5 left it to the broker's settings; 6 added leader epochs; 7 static
+members; 8 is flexible; 9 serves consumer groups (STALE_MEMBER_EPOCH, GROUP_ID_NOT_FOUND); 10 names topics by
+id.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def handle(
     for topic in request.topics:
         code = _check(context, topic)
         if code is not ErrorCode.NONE:
-            refused.append(_refusal(topic, code))
+            refused.append(_error(topic, code))
             continue
         known, unknown = existing(context, topic)
         if known.partitions:
             accepted.append(known)
         if unknown.partitions:
-            refused.append(_refusal(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            refused.append(_error(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     if not accepted:
         return OffsetCommitResponse(topics=refused)
     request.topics = accepted
     ticket = submit(context, request.group_id, CommitOffsets, request)
-    return ticket.then(lambda response: _with(response, refused))
+    return ticket.then(lambda response: _with_refused(response, refused))
 
 
 def failed(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:
-    return OffsetCommitResponse(topics=[_refusal(topic, ErrorCode.of(code)) for topic in request.topics])
+    return OffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
 
 
 def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCode:
@@ -67,7 +67,7 @@ def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCod
     return ErrorCode.NONE if topic.name in topics.by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _refusal(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitResponseTopic:
+def _error(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitResponseTopic:
     return OffsetCommitResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -78,6 +78,8 @@ def _refusal(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitRe
     )
 
 
-def _with(response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic]) -> OffsetCommitResponse:
+def _with_refused(
+    response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic]
+) -> OffsetCommitResponse:
     merge(response.topics, refused)
     return response

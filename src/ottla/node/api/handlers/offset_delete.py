@@ -1,4 +1,4 @@
-"""OffsetDelete: forget a group's offsets of topics that it does not read."""
+"""OffsetDelete: delete the offsets of a group for topics that it is not subscribed to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handle(
     accepted: list[OffsetDeleteRequestTopic] = []
     for topic in _merged(request.topics):
         if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
-            refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            refused.append(_error(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             continue
         image = context.image.topics.by_name.get(topic.name)
         existing = {} if image is None else image.partitions
@@ -37,14 +37,14 @@ def handle(
             accepted.append(OffsetDeleteRequestTopic(name=topic.name, partitions=known))
         if unknown:
             missing = OffsetDeleteRequestTopic(name=topic.name, partitions=unknown)
-            refused.append(_refusal(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            refused.append(_error(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     request.topics = accepted
     ticket = submit(context, request.group_id, DeleteOffsets, request)
-    return ticket.then(lambda response: _with(response, refused))
+    return ticket.then(lambda response: _with_refused(response, refused))
 
 
 def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestTopic]:
-    """A topic that is named twice is answered once, with all that was asked of it."""
+    """Merge the entries of a topic that is named more than once."""
     merged: dict[str, OffsetDeleteRequestTopic] = {}
     for topic in topics:
         entry = merged.setdefault(topic.name, OffsetDeleteRequestTopic(name=topic.name, partitions=[]))
@@ -52,12 +52,14 @@ def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestT
     return list(merged.values())
 
 
-def _with(response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]) -> OffsetDeleteResponse:
+def _with_refused(
+    response: OffsetDeleteResponse, refused: list[OffsetDeleteResponseTopic]
+) -> OffsetDeleteResponse:
     merge(response.topics, refused)
     return response
 
 
-def _refusal(topic: OffsetDeleteRequestTopic, code: ErrorCode) -> OffsetDeleteResponseTopic:
+def _error(topic: OffsetDeleteRequestTopic, code: ErrorCode) -> OffsetDeleteResponseTopic:
     return OffsetDeleteResponseTopic(
         name=topic.name,
         partitions=[

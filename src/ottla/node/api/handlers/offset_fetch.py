@@ -1,11 +1,10 @@
-"""OffsetFetch: how far groups have read.
+"""OffsetFetch: return the offsets that groups have committed.
 
-What was never committed is offset -1 without an error. With `require_stable` a partition with an offset
-in an open transaction is UNSTABLE_OFFSET_COMMIT.
+A partition without a committed offset has offset -1 and no error. With `require_stable` a partition with an
+offset in an open transaction has the error UNSTABLE_OFFSET_COMMIT.
 
 Version 2 may ask for all topics (null) and has an error for the response; 5 added leader epochs; 6 is
-flexible; 7 require_stable; 8 takes several groups; 9 checks the member and its epoch; 10 names topics by
-id.
+flexible; 7 require_stable; 8 takes several groups; 9 checks the member and its epoch; 10 names topics by id.
 """
 
 from __future__ import annotations
@@ -52,15 +51,16 @@ def handle(
                 ],
             )
         ]
-    # All offsets of a group are many times as large as the question; those of some topics are not.
+    # A response with all offsets of a group is many times as large as the request for them; one with the
+    # offsets of named topics is not.
     groups = deduplicate_long(groups, lambda each: (each.group_id, each.topics is None or id(each)))
     fetches = [_Fetch(context, group, request.require_stable) for group in groups]
     if all(fetch.done for fetch in fetches):
         return _respond(context, groups, [fetch.response() for fetch in fetches])
-    return _later(context, groups, fetches)
+    return _respond_later(context, groups, fetches)
 
 
-async def _later(
+async def _respond_later(
     context: RequestContext, groups: Sequence[OffsetFetchRequestGroup], fetches: list[_Fetch]
 ) -> OffsetFetchResponse:
     for fetch in fetches:
@@ -69,7 +69,7 @@ async def _later(
 
 
 class _Fetch:
-    """The offsets of one group, now or soon."""
+    """The offsets of one group, once its coordinator has returned them."""
 
     def __init__(self, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool) -> None:
         self._context = context
@@ -84,11 +84,11 @@ class _Fetch:
             group_id=group.group_id,
             member_id=group.member_id,
             member_epoch=group.member_epoch,
-            topics=None if group.topics is None else self._known(group.topics),
+            topics=None if group.topics is None else self._check_topics(group.topics),
         )
         self._ticket = context.broker.groups.submit(group.group_id, FetchOffsets(wanted, require_stable))
 
-    def _known(self, topics: list[OffsetFetchRequestTopics]) -> list[OffsetFetchRequestTopics]:
+    def _check_topics(self, topics: list[OffsetFetchRequestTopics]) -> list[OffsetFetchRequestTopics]:
         known = []
         for topic in topics:
             code = ErrorCode.NONE
@@ -98,15 +98,15 @@ class _Fetch:
                     code = ErrorCode.UNKNOWN_TOPIC_ID
                 else:
                     topic.name = image.name
-            if code is ErrorCode.NONE and not self._may_see(topic.name):
+            if code is ErrorCode.NONE and not self._may_describe(topic.name):
                 code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             if code is ErrorCode.NONE:
                 known.append(topic)
             else:
-                self._refused.append(_refusal(topic, code))
+                self._refused.append(_error(topic, code))
         return known
 
-    def _may_see(self, topic: str) -> bool:
+    def _may_describe(self, topic: str) -> bool:
         return self._context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic)
 
     @property
@@ -130,14 +130,14 @@ class _Fetch:
         if error is not None:
             return OffsetFetchResponseGroup(group_id=self._group.group_id, error_code=int(error.code))
         if self._group.topics is None:
-            found.topics = self._all(found.topics)
+            found.topics = self._visible(found.topics)
         found.topics += self._refused
         return found
 
-    def _all(self, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
-        """Of all topics those that the client may see, with the ids that they have now."""
+    def _visible(self, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
+        """Of all topics those that the client may describe, with their current ids."""
         by_name = self._context.image.topics.by_name
-        shown = [topic for topic in topics if self._may_see(topic.name)]
+        shown = [topic for topic in topics if self._may_describe(topic.name)]
         if self._context.version >= _FIRST_VERSION_BY_ID:
             shown = [topic for topic in shown if topic.name in by_name]
             for topic in shown:
@@ -156,7 +156,7 @@ def _respond(
     code = response.error_code
     topics = response.topics
     if code and context.version < _FIRST_VERSION_WITH_ERROR:
-        topics = [_refusal(topic, ErrorCode.of(code)) for topic in group.topics or ()]
+        topics = [_error(topic, ErrorCode.of(code)) for topic in group.topics or ()]
     return OffsetFetchResponse(
         error_code=code,
         topics=[
@@ -178,7 +178,7 @@ def _respond(
     )
 
 
-def _refusal(topic: OffsetFetchRequestTopics, code: ErrorCode) -> OffsetFetchResponseTopics:
+def _error(topic: OffsetFetchRequestTopics, code: ErrorCode) -> OffsetFetchResponseTopics:
     return OffsetFetchResponseTopics(
         name=topic.name,
         topic_id=topic.topic_id,

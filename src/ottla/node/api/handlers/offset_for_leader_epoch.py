@@ -1,7 +1,8 @@
-"""OffsetForLeaderEpoch: where a leader epoch ends in the log, so that others find out what to truncate.
+"""OffsetForLeaderEpoch: find the end offset of a leader epoch, to which followers and consumers truncate.
 
-The answer is the greatest epoch up to the one asked for that this log has, and its end. An epoch that the log
-knows nothing of is answered with -1. Version 3 added the id of the replica that asks; 4 is flexible.
+The response has the greatest epoch of the log that is not above the requested one, and its end offset; both
+are -1 for an epoch that the log does not have. Version 3 added the id of the requesting replica; 4 is
+flexible.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    anything = context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME)
+    is_broker = context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME)
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(
@@ -30,7 +31,7 @@ def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> Off
                         context,
                         topic.topic,
                         part,
-                        allowed=anything
+                        allowed=is_broker
                         or context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.topic),
                     )
                     for part in topic.partitions

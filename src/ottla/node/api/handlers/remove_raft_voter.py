@@ -1,4 +1,4 @@
-"""RemoveRaftVoter: one of the quorum's voters becomes none, and only follows from then on."""
+"""RemoveRaftVoter: make one of the quorum's voters an observer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SyncGroup: the leader of a classic group hands in the assignment, everybody fetches a part of it.
+"""SyncGroup: the leader of a classic group submits the assignment, and each member gets its part.
 
 Version 3 added static members; 4 is flexible; 5 protocol type and name, checked against the group's.
 """

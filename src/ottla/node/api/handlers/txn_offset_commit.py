@@ -1,10 +1,10 @@
-"""TxnOffsetCommit: offsets that count when the producer's transaction is committed.
+"""TxnOffsetCommit: commit offsets of a group as part of a producer's transaction.
 
-Until then a consumer that asks for stable offsets is told to wait. An error of the whole request is told
-of every partition.
+Until the transaction ends, a consumer that requires stable offsets gets UNSTABLE_OFFSET_COMMIT. An error of
+the whole request is the error of every partition.
 
 Version 2 added leader epochs; 3 is flexible and names the member, so that one that was replaced cannot
-commit; 4 can say TRANSACTION_ABORTABLE; 5 adds the partition of the offsets to the transaction by itself.
+commit; 4 can return TRANSACTION_ABORTABLE; 5 also adds the partition of the offsets to the transaction.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ def handle(
     accepted: list[TxnOffsetCommitRequestTopic] = []
     for topic in request.topics:
         if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
-            refused.append(_refusal(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            refused.append(_error(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         elif topic.name not in context.image.topics.by_name:
-            refused.append(_refusal(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            refused.append(_error(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         else:
             known, unknown = existing(context, topic)
             if known.partitions:
                 accepted.append(known)
             if unknown.partitions:
-                refused.append(_refusal(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                refused.append(_error(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     if not accepted:
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
     index = context.broker.groups.partition_for(request.group_id)
     offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, index)
     guard = context.broker.transactions.add_partitions.verify_offsets(request, context.version, offsets)
-    return _verified(context, request, refused, guard)
+    return _commit_when_verified(context, request, refused, guard)
 
 
 def failed(request: TxnOffsetCommitRequest, code: int, _message: str | None) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(topics=[_refusal(topic, ErrorCode.of(code)) for topic in request.topics])
+    return TxnOffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
 
 
-async def _verified(
+async def _commit_when_verified(
     context: RequestContext,
     request: TxnOffsetCommitRequest,
     refused: list[TxnOffsetCommitResponseTopic],
@@ -84,7 +84,7 @@ def _commit(
     return ticket.then(complete)
 
 
-def _refusal(topic: TxnOffsetCommitRequestTopic, code: ErrorCode) -> TxnOffsetCommitResponseTopic:
+def _error(topic: TxnOffsetCommitRequestTopic, code: ErrorCode) -> TxnOffsetCommitResponseTopic:
     return TxnOffsetCommitResponseTopic(
         name=topic.name,
         partitions=[

@@ -1,4 +1,4 @@
-"""UpdateFeatures: raise or lower the cluster's feature levels, all of them or none.
+"""UpdateFeatures: raise or lower feature levels of the cluster, all that are named or none.
 
 Version 1 names the kind of downgrade and can only validate; 2 has one result for all features.
 """

@@ -1,4 +1,4 @@
-"""UpdateRaftVoter: a voter tells by which addresses it is reached and which versions it speaks."""
+"""UpdateRaftVoter: update the endpoints of a voter and the versions of the quorum's protocol that it has."""
 
 from __future__ import annotations
 

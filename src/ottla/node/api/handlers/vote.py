@@ -1,6 +1,7 @@
-"""Vote: a voter asks for this one's vote.
+"""Vote: answer a candidate that asks this voter for its vote.
 
-Version 1 knows voters by their directories too; 2 may ask whether it would get the vote (pre-vote)."""
+Version 1 names voters by their directories too; 2 may ask whether the voter would vote for it (pre-vote).
+"""
 
 from __future__ import annotations
 

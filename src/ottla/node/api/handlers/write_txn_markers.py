@@ -1,11 +1,11 @@
-"""WriteTxnMarkers: end transactions in partitions that this node leads.
+"""WriteTxnMarkers: write the markers that end transactions to partitions that this broker leads.
 
-It comes from coordinators of other nodes, and from administrators who abort a transaction that hangs, for
-which DescribeProducers gives them the producer, its epoch and the coordinator's. A marker for a partition of
-`__consumer_offsets` also lets the offsets of the transaction count, or not.
+Transaction coordinators on other brokers send it, and operators who abort a hanging transaction, for which
+DescribeProducers gives them the producer, its epoch and the coordinator's. A marker in a partition of
+`__consumer_offsets` also commits or drops the offsets of the transaction.
 
-Version 1 is flexible; 2 says which version the transaction is of, and with version 2 a marker must carry a
-higher epoch than what it ends.
+Version 1 is flexible; 2 has the version of the transaction: a marker of version 2 must have a higher epoch
+than the records that it ends.
 """
 
 from __future__ import annotations

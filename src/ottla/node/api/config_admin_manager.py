@@ -1,8 +1,8 @@
-"""The broker's part in changing settings, before the controller writes them down.
+"""The broker's part in changing settings, before the controller writes them to the metadata log.
 
-Log levels are changed here and now and are gone at the next start. Settings of a broker are checked
-against what the broker runs by. Everything else is the controller's to judge. A resource that has an
-outcome here goes no further.
+The broker changes log levels itself, at once and until its next start. It checks settings of its own against
+those that it runs with. The controller decides everything else. A resource that has an outcome here is not
+forwarded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STORED: Final = (ConfigResourceType.TOPIC, ConfigResourceType.CLIENT_METRICS, C
 
 
 class NamedResource(Protocol):
-    """What the two requests, the old and the incremental one, and their answers name it by."""
+    """A resource, as AlterConfigs and IncrementalAlterConfigs and their responses name it."""
 
     resource_type: int
     resource_name: str
@@ -45,19 +45,19 @@ R = TypeVar("R", bound=NamedResource)
 
 async def alter(
     context: ApiRequestContext,
-    asked: Sequence[A],
+    requested: Sequence[A],
     read: Callable[[A], tuple[ConfigResource, Sequence[Change]]],
-    pass_on: Callable[[list[A]], Awaitable[list[R]]],
+    forward: Callable[[list[A]], Awaitable[list[R]]],
     respond: Callable[..., R],
     *,
     incremental: bool,
     validate_only: bool,
 ) -> list[R]:
-    """Decide here what is to be decided here, let the controller decide the rest, and answer in order."""
-    resources = [read(each) for each in asked]
+    """Decide what the broker decides, forward the rest to the controller, and answer in order."""
+    resources = [read(each) for each in requested]
     outcomes = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
-    remaining = [each for each, outcome in zip(asked, outcomes) if outcome is None]
-    decided = {(r.resource_type, r.resource_name): r for r in await pass_on(remaining)} if remaining else {}
+    remaining = [each for each, outcome in zip(requested, outcomes) if outcome is None]
+    decided = {(r.resource_type, r.resource_name): r for r in await forward(remaining)} if remaining else {}
     return [
         decided[resource.type, resource.name]
         if outcome is None
@@ -74,7 +74,7 @@ async def alter(
 def all_failed(
     resources: Iterable[NamedResource], code: int, message: str | None, respond: Callable[..., R]
 ) -> list[R]:
-    """The same answer for every resource."""
+    """Return the same error for every resource."""
     return [
         respond(
             error_code=int(code),
@@ -93,7 +93,7 @@ def _preprocess(
     incremental: bool,
     validate_only: bool,
 ) -> list[ApiError | None]:
-    """For each resource its outcome, or None where the controller is to decide."""
+    """For each resource its outcome, or None where the controller decides."""
     counts = Counter(resource for resource, _ in resources)
     outcomes: list[ApiError | None] = []
     for resource, changes in resources:
@@ -129,9 +129,11 @@ def _check_broker(
 ) -> None:
     if resource.name:
         if not resource.name.lstrip("+-").isdecimal():
-            raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
+            raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
         if int(resource.name) != context.config.node_id:
-            raise _invalid(f"this is broker {context.config.node_id}; ask broker {resource.name} itself")
+            raise _invalid(
+                f"Unexpected broker id, expected {context.config.node_id}, but received {resource.name}"
+            )
     if incremental:
         settings = _changed(context.image.config(resource), changes)
     else:
@@ -173,26 +175,27 @@ def _change_loggers(
         raise KafkaError(error, error.text)
     own = context.config.node_id
     if not resource.name.lstrip("+-").isdecimal():
-        raise _invalid(f"the name of a node is its id, a decimal number, not {resource.name!r}")
+        raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
     if int(resource.name) != own:
-        raise _invalid(f"this is node {own}; ask node {resource.name} itself")
+        raise _invalid(f"Unexpected node id. Expected {own}, but received {resource.name}")
     known = logger_levels()
     for name, operation, value in changes:
         if operation not in (OpType.SET, OpType.DELETE):
             raise _invalid(
-                f"{OpType(operation).name} makes no sense for a logger; use SET or DELETE"
+                f"{OpType(operation).name} operation is not allowed for the BROKER_LOGGER resource"
                 if operation in tuple(OpType)
-                else f"Unknown operation type {operation}"
+                else f"Unknown operation type {operation} is not allowed for the BROKER_LOGGER resource"
             )
         if name not in known:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"there is no logger {name}")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
         if operation == OpType.SET and (value or "").upper() not in LOG4J_LEVELS:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"{value} is not a log level for {name}; allowed are {', '.join(sorted(LOG4J_LEVELS))}",
+                f"Cannot set the log level of {name} to {value} as it is not a supported log level. "
+                f"Valid log levels are {', '.join(sorted(LOG4J_LEVELS))}",
             )
         if operation == OpType.DELETE and name == ROOT:
-            raise _invalid("the root logger needs a level; set another one instead of none")
+            raise _invalid(f"Removing the log level of the {ROOT} logger is not allowed")
     if not validate_only:
         for name, operation, value in changes:
             set_level(name, None if operation == OpType.DELETE else (value or "").upper())

@@ -8,7 +8,7 @@ import pytest
 from tests.replication.partition_lab import PartitionLab
 
 from ottla.log.unified_log import UnifiedLog
-from ottla.node.cluster.alter_replica_log_dirs import _cut_what_differs
+from ottla.node.cluster.alter_replica_log_dirs import _truncate_what_differs
 from ottla.records.builder import build_batch
 
 
@@ -20,7 +20,7 @@ def grow(log: UnifiedLog, epoch: int, count: int, value: bytes) -> None:
 
 
 def copy(current: UnifiedLog, future: UnifiedLog) -> None:
-    _cut_what_differs(future, current)
+    _truncate_what_differs(future, current)
     while future.log_end_offset < current.log_end_offset:
         data = current.read(future.log_end_offset, 200).records
         future.append_as_follower(data, current.latest_epoch or 0, now_ms=0)

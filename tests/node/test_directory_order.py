@@ -250,11 +250,11 @@ def test_a_throttle_holds_the_copying_back() -> None:
 
 def hold_back_the_promotion(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let moves come as far as the controller, and no further."""
-    reports = node.replication.assignments
-    announce = reports.announce
+    assignments = node.replication.assignments
+    announce = assignments.announce
 
     async def announce_and_wait(partition: Partition, directory: bytes) -> None:
         await announce(partition, directory)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(reports, "announce", announce_and_wait)
+    monkeypatch.setattr(assignments, "announce", announce_and_wait)

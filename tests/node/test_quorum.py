@@ -410,7 +410,7 @@ def test_controllers_are_added_to_a_quorum_and_removed_from_it() -> None:
 
     async def change(request: Request) -> None:
         """Ask any controller, by way of the broker's own link."""
-        response = await nodes.nodes[1].controllers.ask(request, 0)
+        response = await nodes.nodes[1].controllers.request(request, 0)
         assert isinstance(response, AddRaftVoterResponse | RemoveRaftVoterResponse)
         assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
 

@@ -30,7 +30,7 @@ def run_node(config: NodeConfig, *, ready: Callable[[str, list[str]], None]) -> 
 
 
 async def _started(node: Node, stop: asyncio.Event) -> bool:
-    """Start the node; False if it was told to stop before it was ready, as when it waits for others of its
+    """Start the node; False if it was asked to stop before it was ready, as when it waits for others of its
     quorum.
     """
     starting, stopped = asyncio.ensure_future(node.start()), asyncio.ensure_future(stop.wait())

@@ -83,7 +83,7 @@ async def create_missing_topics(services: ApiServices, names: Iterable[str]) -> 
                 lambda controller: controller.create_topics(request, ControllerRequestContext())
             )
         else:
-            answer = await services.controller.controllers.ask(request, _CREATE_TOPICS_VERSION)
+            answer = await services.controller.controllers.request(request, _CREATE_TOPICS_VERSION)
             assert isinstance(answer, CreateTopicsResponse)
             response = answer
     except KafkaError as error:

@@ -75,7 +75,7 @@ async def _send_envelope(context: ApiRequestContext, frame: Buffer) -> bytes:
         request_data=frame, request_principal=_PRINCIPAL, client_host_address=_packed(context.client_host)
     )
     try:
-        answer = await context.controller.forwards.ask(envelope, _ENVELOPE_VERSION)
+        answer = await context.controller.forwards.request(envelope, _ENVELOPE_VERSION)
     except OSError as error:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from None
     assert isinstance(answer, EnvelopeResponse)

@@ -2,12 +2,12 @@
 
 A copy, the future log, grows in the other directory until it has all that the current one has; then it
 takes its place, in one step on the event loop, so that no append falls between the two. What is appended
-meanwhile is copied like the rest, and what is cut off is cut off there too. A move that fails, or is called
-off by a move back, leaves the current log as it was.
+meanwhile is copied like the rest, and what is truncated is truncated there too. A move that fails, or is
+cancelled by a move back, leaves the current log as it was.
 
-The controller is told of the new place before the copy takes over, and has written it down. Otherwise, if the
-new directory failed with the next start, the controller would take the replica for sound, in a directory that
-it is not in any more, and let a broker lead that cannot.
+The controller has written the new directory before the copy replaces the log. Otherwise, if the new directory
+failed at the next start, the controller would take the replica for healthy, in a directory that it is not in
+any more, and elect a broker that cannot lead.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ottla.runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 _STEP_BYTES: Final = 1024 * 1024
-# How often a copy that is held back by `replica.alter.log.dirs.io.max.bytes.per.second` looks again.
-_HELD_BACK_SECONDS: Final = 0.1
+# How often a copy that is throttled by `replica.alter.log.dirs.io.max.bytes.per.second` looks again.
+_THROTTLED_SECONDS: Final = 0.1
 
 
 class AlterReplicaLogDirsManager:
-    """The moves under way, one for each partition at most."""
+    """The moves under way, at most one for each partition."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AlterReplicaLogDirsManager:
         self._moves: dict[TopicPartition, tuple[Partition, asyncio.Task[None]]] = {}
 
     def begin(self, partition: Partition, path: str) -> None:
-        """Move a partition to a data directory; fine if it is there already, or on its way."""
+        """Move a partition to a data directory; fine if it is there already, or being moved there."""
         target = self._directory(path)
         tp = partition.topic_partition
         current, future = partition.log, self._logs.get_log(tp, future=True)
@@ -80,18 +80,21 @@ class AlterReplicaLogDirsManager:
         for directory in self._logs.live_directories:
             if directory.path == path:
                 return directory
-        raise KafkaError(ErrorCode.LOG_DIR_NOT_FOUND, f"{path} is not a data directory of this node")
+        raise KafkaError(
+            ErrorCode.LOG_DIR_NOT_FOUND,
+            f"The log directory {path} is not one of the data directories of this broker",
+        )
 
     def cancel(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop the moves of partitions, and delete their copies; fine if there are none."""
+        """Stop the moves of partitions, and delete their future logs; fine if there are none."""
         gone = list(partitions)
         for tp in gone:
             partition, task = self._moves.pop(tp, (None, None))
             if partition is not None and task is not None:
                 task.cancel()
-                self._assignments.settle(partition)
+                self._assignments.on_move_ended(partition)
         for tp, error in self._logs.delete_logs(gone, future=True).items():
-            log.error("the copy of %s could not be deleted: %s", tp, error.message)
+            log.error("the future log of %s could not be deleted: %s", tp, error.message)
 
     def _copy_in_background(self, partition: Partition, future: UnifiedLog) -> None:
         tp = partition.topic_partition
@@ -104,11 +107,11 @@ class AlterReplicaLogDirsManager:
     def _ended(self, partition: Partition, task: asyncio.Task[None]) -> None:
         tp = partition.topic_partition
         if task.cancelled():
-            return  # called off, or the node stops
+            return  # cancelled, or the node stops
         error = task.exception()
         if self._moves.get(tp) == (partition, task):
             del self._moves[tp]
-            self._assignments.settle(partition)
+            self._assignments.on_move_ended(partition)
         if error is not None:
             log.error("%s could not be moved: %s", tp, error)
 
@@ -118,7 +121,7 @@ class AlterReplicaLogDirsManager:
             current = partition.log
             if _is_complete(future, current):
                 if not flushed:
-                    # Off the event loop; for what comes meanwhile the promotion does it.
+                    # In the pool; what is appended meanwhile is flushed by the promotion.
                     await self._logs.flush(future)
                     flushed = True
                 elif not announced:
@@ -129,7 +132,7 @@ class AlterReplicaLogDirsManager:
                 else:
                     break
             elif self._quota.is_exceeded:
-                await asyncio.sleep(_HELD_BACK_SECONDS)
+                await asyncio.sleep(_THROTTLED_SECONDS)
             else:
                 self._copy_step(current, future)
                 await asyncio.sleep(0)
@@ -137,7 +140,7 @@ class AlterReplicaLogDirsManager:
 
     def _promote(self, partition: Partition, future: UnifiedLog) -> None:
         future.maybe_increment_log_start_offset(
-            min(partition.log.log_start_offset, future.high_watermark), "the log that is moved begins there"
+            min(partition.log.log_start_offset, future.high_watermark), "the log that is moved starts there"
         )
         partition.log = self._logs.replace_current_with_future_log(partition.topic_partition)
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
@@ -150,15 +153,15 @@ class AlterReplicaLogDirsManager:
         future.update_high_watermark(min(current.high_watermark, future.log_end_offset))
 
     def resume(self) -> None:
-        """Go on with the moves that were under way when the node stopped."""
+        """Continue the moves that were under way when the node stopped."""
         for partition in self._replicas:
             future = self._logs.get_log(partition.topic_partition, future=True)
             if future is not None:
                 self._copy_in_background(partition, future)
 
     async def stop(self) -> None:
-        """Leave the moves for the next start, but for those that the controller may know of: should the other
-        directory be gone by then, it would take what the copy has for everything.
+        """Leave the moves for the next start, except those that the controller may know of: should the former
+        directory be gone by then, the controller would take the future log for complete.
         """
         moves = list(self._moves.values())
         for _, task in moves:
@@ -172,7 +175,7 @@ class AlterReplicaLogDirsManager:
                     log.error("%s could not be moved: %s", partition.topic_partition, error.message)
 
     def _finish(self, partition: Partition) -> None:
-        """Copy the rest in one go: it is what came after the copy had everything."""
+        """Copy the rest without a pause: it is what was appended after the copy was complete."""
         future = self._logs.get_log(partition.topic_partition, future=True)
         if future is not None:
             while not _is_complete(future, partition.log):
@@ -181,16 +184,16 @@ class AlterReplicaLogDirsManager:
 
 
 def _is_complete(future: UnifiedLog, current: UnifiedLog) -> bool:
-    """Whether the copy has all that the log has, after it was cut where it has something else."""
+    """Truncate the copy where it differs from the log, and return whether it has all that the log has."""
     if future.log_end_offset < current.log_start_offset:
         future.truncate_fully_and_start_at(current.log_start_offset)
-    _cut_what_differs(future, current)
+    _truncate_what_differs(future, current)
     return future.log_end_offset == current.log_end_offset
 
 
-def _cut_what_differs(future: UnifiedLog, current: UnifiedLog) -> None:
-    """Cut from the copy what the log that it copies has lost since, or has otherwise by now: a follower cuts
-    its log when its leader was elected without its last records, and then grows anew.
+def _truncate_what_differs(future: UnifiedLog, current: UnifiedLog) -> None:
+    """Truncate the copy to what the log still has: a follower truncates its log when its leader was elected
+    without its last records, and then appends others.
     """
     while (epoch := future.latest_epoch) is not None and future.log_end_offset > future.log_start_offset:
         known_epoch, end = current.end_offset_for_epoch(epoch)

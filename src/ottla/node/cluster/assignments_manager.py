@@ -1,10 +1,10 @@
-"""Tells the controller in which of the data directories each replica lies (AssignReplicasToDirs).
+"""Reports to the controller in which data directory each replica lies (AssignReplicasToDirs).
 
 The controller needs it to know what is lost when a directory fails. A broker with several directories chooses
 where a new replica goes, and may move it later; one whose only disk was replaced has all of them elsewhere. A
-replica that moves is told of before it does: where it is known to be, it is or is about to be, and never has
-been only. Invariant: what the metadata says differently is told again until the controller has written it
-down, or the replica is gone.
+replica that moves is reported before it does: in the directory that the controller knows, it is or is about
+to be. Invariant: what differs from the metadata is reported again until the controller has written it, or the
+replica is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ottla.replication.partition import Partition
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.5
-_MOST_AT_ONCE: Final = 2_000
+_MAX_REPLICAS_PER_REQUEST: Final = 2_000
 
 
 _Key: TypeAlias = tuple[bytes, int]
@@ -48,30 +48,34 @@ class AssignmentsManager:
         self._broker_epoch: Final = broker_epoch
         self._controller: Final = controller
         self._metadata: Final = metadata
-        self._waiting: dict[_Key, Partition] = {}
-        # Replicas that are about to lie elsewhere, and where.
+        self._waiting: dict[_Key, Partition] = {}  # to be reported
+        # Replicas that are about to lie in another directory, and its id.
         self._moving: dict[_Key, bytes] = {}
-        # To be told whatever the metadata says: what was told before may be on its way.
+        # To be reported whatever the metadata say: an earlier report may be on its way.
         self._changed: set[_Key] = set()
-        # Who waits until the controller has written down where a replica is about to be.
+        # Completed when the controller has written where a replica is about to be.
         self._announced: dict[_Key, asyncio.Future[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def report(self, partitions: Iterable[Partition]) -> None:
-        """Tell of those that the metadata does not know where they are."""
+        """Report the replicas that are not where the metadata say."""
         topics = self._metadata.image.topics.by_id
         settled = not self._moving and not self._changed
         for partition in partitions:
             # Nearly all are where they are known to be, and a start comes by here with every one of them.
-            place = partition.log.directory.directory_id
-            if not (settled and _known_place(topics, partition) == place) and self._is_news(partition):
+            directory = partition.log.directory.directory_id
+            if not (settled and _known_directory(topics, partition) == directory) and self._must_report(
+                partition
+            ):
                 self._waiting[_key(partition)] = partition
         if self._waiting and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._tell_all(), name="directory reports")
+            self._task = asyncio.get_running_loop().create_task(
+                self._send_all(), name="assignment of replicas to directories"
+            )
 
     async def announce(self, partition: Partition, directory: bytes) -> None:
-        """Have the controller write down where a replica is about to be, and return once it has. KafkaError
-        if it does not want to: the replica does not belong here any more.
+        """Have the controller write where a replica is about to be, and return once it has. KafkaError if it
+        refuses: the replica is not assigned to this broker any more.
         """
         if not self._metadata.image.metadata_version.directory_assignment:
             return
@@ -89,62 +93,65 @@ class AssignmentsManager:
                 del self._announced[key]
 
     def is_announced(self, partition: Partition) -> bool:
-        """Whether the controller may know of a place where the replica is not yet."""
+        """Whether the controller may know of a directory where the replica is not yet."""
         return _key(partition) in self._moving
 
-    def settle(self, partition: Partition) -> None:
-        """The replica lies where its log is, and nowhere else soon: it has moved, or will not."""
+    def on_move_ended(self, partition: Partition) -> None:
+        """End a move: the replica lies where its log is, and is not about to lie elsewhere."""
         key = _key(partition)
         if self._moving.pop(key, None) not in (None, partition.log.directory.directory_id):
             self._changed.add(key)
             self.report([partition])
 
-    def _place(self, partition: Partition) -> bytes | None:
+    def _directory(self, partition: Partition) -> bytes | None:
         return self._moving.get(_key(partition)) or partition.log.directory.directory_id
 
-    def _is_news(self, partition: Partition) -> bool:
-        key, place = _key(partition), self._place(partition)
+    def _must_report(self, partition: Partition) -> bool:
+        key, directory = _key(partition), self._directory(partition)
         image = self._metadata.image
-        if place is None or not image.metadata_version.directory_assignment:
+        if directory is None or not image.metadata_version.directory_assignment:
             return False
-        known = _known_place(image.topics.by_id, partition)
+        known = _known_directory(image.topics.by_id, partition)
         if known is None:
             self._changed.discard(key)
             return False
-        return key in self._changed or known != place
+        return key in self._changed or known != directory
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _tell_all(self) -> None:
+    async def _send_all(self) -> None:
         try:
             while True:
-                keys = [key for key, partition in self._waiting.items() if self._is_news(partition)]
-                told = {key: self._place(self._waiting[key]) or b"" for key in keys[:_MOST_AT_ONCE]}
-                if not told:
+                keys = [key for key, partition in self._waiting.items() if self._must_report(partition)]
+                reported = {
+                    key: self._directory(self._waiting[key]) or b""
+                    for key in keys[:_MAX_REPLICAS_PER_REQUEST]
+                }
+                if not reported:
                     self._waiting.clear()
                     return
-                answers = await self._tell(told)
+                answers = await self._send(reported)
                 if answers is None:
                     await asyncio.sleep(_PAUSE_SECONDS)
                 else:
-                    self._told(told, answers)
+                    self._on_answers(reported, answers)
         finally:
             self._task = None
 
-    async def _tell(self, told: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
-        """What the controller says of each; None if it has not heard."""
+    async def _send(self, reported: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
+        """Send a report; return the code of each replica, or None if the controller did not take it."""
         try:
-            response = await self._controller.ask(self._request(told), 0)
+            response = await self._controller.request(self._make_request(reported), 0)
         except OSError as error:
-            _log.info("the controller could not be told of directories: %s", error)
+            _log.info("the controller could not be asked to assign replicas to directories: %s", error)
             return None
         assert isinstance(response, AssignReplicasToDirsResponse)
         if response.error_code != ErrorCode.NONE:
             code = ErrorCode.of(response.error_code).name
-            _log.info("the controller does not want to hear of directories: %s", code)
+            _log.info("the controller refused to assign replicas to directories: %s", code)
             return None
         return {
             (bytes(topic.topic_id), partition.partition_index): ErrorCode.of(partition.error_code)
@@ -153,12 +160,12 @@ class AssignmentsManager:
             for partition in topic.partitions
         }
 
-    def _told(self, told: dict[_Key, bytes], answers: dict[_Key, ErrorCode]) -> None:
-        """What the controller refuses is about replicas that are gone."""
-        for key, place in told.items():
+    def _on_answers(self, reported: dict[_Key, bytes], answers: dict[_Key, ErrorCode]) -> None:
+        """Forget what was reported. Replicas that the controller refuses are gone."""
+        for key, directory in reported.items():
             partition = self._waiting[key]
-            if self._place(partition) != place:
-                self._changed.add(key)  # something else has become true meanwhile
+            if self._directory(partition) != directory:
+                self._changed.add(key)  # it has changed meanwhile
                 continue
             del self._waiting[key]
             self._changed.discard(key)
@@ -169,9 +176,9 @@ class AssignmentsManager:
                 else:
                     waiting.set_exception(_not_here(partition))
 
-    def _request(self, told: dict[_Key, bytes]) -> AssignReplicasToDirsRequest:
+    def _make_request(self, reported: dict[_Key, bytes]) -> AssignReplicasToDirsRequest:
         directories: dict[bytes, dict[bytes, list[int]]] = {}
-        for (topic_id, index), directory in told.items():
+        for (topic_id, index), directory in reported.items():
             directories.setdefault(directory, {}).setdefault(topic_id, []).append(index)
         return AssignReplicasToDirsRequest(
             broker_id=self._broker_id,
@@ -202,8 +209,8 @@ def _not_here(partition: Partition) -> KafkaError:
     )
 
 
-def _known_place(topics: Mapping[bytes, TopicImage], partition: Partition) -> bytes | None:
-    """In which directory the metadata takes the replica to be; None if there is no such replica."""
+def _known_directory(topics: Mapping[bytes, TopicImage], partition: Partition) -> bytes | None:
+    """The directory of the replica by the metadata; None if there is no such replica."""
     topic = topics.get(partition.topic_id)
     registration = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
     if registration is None or partition.broker_id not in registration.replicas:

@@ -118,7 +118,7 @@ class BrokerLifecycleManager:
         self._task = asyncio.create_task(self._send_heartbeats(), name="broker heartbeats")
 
     async def _register(self) -> None:
-        code, response = await self._channel.ask_until(
+        code, response = await self._channel.request_until(
             self._request,
             _REGISTRATION_VERSION,
             _FINAL,
@@ -201,7 +201,7 @@ class BrokerLifecycleManager:
         config = self._config.current
         if timeout_ms is None:
             timeout_ms = config.number("broker.session.timeout.ms")
-        response = await self._channel.ask(
+        response = await self._channel.request(
             BrokerHeartbeatRequest(
                 broker_id=config.node_id,
                 broker_epoch=self.epoch,

@@ -1,11 +1,11 @@
-"""The active controller's watch over brokers whose process may have ended.
+"""Probes by which the active controller finds brokers whose process has ended before their session does.
 
 A process that dies leaves a closed connection and a port behind that refuses new ones. When the connection of
-a broker's heartbeats closes, and when this node has just become the active controller, the broker is knocked
-at wherever it serves: if it is refused everywhere, it is fenced at once. A broker that lets heartbeats out is
-asked for a sign of life; if it gives none either, it is fenced before its session ends. Whoever answers has
-its full session. Invariant: a mistake costs a broker its leaderships until its next heartbeat, and nothing
-else.
+a broker's heartbeats closes, and when this node has just become the active controller, it connects to every
+listener of the broker: if all of them refuse, the broker is fenced at once. A broker that misses heartbeats
+gets a request; if it does not answer that either, it is fenced before its session ends. A broker that answers
+has its full session. Invariant: a mistake costs a broker its leaderships until its next heartbeat, and no
+more.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
-# Pauses before each knock: sockets of a dying process need not all close at the same moment.
-_KNOCKS_SECONDS: Final = (0.0, 0.02, 0.1, 0.3)
-_KNOCK_TIMEOUT_MS: Final = 1_000
-# Of a session: how much of it may pass in silence before a broker is asked for a sign of life, and how long
-# it then has to give one. A broker that has not turned up at a new controller is asked sooner.
+# Pauses before each attempt: sockets of a dying process need not all close at the same moment.
+_ATTEMPT_PAUSES_SECONDS: Final = (0.0, 0.02, 0.1, 0.3)
+_ATTEMPT_TIMEOUT_MS: Final = 1_000
+# Of a session: how much of it may pass without a heartbeat before a broker is probed, and how long it then
+# has to answer. A broker that has not sent a heartbeat to a new controller is probed sooner.
 _SILENT_PART: Final = 3 / 9
 _UNHEARD_PART: Final = 1 / 9
 _ANSWER_PART: Final = 2 / 9
-# How long a broker that answers, but sends no heartbeats, is left in peace.
-_PEACE_SECONDS: Final = 1.0
+# How long a broker that answers, but sends no heartbeats, is not probed again.
+_REPEAT_SECONDS: Final = 1.0
 
 
 class ProbeResult(Enum):
     ALIVE = "it answers"
-    GONE = "nobody listens there"
+    GONE = "its ports refuse connections"
     SILENT = "no answer"
-    NONE = "it cannot be asked"
+    NONE = "it cannot be probed"
 
 
 class BrokerLivenessProbe:
-    """At most one examination of each broker at a time."""
+    """At most one probe of each broker runs at a time."""
 
     def __init__(
         self,
@@ -63,27 +63,27 @@ class BrokerLivenessProbe:
         self._metadata: Final = metadata
         self._active_controller: Final = active_controller
         self._channel: Final = InterNodeClient(runtime.network, "ottla-watch")
-        self._examining: dict[int, asyncio.Task[None]] = {}
+        self._probing: dict[int, asyncio.Task[None]] = {}
 
-    # When to look
+    # When to probe
 
     def on_heartbeat(self, connection: ClientConnection, broker: int, epoch: int) -> None:
-        """The broker's heartbeats come by this connection."""
+        """Remember that the heartbeats of a broker come by this connection."""
         connection.broker_incarnation = (broker, epoch)
 
     def on_connection_closed(self, connection: ClientConnection) -> None:
         broker = connection.broker_incarnation
         if broker is not None:
-            self._examine(broker[0], self._knock(*broker))
+            self._start_probe(broker[0], self._probe_whether_gone(*broker))
 
     def on_controller_active(self) -> None:
-        """This node has become the active controller: its predecessor's process may have been a broker's."""
+        """Probe all brokers: the process of the previous controller may have been a broker too."""
         for broker in self._metadata.image.cluster.brokers.values():
             if not broker.fenced and broker.id != self._config.current.node_id:
-                self._examine(broker.id, self._knock(broker.id, broker.epoch))
+                self._start_probe(broker.id, self._probe_whether_gone(broker.id, broker.epoch))
 
     def probe_silent_brokers(self) -> None:
-        """For a few times a second."""
+        """Probe brokers that miss heartbeats; to be called a few times a second."""
         active = self._active_controller.current
         if active is None:
             return
@@ -92,59 +92,59 @@ class BrokerLivenessProbe:
         unheard = active.unheard_brokers(int(session_ms * _UNHEARD_PART))
         for broker, epoch in dict.fromkeys((*silent, *unheard)):
             if broker != self._config.current.node_id:
-                self._examine(broker, self._wait_for_sign(broker, epoch, int(session_ms * _ANSWER_PART)))
+                self._start_probe(broker, self._probe_silent(broker, epoch, int(session_ms * _ANSWER_PART)))
 
-    def _examine(self, broker: int, work: Coroutine[None, None, None]) -> None:
-        if broker in self._examining or self._active_controller.current is None:
+    def _start_probe(self, broker: int, work: Coroutine[None, None, None]) -> None:
+        if broker in self._probing or self._active_controller.current is None:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work, name=f"examine broker {broker}")
-        self._examining[broker] = task
-        task.add_done_callback(lambda _: self._examining.pop(broker, None))
+        task = asyncio.get_running_loop().create_task(work, name=f"probe of broker {broker}")
+        self._probing[broker] = task
+        task.add_done_callback(lambda _: self._probing.pop(broker, None))
 
-    # What is seen
+    # The probes
 
-    async def _knock(self, broker: int, epoch: int) -> None:
-        for pause in _KNOCKS_SECONDS:
+    async def _probe_whether_gone(self, broker: int, epoch: int) -> None:
+        for pause in _ATTEMPT_PAUSES_SECONDS:
             await asyncio.sleep(pause)
-            sign = await self._sign_of_life(broker, epoch, _KNOCK_TIMEOUT_MS)
+            sign = await self._probe(broker, epoch, _ATTEMPT_TIMEOUT_MS)
             if sign is ProbeResult.GONE:
                 await self._fence(broker, epoch, "its process has ended")
             if sign is not ProbeResult.NONE:
                 return
 
-    async def _wait_for_sign(self, broker: int, epoch: int, wait_ms: int) -> None:
+    async def _probe_silent(self, broker: int, epoch: int, wait_ms: int) -> None:
         clock = self._runtime.clock
         began_ns = clock.monotonic_ns()
-        sign = await self._sign_of_life(broker, epoch, wait_ms)
+        sign = await self._probe(broker, epoch, wait_ms)
         if sign is ProbeResult.ALIVE:
-            await asyncio.sleep(_PEACE_SECONDS)
+            await asyncio.sleep(_REPEAT_SECONDS)
             return
         if sign is not ProbeResult.GONE:
-            # It has its time, also where it was found out at once that nobody can be asked.
+            # It has its time, also where it turned out at once that it cannot be probed.
             waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
             await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
         active = self._active_controller.current
         asked_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
         if active is not None and (broker, epoch) in active.silent_brokers(asked_ms):
-            await self._fence(broker, epoch, f"it has been silent, and when it was asked: {sign.value}")
+            await self._fence(broker, epoch, f"it sends no heartbeats, and when it was probed: {sign.value}")
 
-    async def _sign_of_life(self, broker: int, epoch: int, timeout_ms: int) -> ProbeResult:
-        """What is seen at all addresses of the broker: gone is only whom each of them refuses, as some may
-        be meant for others, and lead elsewhere from here.
+    async def _probe(self, broker: int, epoch: int, timeout_ms: int) -> ProbeResult:
+        """Probe all listeners of the broker. It is gone only if each of them refuses, as some may be meant
+        for other networks, and lead elsewhere from here.
         """
         registration = self._metadata.image.cluster.brokers.get(broker)
         if registration is None or registration.epoch != epoch:
             return ProbeResult.ALIVE
         signs = await asyncio.gather(
-            *(self._touch(endpoint, timeout_ms) for endpoint in registration.listeners.values())
+            *(self._probe_listener(endpoint, timeout_ms) for endpoint in registration.listeners.values())
         )
         for sign in (ProbeResult.ALIVE, ProbeResult.SILENT, ProbeResult.NONE):
             if sign in signs:
                 return sign
         return ProbeResult.GONE if signs else ProbeResult.NONE
 
-    async def _touch(self, endpoint: ListenerEndpoint, timeout_ms: int) -> ProbeResult:
+    async def _probe_listener(self, endpoint: ListenerEndpoint, timeout_ms: int) -> ProbeResult:
         address = Address(endpoint.host, endpoint.port)
         try:
             if endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
@@ -176,7 +176,7 @@ class BrokerLivenessProbe:
                 _log.error("broker %d could not be fenced: %s", broker, error.message)
 
     async def close(self) -> None:
-        tasks = list(self._examining.values())
+        tasks = list(self._probing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

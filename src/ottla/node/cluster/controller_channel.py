@@ -60,7 +60,9 @@ class ControllerChannel:
         # What was asked of a former leader, which may be silent, is asked again of the new one.
         metadata.watch_leader(self._channel.drop_all)
 
-    async def ask(self, request: Request, newest_version: int, *, timeout_ms: int | None = None) -> Response:
+    async def request(
+        self, request: Request, newest_version: int, *, timeout_ms: int | None = None
+    ) -> Response:
         """Return the active controller's response, in the newest version that it and this node speak; an
         error other than NOT_CONTROLLER is a response too. OSError if there is none within the time.
         """
@@ -69,7 +71,7 @@ class ControllerChannel:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 while True:
-                    response = await self._ask_once(request, newest_version)
+                    response = await self._request_once(request, newest_version)
                     if response is not None and not _is_not_controller(response):
                         return response
                     await self._pause()
@@ -78,7 +80,7 @@ class ControllerChannel:
         except StorageError as error:
             raise ConnectionAbortedError(f"{name}: {error}") from error
 
-    async def ask_until(
+    async def request_until(
         self,
         request: Request,
         newest_version: int,
@@ -87,12 +89,12 @@ class ControllerChannel:
         on_refused: Callable[[ErrorCode, Response], None],
         retry_seconds: float,
     ) -> tuple[ErrorCode, Response]:
-        """Ask until the error code of the response is one of the final ones, however long that takes: for
-        what a node cannot continue without. Each other response is reported to `on_refused`.
+        """Send a request until the error code of the response is one of the final ones, however long that
+        takes: for what a node cannot continue without. Each other response is reported to `on_refused`.
         """
         while True:
             try:
-                response = await self.ask(request, newest_version)
+                response = await self.request(request, newest_version)
             except OSError as error:
                 _log.info("%s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)  # a metadata log that has failed gives an error at once
@@ -103,8 +105,8 @@ class ControllerChannel:
             on_refused(code, response)
             await asyncio.sleep(retry_seconds)
 
-    async def _ask_once(self, request: Request, newest_version: int) -> Response | None:
-        """Return None if the active controller could not be asked."""
+    async def _request_once(self, request: Request, newest_version: int) -> Response | None:
+        """Send a request once; return None if the active controller did not get it."""
         if self._active_controller.current is not None:
             return await self._local_controller(request, newest_version)
         address = self._metadata.leader_address

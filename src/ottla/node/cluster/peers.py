@@ -1,8 +1,7 @@
-"""The way to the other brokers: by the listener that brokers use among themselves, where the metadata says
-that it is.
+"""Requests to other brokers, by the inter-broker listener that each of them has registered.
 
-What one part of the node waits for must not hold up another, and answers come in the order of the questions;
-so each part that asks has a line of its own, and each fetcher too.
+Responses come in the order of the requests, and one part of the node must not wait for the requests of
+another; so each part that sends some has connections of its own, and each fetcher too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ottla.runtime.network import Network
 
 
 def inter_broker_listener(config: NodeConfig) -> str:
-    """The name of the listener by which brokers talk to each other."""
+    """The name of the listener that brokers use among themselves."""
     name = config["inter.broker.listener.name"]
     if name is not None:
         return str(name).upper()
@@ -38,7 +37,7 @@ class PeerBrokers:
         self._metadata: Final = metadata
 
     def address(self, broker: int) -> Address | None:
-        """Where a broker is reached, as it has registered last."""
+        """The address of a broker, as it has registered last; None if there is none."""
         registration = self._metadata.image.cluster.brokers.get(broker)
         if registration is None:
             return None
@@ -46,7 +45,7 @@ class PeerBrokers:
         return None if endpoint is None else Address(endpoint.host, endpoint.port)
 
     def channel(self, purpose: str) -> InterNodeClient:
-        """Connections that nobody else uses; `purpose` is how the other side sees them."""
+        """Make connections for one part of the node; `purpose` is part of their client id."""
         return InterNodeClient(self._network, f"broker-{self._config.current.node_id}-{purpose}")
 
     def peer_channel(self, purpose: str) -> PeerChannel:
@@ -54,7 +53,7 @@ class PeerBrokers:
 
 
 class PeerChannel:
-    """Questions of one kind to any broker."""
+    """Requests of one part of the node to any broker, by its id."""
 
     __slots__ = ("_channel", "_peers")
 
@@ -62,9 +61,11 @@ class PeerChannel:
         self._peers: Final = peers
         self._channel: Final = channel
 
-    async def ask(self, broker: int, request: Request, newest_version: int, *, timeout_ms: int) -> Response:
-        """OSError if the broker cannot be reached or does not answer in time; KafkaError if it does not
-        speak a version that can carry the request.
+    async def request(
+        self, broker: int, request: Request, newest_version: int, *, timeout_ms: int
+    ) -> Response:
+        """Return the response of a broker. OSError if it cannot be reached or does not answer in time;
+        KafkaError if it does not speak a version that can carry the request.
         """
         address = self._peers.address(broker)
         if address is None:

@@ -181,7 +181,7 @@ class QuorumMember:
         self._registration = asyncio.create_task(self._register(request), name="controller registration")
 
     async def _register(self, request: ControllerRegistrationRequest) -> None:
-        await self.controllers.ask_until(
+        await self.controllers.request_until(
             request,
             _REGISTRATION_VERSION,
             _REGISTRATION_FINAL,

@@ -130,7 +130,7 @@ class BrokerReplication:
         self.remove([tp])
 
     async def _alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
-        response = await self._controller.ask(request, _ALTER_PARTITION_VERSION)
+        response = await self._controller.request(request, _ALTER_PARTITION_VERSION)
         assert isinstance(response, AlterPartitionResponse)
         return response
 

@@ -131,7 +131,7 @@ class ConfigView:
         return self._entry(key, name, value, synonyms, read_only=key.mode is UpdateMode.READ_ONLY)
 
     def _unlisted_entry(self, name: str) -> DescribeConfigsResourceResult:
-        """A setting that is no broker's own: one of a listener, of a plugin, or a name nobody knows.
+        """Describe a setting that is no broker's own: one of a listener, of a plugin, or an unknown name.
 
         Its type is not known, so Kafka does not show its value either.
         """

@@ -1,4 +1,4 @@
-"""A node's configuration: Kafka's `server.properties`, what was given beside it, and what changed since.
+"""A node's configuration: Kafka's `server.properties`, flags of the start, and the cluster's settings.
 
 A value comes from the first of these that has it: the cluster's setting for this broker, the cluster's
 setting for all brokers, the start (flags over file), the default. The first two live in the metadata log and
@@ -55,7 +55,7 @@ _SYNONYMS: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
-    """The names that may give a broker setting its value, in the order in which they are asked."""
+    """The names that may give a broker setting its value, the first one that is set wins."""
     family = _SYNONYMS.get(name)
     if family is not None:
         return tuple(synonym for synonym, _ in family)
@@ -78,7 +78,7 @@ def broker_key(name: str) -> ConfigKey | None:
 
 
 class NodeConfig:
-    """What the node runs by. `config.number("num.partitions")` and its like read one value."""
+    """The settings of a node. `config.number("num.partitions")` and its like read one value."""
 
     __slots__ = (
         "_values",
@@ -91,14 +91,14 @@ class NodeConfig:
     )
 
     given: Mapping[str, str]
-    """What the start was given, flags over file, by name."""
+    """The settings that the node was started with, flags over file, by name."""
     dynamic_default: Mapping[str, str]
-    """What the cluster sets for all brokers."""
+    """The cluster's settings for all brokers."""
     dynamic_broker: Mapping[str, str]
-    """What the cluster sets for this broker."""
+    """The cluster's settings for this broker."""
     listeners: tuple[Endpoint, ...]
     advertised_listeners: tuple[Endpoint, ...]
-    """Where clients are told to connect."""
+    """Where clients connect."""
     advertised_of_controller: tuple[Endpoint, ...]
     """Where other nodes reach the controller: as advertised, else as it listens."""
 
@@ -128,25 +128,25 @@ class NodeConfig:
             if self._values["advertised.listeners"] is None
             else parse_endpoints("advertised.listeners", self.names("advertised.listeners"), protocols)
         )
-        # As in the file that comes with Apache Kafka, one setting may speak of both.
+        # As in the sample file of Apache Kafka, one setting may have listeners of both kinds.
         of_controller = self.controller_listener_names
         self.advertised_listeners = tuple(each for each in advertised if each.name not in of_controller)
-        told = {each.name: each for each in advertised if each.name in of_controller}
-        unsaid = (each for each in self.listeners_of_controller if each.name not in told)
-        self.advertised_of_controller = (*told.values(), *unsaid)
+        controllers = {each.name: each for each in advertised if each.name in of_controller}
+        others = (each for each in self.listeners_of_controller if each.name not in controllers)
+        self.advertised_of_controller = (*controllers.values(), *others)
         check_rules(self)
 
     def with_dynamic(
         self, *, default: Mapping[str, str], broker: Mapping[str, str]
     ) -> tuple[NodeConfig, list[str]]:
-        """This configuration under other settings of the cluster, and a line for each that cannot be used."""
+        """Return this configuration with other settings of the cluster, and a line for each unusable one."""
         problems: list[str] = []
         default = _usable(default, problems, per_broker=False)
         broker = _usable(broker, problems, per_broker=True)
         try:
             return NodeConfig(self.given, dynamic_default=default, dynamic_broker=broker), problems
         except ConfigError as error:
-            # Values that are fine alone but not together: keep what the node runs by.
+            # Values that are fine alone but not together: keep the settings in force.
             return self, [*problems, str(error)]
 
     def __getitem__(self, name: str) -> Value:
@@ -194,7 +194,7 @@ class NodeConfig:
         raise AssertionError(name)
 
     def is_set(self, name: str) -> bool:
-        """Whether the value comes from anywhere but the default."""
+        """Whether the value is not the default."""
         return name in self.given or name in self.dynamic_default or name in self.dynamic_broker
 
     @property
@@ -216,7 +216,7 @@ class NodeConfig:
 
     @property
     def alone(self) -> bool:
-        """Whether no quorum is configured, so that the node is one by itself."""
+        """Whether no quorum is configured, so that the node is a quorum by itself."""
         return not self.names("controller.quorum.voters") and not self.names(
             "controller.quorum.bootstrap.servers"
         )
@@ -240,7 +240,7 @@ class NodeConfig:
         return tuple(endpoint for endpoint in self.listeners if endpoint.name in names)
 
     def topic_defaults(self) -> dict[str, Value]:
-        """What a topic without settings of its own has, by the topic's names."""
+        """The settings of a topic that has none of its own, by the names of topic settings."""
         defaults: dict[str, Value] = {}
         for name, key in TOPIC.items():
             if not key.synonyms:
@@ -253,7 +253,7 @@ class NodeConfig:
 
 
 def _completed(given: Mapping[str, str]) -> dict[str, str]:
-    """What the start was given, and what follows from it."""
+    """Complete the settings that the node was started with by those that follow from them."""
     settings = dict(given)
     for one, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
         if one in settings:
@@ -290,7 +290,7 @@ def _usable(layer: Mapping[str, str], problems: list[str], *, per_broker: bool) 
     return usable
 
 
-# Names of Apache Kafka before 4.0 that stand in many files and mean nothing any more.
+# Names of Apache Kafka before 4.0 that are in many files and mean nothing any more.
 _REMOVED: Final = (
     "zookeeper.",
     "broker.id.generation.enable",
@@ -309,7 +309,7 @@ _PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.
 
 
 def unknown_names(given: Iterable[str]) -> list[str]:
-    """A line for each name that means nothing here, with the nearest one that does."""
+    """Return a line for each unknown name, with the nearest known one."""
     lines: list[str] = []
     for name in given:
         if name in BROKER or name.startswith(_PREFIXES):

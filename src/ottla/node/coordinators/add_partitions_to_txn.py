@@ -1,10 +1,9 @@
-"""The node's side of transactions: the coordinator here, and the question before each first write.
+"""Transactions before the first write to a partition: added to, or verified with, their coordinator.
 
-Before a producer's first write of a transaction to a partition, its leader asks the coordinator (KIP-890),
-which may be on another node.
-With version 2 the question adds the partition; with version 1 it only verifies that the client has added it.
-Either way nothing lands in a partition that the coordinator does not know of, so nothing is left there
-without a marker.
+Before a producer's first write of a transaction to a partition, the leader of the partition asks the
+transaction's coordinator (KIP-890), which may be on another broker. With transaction version 2 the request
+adds the partition; with version 1 it only verifies that the client has added it. Either way no record is
+written to a partition that the coordinator does not know of, so none stays there without a marker.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _PartitionsTicket: TypeAlias = Ticket[None] | Ticket[dict[TopicPartition, ErrorC
 """The reply about partitions: a code for each, or None if all were added."""
 
 _VERSION_2: Final = 2
-_QUESTION_VERSION: Final = 5
+_REQUEST_VERSION: Final = 5
 _FIRST_OFFSETS_THAT_ADD: Final = 5
 _FIRST_OFFSETS_THAT_CAN_ABORT: Final = 4
 _FIRST_PRODUCE_THAT_CAN_ABORT: Final = 11
@@ -81,18 +80,18 @@ class AddPartitionsToTxnManager:
         self._service: Final = service
         self._clock: Final = clock
         self._channel: Final = peers.peer_channel("transactions")
-        self._batcher: Final = RequestBatcher(self._send, lambda question: question.transactional_id)
+        self._batcher: Final = RequestBatcher(self._send, lambda transaction: transaction.transactional_id)
 
-    # Before the first write
+    # Before the first write of a transaction
 
-    def must_ask(self, *, version_2: bool) -> bool:
-        """Whether the coordinator is asked at all; with version 2 it has to know of the partition."""
+    def must_verify(self, *, version_2: bool) -> bool:
+        """Whether the coordinator is asked at all; with version 2 the partition has to be added."""
         return version_2 or self._config.current.flag("transaction.partition.verification.enable")
 
-    def begin_verification(
+    def maybe_start_verification(
         self, partition: Partition, producer: ProducerIdAndEpoch, sequence: int, *, version_2: bool
     ) -> VerificationGuard:
-        """The guard to present with the write; the sentinel if the transaction is open there already."""
+        """Return the guard to present with the write; the sentinel if the transaction is open there."""
         return partition.log.producer_state_manager.maybe_start_verification(
             producer.id,
             sequence,
@@ -101,7 +100,7 @@ class AddPartitionsToTxnManager:
             now_ms=self._clock.wall_ms(),
         )
 
-    def ask(
+    def add_or_verify(
         self,
         transactional_id: str,
         producer: ProducerIdAndEpoch,
@@ -110,17 +109,19 @@ class AddPartitionsToTxnManager:
         version_2: bool,
         can_abort: bool,
     ) -> Codes | Awaitable[Codes]:
-        """Ask the coordinator about partitions, in the words that a producer understands."""
+        """Add partitions to a transaction, or verify that they were added; return codes that a producer
+        understands.
+        """
         ticket = self._submit(transactional_id, producer, partitions, version_2=version_2)
         if ticket.done:
-            codes = _told(ticket, partitions, can_abort=can_abort)
+            codes = _codes_for_producer(ticket, partitions, can_abort=can_abort)
             if not (version_2 and ErrorCode.CONCURRENT_TRANSACTIONS in codes.values()):
                 return codes
-        return self._ask_again(
+        return self._retry(
             ticket, transactional_id, producer, partitions, version_2=version_2, can_abort=can_abort
         )
 
-    async def _ask_again(
+    async def _retry(
         self,
         ticket: _PartitionsTicket,
         transactional_id: str,
@@ -130,7 +131,9 @@ class AddPartitionsToTxnManager:
         version_2: bool,
         can_abort: bool,
     ) -> Codes:
-        """While the last transaction is being ended, a short wait here spares the client a long one."""
+        """Retry while the previous transaction is being ended: a short wait here spares the client a long
+        one.
+        """
         loop = asyncio.get_running_loop()
         config = self._config.current
         deadline = loop.time() + config.number("add.partitions.to.txn.retry.backoff.max.ms") / 1000
@@ -138,7 +141,7 @@ class AddPartitionsToTxnManager:
         while True:
             with contextlib.suppress(KafkaError):
                 await ticket
-            codes = _told(ticket, partitions, can_abort=can_abort)
+            codes = _codes_for_producer(ticket, partitions, can_abort=can_abort)
             busy = version_2 and ErrorCode.CONCURRENT_TRANSACTIONS in codes.values()
             if not busy or loop.time() >= deadline:
                 return codes
@@ -155,22 +158,22 @@ class AddPartitionsToTxnManager:
     ) -> _PartitionsTicket:
         coordinator = self._coordinator(transactional_id)
         if coordinator is not None and coordinator != self._broker_id:
-            return self._ask_elsewhere(coordinator, transactional_id, producer, partitions, version_2)
+            return self._send_to_coordinator(coordinator, transactional_id, producer, partitions, version_2)
         if version_2:
             return self._service.submit(AddPartitions(transactional_id, producer, partitions, _VERSION_2))
         return self._service.submit(VerifyPartitions(transactional_id, producer, partitions))
 
-    # Coordinators on other nodes
+    # Coordinators on other brokers
 
     def _coordinator(self, transactional_id: str) -> int | None:
-        """The node that coordinates, as far as this one knows."""
+        """The broker that coordinates, as far as this one knows."""
         topic = self._metadata.image.topics.by_name.get(TRANSACTION_STATE_TOPIC)
         if topic is None or not transactional_id:
             return None
         leader = topic.partitions[partition_for(transactional_id, len(topic.partitions))].leader
         return None if leader == NO_LEADER else leader
 
-    def _ask_elsewhere(
+    def _send_to_coordinator(
         self,
         coordinator: int,
         transactional_id: str,
@@ -178,7 +181,7 @@ class AddPartitionsToTxnManager:
         partitions: frozenset[TopicPartition],
         version_2: bool,
     ) -> Ticket[Codes]:
-        question = AddPartitionsToTxnTransaction(
+        transaction = AddPartitionsToTxnTransaction(
             transactional_id=transactional_id,
             producer_id=producer.id,
             producer_epoch=producer.epoch,
@@ -189,20 +192,20 @@ class AddPartitionsToTxnManager:
             ],
         )
         ticket: Ticket[Codes] = Ticket()
-        answer = self._batcher.submit(coordinator, question)
+        answer = self._batcher.submit(coordinator, transaction)
         answer.add_done_callback(lambda done: ticket.resolve(_answer_of(done, coordinator, partitions)))
         return ticket
 
     async def _send(
-        self, broker: int, questions: Sequence[AddPartitionsToTxnTransaction]
+        self, broker: int, transactions: Sequence[AddPartitionsToTxnTransaction]
     ) -> Sequence[Codes | ErrorCode]:
-        """Ask a coordinator; for each question its codes, or the one for all of them."""
-        request = AddPartitionsToTxnRequest(transactions=list(questions))
+        """Send transactions to a coordinator; return the codes of each, or one for all its partitions."""
+        request = AddPartitionsToTxnRequest(transactions=list(transactions))
         timeout_ms = self._config.current.number("request.timeout.ms")
-        response = await self._channel.ask(broker, request, _QUESTION_VERSION, timeout_ms=timeout_ms)
+        response = await self._channel.request(broker, request, _REQUEST_VERSION, timeout_ms=timeout_ms)
         assert isinstance(response, AddPartitionsToTxnResponse)
         if response.error_code:
-            return [ErrorCode.of(response.error_code)] * len(questions)
+            return [ErrorCode.of(response.error_code)] * len(transactions)
         found = {
             result.transactional_id: {
                 TopicPartition(topic.name, each.partition_index): ErrorCode.of(each.partition_error_code)
@@ -211,7 +214,7 @@ class AddPartitionsToTxnManager:
             }
             for result in response.results_by_transaction
         }
-        return [found.get(each.transactional_id, ErrorCode.UNKNOWN_SERVER_ERROR) for each in questions]
+        return [found.get(each.transactional_id, ErrorCode.UNKNOWN_SERVER_ERROR) for each in transactions]
 
     def on_broker_gone(self, broker: int) -> None:
         """Give up the requests to a broker that was fenced or has left."""
@@ -221,12 +224,12 @@ class AddPartitionsToTxnManager:
         await self._batcher.close()
         self._channel.close()
 
-    # Offsets
+    # Offsets of a transaction
 
     async def verify_offsets(
         self, request: TxnOffsetCommitRequest, version: int, tp: TopicPartition
     ) -> VerificationGuard:
-        """For TxnOffsetCommit: the guard with which the offsets may be written, or the error to answer."""
+        """For TxnOffsetCommit: return the guard to write the offsets with, or raise the error to answer."""
         producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
         version_2 = version >= _FIRST_OFFSETS_THAT_ADD
         try:
@@ -234,10 +237,10 @@ class AddPartitionsToTxnManager:
             partition.check_leader()
         except KafkaError as error:
             raise KafkaError(ErrorCode.NOT_COORDINATOR, error.message) from None
-        guard = self.begin_verification(partition, producer, -1, version_2=version_2)
-        if guard is SENTINEL_GUARD or not self.must_ask(version_2=version_2):
+        guard = self.maybe_start_verification(partition, producer, -1, version_2=version_2)
+        if guard is SENTINEL_GUARD or not self.must_verify(version_2=version_2):
             return guard
-        codes = self.ask(
+        codes = self.add_or_verify(
             request.transactional_id,
             producer,
             frozenset((tp,)),
@@ -248,9 +251,11 @@ class AddPartitionsToTxnManager:
             codes = await codes
         code = codes[tp]
         if code is ErrorCode.CONCURRENT_TRANSACTIONS and not version_2:
-            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # which clients of that age know to wait for
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # older clients wait and retry on this code
         if code is not ErrorCode.NONE:
-            raise KafkaError(code, f"the offsets cannot be added to {request.transactional_id!r}")
+            raise KafkaError(
+                code, f"the offsets cannot be added to the transaction of {request.transactional_id!r}"
+            )
         return guard
 
 
@@ -282,8 +287,8 @@ class ProduceVerification:
         self._guards: dict[TopicPartition, VerificationGuard] = {}
         self._errors: dict[TopicPartition, KafkaError] = {}
 
-    def want(self, partition: Partition, header: BatchHeader) -> None:
-        """This batch is to be appended there."""
+    def add(self, partition: Partition, header: BatchHeader) -> None:
+        """Add a batch that is to be appended to the partition."""
         producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
         tp = partition.topic_partition
         if self._producer is not None and producer != self._producer:
@@ -293,7 +298,7 @@ class ProduceVerification:
             return
         self._producer = producer
         try:
-            guard = self._manager.begin_verification(
+            guard = self._manager.maybe_start_verification(
                 partition, producer, header.base_sequence, version_2=self._version_2
             )
         except KafkaError as error:
@@ -302,12 +307,12 @@ class ProduceVerification:
         if guard is not SENTINEL_GUARD:
             self._guards[tp] = guard
 
-    def run(self) -> Awaitable[None] | None:
-        """Ask the coordinator; None if all is answered already."""
-        if not self._guards or not self._manager.must_ask(version_2=self._version_2):
+    def start(self) -> Awaitable[None] | None:
+        """Ask the coordinator; None if the outcome is known already."""
+        if not self._guards or not self._manager.must_verify(version_2=self._version_2):
             return None
         assert self._producer is not None
-        codes = self._manager.ask(
+        codes = self._manager.add_or_verify(
             self._transactional_id,
             self._producer,
             frozenset(self._guards),
@@ -336,11 +341,11 @@ class ProduceVerification:
         return KafkaError(code, f"the partition is not part of the transaction of {name!r}")
 
     def explains(self, error: KafkaError) -> bool:
-        """Whether the producer is told why in words, as the code alone says something else."""
+        """Whether the response needs the message, as the error code alone says something else."""
         return error.code in (_RETRY, ErrorCode.INVALID_TXN_STATE) and error in self._errors.values()
 
     def guard(self, partition: Partition) -> VerificationGuard:
-        """What the append of the partition presents; raises if it must not happen."""
+        """Return the guard for the append to the partition; raise the error if it must not happen."""
         error = self._errors.get(partition.topic_partition)
         if error is not None:
             raise error
@@ -350,8 +355,8 @@ class ProduceVerification:
 def _answer_of(
     done: asyncio.Future[Codes | ErrorCode], coordinator: int, partitions: frozenset[TopicPartition]
 ) -> Codes | KafkaError:
-    """What another node answered, as the coordinator of this one would."""
-    error = ConnectionError("the node stops") if done.cancelled() else done.exception()
+    """Convert the answer of another broker to what the coordinator of this one would give."""
+    error = ConnectionError("this node stops") if done.cancelled() else done.exception()
     if error is not None:
         return KafkaError(
             ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator on broker {coordinator}: {error}"
@@ -362,18 +367,20 @@ def _answer_of(
     return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in partitions}
 
 
-def _told(ticket: _PartitionsTicket, partitions: frozenset[TopicPartition], *, can_abort: bool) -> Codes:
-    """The coordinator's answer, as producers expect it."""
+def _codes_for_producer(
+    ticket: _PartitionsTicket, partitions: frozenset[TopicPartition], *, can_abort: bool
+) -> Codes:
+    """Convert the coordinator's answer to codes that producers expect."""
     try:
         codes: Codes | None = ticket.result()
     except KafkaError as error:
         codes = dict.fromkeys(partitions, error.code)
     if codes is None:
         return dict.fromkeys(partitions, ErrorCode.NONE)
-    return {tp: _known_to_producers(code, can_abort=can_abort) for tp, code in codes.items()}
+    return {tp: _code_for_producer(code, can_abort=can_abort) for tp, code in codes.items()}
 
 
-def _known_to_producers(code: ErrorCode, *, can_abort: bool) -> ErrorCode:
+def _code_for_producer(code: ErrorCode, *, can_abort: bool) -> ErrorCode:
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and not can_abort:
@@ -382,7 +389,7 @@ def _known_to_producers(code: ErrorCode, *, can_abort: bool) -> ErrorCode:
 
 
 def as_known(error: KafkaError, *, fencing: bool) -> KafkaError:
-    """The error as the client knows it: older ones have only INVALID_PRODUCER_EPOCH for being fenced."""
+    """Convert an error for a client: older ones know only INVALID_PRODUCER_EPOCH for being fenced."""
     if error.code is ErrorCode.PRODUCER_FENCED and not fencing:
         return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, error.message)
     return error

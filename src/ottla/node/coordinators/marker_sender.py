@@ -1,8 +1,8 @@
-"""Markers that end transactions: written here where this node leads, and sent to the leaders elsewhere.
+"""Markers that end transactions: written to partitions that this broker leads, and sent to other leaders.
 
-The markers for one broker go together (WriteTxnMarkers). Whoever drives them tries again what was not
-confirmed, and each try goes to whoever leads the partition by then. A marker for a partition of
-`__consumer_offsets` goes through the groups that live there, whose offsets it lets count or not.
+The markers for one broker go together (WriteTxnMarkers). The coordinator sends markers that were not
+confirmed again, and each attempt goes to the current leader of the partition. A marker for a partition of
+`__consumer_offsets` goes through the groups in it, whose pending offsets it commits or drops.
 """
 
 from __future__ import annotations
@@ -92,14 +92,16 @@ class TransactionMarkerSender:
         self._channel.close()
 
     def write(self, marker: WriteMarkers, partitions: frozenset[TopicPartition]) -> Codes | Awaitable[Codes]:
-        """Have a marker written by whoever leads each partition now."""
+        """Have the current leader of each partition write a marker; return a code for each."""
         own_id = self._broker_id
         led: dict[int, set[TopicPartition]] = {}
         for tp in sorted(partitions):
             led.setdefault(self._leader(tp), set()).add(tp)
         here = frozenset(led.pop(own_id, ()))
         nowhere = led.pop(NO_LEADER, set())
-        answers = {broker: self._ask(broker, marker, elsewhere) for broker, elsewhere in led.items()}
+        answers = {
+            broker: self._send_to_leader(broker, marker, elsewhere) for broker, elsewhere in led.items()
+        }
         written = self.write_here(marker, here)
         codes = dict.fromkeys(nowhere, ErrorCode.LEADER_NOT_AVAILABLE)
         if isinstance(written, Mapping) and not answers:
@@ -107,14 +109,14 @@ class TransactionMarkerSender:
         return self._joined(codes, written, answers, led)
 
     def _leader(self, tp: TopicPartition) -> int:
-        """Who leads a partition; this node if nobody knows of it, as its answer says so."""
+        """The leader of a partition; this broker if the partition is unknown, as its answer says so."""
         topic = self._metadata.image.topics.by_name.get(tp.topic)
         registration = None if topic is None else topic.partitions.get(tp.partition)
         return self._broker_id if registration is None else registration.leader
 
-    # Elsewhere
+    # On other brokers
 
-    def _ask(
+    def _send_to_leader(
         self, broker: int, marker: WriteMarkers, partitions: Iterable[TopicPartition]
     ) -> asyncio.Future[Codes]:
         return self._batcher.submit(
@@ -135,7 +137,7 @@ class TransactionMarkerSender:
     async def _send(self, broker: int, markers: Sequence[WritableTxnMarker]) -> Sequence[Codes]:
         request = WriteTxnMarkersRequest(markers=list(markers))
         timeout_ms = self._config.current.number("request.timeout.ms")
-        response = await self._channel.ask(broker, request, _VERSION, timeout_ms=timeout_ms)
+        response = await self._channel.request(broker, request, _VERSION, timeout_ms=timeout_ms)
         assert isinstance(response, WriteTxnMarkersResponse)
         found: dict[int, dict[TopicPartition, ErrorCode]] = {}
         for result in response.markers:
@@ -154,20 +156,20 @@ class TransactionMarkerSender:
     ) -> Codes:
         codes |= written if isinstance(written, Mapping) else await written
         for broker, answer in answers.items():
-            told: Codes = {}
+            confirmed: Codes = {}
             try:
-                told = await answer
+                confirmed = await answer
             except OSError as error:
-                _log.info("broker %d cannot be sent markers: %s", broker, error)
-            codes |= {tp: told.get(tp, ErrorCode.NETWORK_EXCEPTION) for tp in led[broker]}
+                _log.info("markers could not be sent to broker %d: %s", broker, error)
+            codes |= {tp: confirmed.get(tp, ErrorCode.NETWORK_EXCEPTION) for tp in led[broker]}
         return codes
 
-    # Here
+    # On this broker
 
     def write_here(
         self, marker: WriteMarkers, partitions: frozenset[TopicPartition]
     ) -> Codes | Awaitable[Codes]:
-        """Write a marker to partitions that this node leads. One that another node leads is told apart by
+        """Write a marker to partitions that this broker leads. The code of one that another broker leads is
         NOT_LEADER_OR_FOLLOWER.
         """
         codes: dict[TopicPartition, ErrorCode] = {}
@@ -228,7 +230,7 @@ class TransactionMarkerSender:
         tickets: Mapping[TopicPartition, Ticket[None]],
         appended: Mapping[TopicPartition, tuple[Partition, int]],
     ) -> Codes:
-        """Wait for the replicas, as long as any request may."""
+        """Wait for the replicas, at most for `request.timeout.ms`."""
         timeout_ms = self._config.current.number("request.timeout.ms")
         await self._replicas.purgatory.wait(
             appended,
@@ -249,7 +251,7 @@ class TransactionMarkerSender:
 
 
 def _code_of(ticket: Ticket[None]) -> ErrorCode:
-    """What became of a marker in a partition of groups."""
+    """The outcome of a marker in a partition of `__consumer_offsets`."""
     try:
         ticket.result()
     except KafkaError as error:

@@ -47,7 +47,7 @@ class ProducerIdManager:
     async def _allocate_block(self) -> None:
         request = AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
         try:
-            response = await self._controller.ask(request, _VERSION)
+            response = await self._controller.request(request, _VERSION)
         except OSError as error:
             raise KafkaError(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"no producer ids to be had: {error}"

@@ -193,10 +193,10 @@ class _Produce:
                     header = _read_header(data.records, version)
                     if header.is_transactional:
                         self._check_transactional_id()
-                        verification.want(partition, header)
+                        verification.add(partition, header)
                 except KafkaError:
                     continue  # the append finds the error again, and reports it
-        return verification.run()
+        return verification.start()
 
     def _check_transactional_id(self) -> None:
         transactional_id = self.request.transactional_id

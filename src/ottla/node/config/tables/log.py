@@ -70,8 +70,8 @@ LOG: Final[dict[str, ConfigKey]] = table(
     key("log.roll.jitter.hours", INT, 0, HIGH,
         "The most, in hours, that is taken off the rolling time at random.", InRange(0)),
     key("log.retention.ms", LONG, None, HIGH,
-        "How long a segment is kept before it may be deleted; -1 keeps it for ever; log.retention.minutes "
-        "when unset.", mode=CLUSTER_WIDE),
+        "How long a segment is kept before it may be deleted; -1 keeps it without limit; "
+        "log.retention.minutes when unset.", mode=CLUSTER_WIDE),
     key("log.retention.minutes", INT, None, HIGH,
         "How long, in minutes, a segment is kept before it may be deleted; log.retention.hours when "
         "unset."),

@@ -31,7 +31,7 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         "Where the node listens: NAME://host:port, comma separated. An empty host is the machine's "
         "default address, 0.0.0.0 is every interface.", ValidList(empty=False), mode=PER_BROKER),
     key("advertised.listeners", LIST, None, HIGH,
-        "The addresses that clients are told to connect to, by listener name; the listeners themselves "
+        "The addresses that clients connect to, by listener name; the listeners themselves "
         "when unset. A listener bound to all interfaces and not advertised is reported as the address the "
         "client came by.", ValidList(empty=False)),
     key("listener.security.protocol.map", STRING,

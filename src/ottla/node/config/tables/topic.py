@@ -110,7 +110,7 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
         "The size above which a partition's oldest segments are deleted; -1 sets no limit. It counts per "
         "partition.", synonyms=("log.retention.bytes",)),
     key("retention.ms", LONG, 604_800_000, MEDIUM,
-        "How long a segment is kept before it may be deleted; -1 keeps it for ever.",
+        "How long a segment is kept before it may be deleted; -1 keeps it without limit.",
         InRange(-1), synonyms=("log.retention.ms", "log.retention.minutes", "log.retention.hours")),
     key("segment.bytes", INT, 1_073_741_824, MEDIUM,
         "The size at which a segment is closed and a new one begun. Retention and compaction work on "

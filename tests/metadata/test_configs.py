@@ -170,13 +170,13 @@ def test_the_old_request_replaces_everything(world: World) -> None:
 
 
 def test_who_may_not_alter_configs(world: World) -> None:
-    nobody = ControllerRequestContext(allowed=lambda operation, kind, name: False)
+    forbidden = ControllerRequestContext(allowed=lambda operation, kind, name: False)
     for resource, code in (
         (ORDERS, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
         (BROKER, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
         (ConfigResource(ConfigResourceType.GROUP, "g"), ErrorCode.GROUP_AUTHORIZATION_FAILED),
     ):
-        assert alter(world, resource, ("retention.ms", OpType.SET, "1"), context=nobody)[0] == code
+        assert alter(world, resource, ("retention.ms", OpType.SET, "1"), context=forbidden)[0] == code
 
 
 class TestMinInsyncReplicasBesideEligibleLeaders:

@@ -234,7 +234,7 @@ async def test_a_decision_without_records_waits_for_those_it_rests_on() -> None:
 
 
 class Preparation:
-    """Work before each step with topics, which takes as long as one wants."""
+    """Work before each delta with topics, which takes as long as the test wants."""
 
     def __init__(self, node: Node) -> None:
         self.begun = asyncio.Event()
@@ -261,7 +261,7 @@ async def test_a_step_is_published_and_answered_when_it_has_been_prepared_for() 
     committed = node.log.high_watermark
     second = asyncio.create_task(node.create("second"))
     async with asyncio.timeout(10):
-        while node.log.high_watermark == committed:  # noqa: ASYNC110 - nobody hears of it before its turn
+        while node.log.high_watermark == committed:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
     assert not first.done()
     assert node.log.image.topics.by_name == {}

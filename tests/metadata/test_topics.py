@@ -17,7 +17,7 @@ from ottla.protocol.messages.create_partitions import (
 from ottla.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicState
 from tests.metadata.world import World
 
-EVERYBODY = ControllerRequestContext()
+ANY_CALLER = ControllerRequestContext()
 
 
 def delete(
@@ -25,7 +25,7 @@ def delete(
     *names: str,
     ids: tuple[bytes, ...] = (),
     states: tuple[DeleteTopicState, ...] = (),
-    context: ControllerRequestContext = EVERYBODY,
+    context: ControllerRequestContext = ANY_CALLER,
 ) -> list[DeletableTopicResult]:
     topics = [DeleteTopicState(name=None, topic_id=topic_id) for topic_id in ids]
     request = DeleteTopicsRequest(topic_names=list(names), topics=[*topics, *states])
@@ -97,11 +97,11 @@ class TestDelete:
     def test_who_may_not_describe_a_topic_does_not_learn_that_it_exists(self) -> None:
         world = World()
         topic_id = world.create("secret").topic_id
-        nobody = ControllerRequestContext(allowed=lambda operation, kind, name: False)
+        forbidden = ControllerRequestContext(allowed=lambda operation, kind, name: False)
         for name in ("secret", "ghost"):
-            [result] = delete(world, name, context=nobody)
+            [result] = delete(world, name, context=forbidden)
             assert (result.error_code, result.topic_id) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, bytes(16))
-        [result] = delete(world, ids=(topic_id,), context=nobody)
+        [result] = delete(world, ids=(topic_id,), context=forbidden)
         assert (result.error_code, result.name) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
         reader = ControllerRequestContext(
             allowed=lambda operation, kind, name: (

@@ -1,6 +1,6 @@
-"""Replicas of a quorum in one place: no disk, no network, a clock that is moved by hand.
+"""Replicas of a quorum without disk and network, with a clock that the test advances.
 
-Messages lie in a queue until a test delivers them, so that a test reads as the transcript of what happened.
+Messages stay in a queue until a test delivers them, so that a test reads as the transcript of what happened.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class MemoryLog:
         self.batches, self.start_offset = [], id.offset
         return decode_snapshot(self.snapshots[id])
 
-    def behead(self, id: SnapshotId, snapshot: bytes) -> None:
-        """Put a snapshot in the place of everything below it."""
+    def start_after(self, id: SnapshotId, snapshot: bytes) -> None:
+        """Replace everything below a snapshot by the snapshot."""
         self.snapshots[id] = snapshot
         self.batches = [each for each in self.batches if each[0].base_offset >= id.offset]
         self.start_offset = id.offset
@@ -161,7 +161,7 @@ class MemoryLog:
 
 
 class Replica:
-    """One replica with what must survive it: the log and the election."""
+    """One replica with what survives a restart: the log and the election state."""
 
     def __init__(
         self, lab: Lab, id: int, *, static: VoterSet | None = None, dynamic: VoterSet | None = None
@@ -178,7 +178,7 @@ class Replica:
         self.auto_flush = True
         self.committed = 0
         self.asleep = False
-        self.refuses: set[int] = set()  # nodes whose port it finds closed
+        self.refuses: set[int] = set()  # nodes whose port is closed
 
     def start(self) -> None:
         history = VoterSetHistory(self.static)
@@ -227,7 +227,7 @@ class Replica:
         self.lab.carry_out(self)
 
     def ask(self, request: Request) -> list[Reply]:
-        """Send it a request; the list gets the reply when there is one."""
+        """Send the replica a request; the list gets the reply once there is one."""
         token: list[Reply] = []
         self.machine.handle_request(token, request, self.lab.now_ms)
         self.lab.carry_out(self)
@@ -239,9 +239,9 @@ class Lab:
         self.config = config or QuorumConfig()
         self.now_ms = 0
         self.replicas: dict[int, Replica] = {}
-        # (from, to, deliver): what is under way.
+        # (from, to, deliver): the messages in flight.
         self.mail: list[tuple[int, int, Callable[[], None]]] = []
-        # Pairs between which nothing gets through.
+        # Pairs (from, to) between which messages are lost.
         self.cut: set[tuple[int, int]] = set()
 
     def add(
@@ -315,7 +315,7 @@ class Lab:
         self.mail.append((sender.id, target.id, deliver))
 
     def deliver(self, rounds: int = 100) -> None:
-        """Deliver mail until none is left, or for so many rounds."""
+        """Deliver messages until none is left, or for `rounds` rounds."""
         for _ in range(rounds):
             mail, self.mail = self.mail, []
             if not mail:
@@ -329,13 +329,13 @@ class Lab:
         return id in self.replicas and self.replicas[id].asleep
 
     def pass_time(self, ms: int, *, step_ms: int = 10) -> None:
-        """Let time go by, with mail delivered as it comes."""
+        """Let time pass, with messages delivered as they come."""
         for _ in range(max(ms // step_ms, 1)):
             self.tick(step_ms)
             self.deliver(20)
 
     def tick(self, ms: int = 10) -> None:
-        """Let time go by, and no mail be delivered."""
+        """Let time pass without delivering messages."""
         self.now_ms += ms
         for replica in list(self.replicas.values()):
             if not replica.asleep:
@@ -355,7 +355,7 @@ class Lab:
                 self.cut |= {(id, other), (other, id)}
 
     def kill(self, id: int) -> None:
-        """Its process ends: its connections break, and its port is closed."""
+        """End the process of a replica: its connections break, and its port is closed."""
         self.replicas[id].asleep = True
         for other in self.replicas.values():
             if other.id != id:
@@ -372,7 +372,7 @@ class Lab:
         return [replica for replica in self.replicas.values() if replica.role is Role.LEADER]
 
     def elect(self) -> Replica:
-        """Wait until one leads and all follow it."""
+        """Wait until one replica leads and all others follow it."""
         self.until(lambda: len(self.leaders) >= 1 and self._agreed())
         return max(self.leaders, key=lambda replica: replica.epoch)
 

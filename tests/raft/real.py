@@ -90,7 +90,7 @@ class Replica:
         self.high_watermark = high_watermark
 
     def on_load_snapshot(self, id: SnapshotId) -> None:
-        raise AssertionError("nobody writes snapshots here")
+        raise AssertionError("no replica writes snapshots here")
 
     def on_leader_change(self, leader_id: int | None, epoch: int) -> None:
         pass

@@ -254,7 +254,7 @@ class TestRestart:
         assert not granted(replica.ask(vote(2, 6, OffsetAndEpoch(9, 5))))
 
     def test_a_candidate_that_may_have_led_does_not(self) -> None:
-        """Its log has records of that epoch: it won, and did not come to writing it down."""
+        """Its log has records of that epoch: it won the election and stopped before it wrote that down."""
         replica = TestVotes().replica()
         replica.log.batches = log_of(2, 6)
         replica.election = ElectionState(6, None, ReplicaKey(1), (1, 2, 3))

@@ -1,4 +1,4 @@
-"""Replication as transcripts: fetches, commits, logs that part, and snapshots for those who are behind."""
+"""Replication as transcripts: fetches, commits, logs that diverge, snapshots for replicas that are behind."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class TestSnapshots:
         data = encode_snapshot(
             [b"a", b"b", b"c"], epoch=id.epoch, timestamp=1, last_contained_log_timestamp=1
         )
-        leader.log.behead(id, b"".join(data))
+        leader.log.start_after(id, b"".join(data))
         return lab, leader, sleeper, id
 
     def test_who_is_behind_the_log_fetches_the_snapshot_in_pieces(self) -> None:
@@ -240,7 +240,7 @@ class TestSnapshots:
         lab.until(lambda: leader.committed >= newer.offset)
         lab.heal()
         data = leader.log.snapshots.pop(id)
-        leader.log.behead(newer, data)
+        leader.log.start_after(newer, data)
         lab.until(lambda: replicated(lab, newer.offset))
         assert list(sleeper.log.snapshots) == [newer]
 

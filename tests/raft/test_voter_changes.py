@@ -81,8 +81,8 @@ class TestAdding:
         assert settle(lab, leader.ask(add(2))) is ErrorCode.DUPLICATE_VOTER
         elsewhere = AddVoter(key(3), {"OTHER": address(3)})
         assert settle(lab, leader.ask(elsewhere)) is ErrorCode.INVALID_REQUEST
-        nobody = AddVoter(key(9), {"CONTROLLER": Address("nowhere", 9093)})
-        assert settle(lab, leader.ask(nobody)) is ErrorCode.REQUEST_TIMED_OUT
+        unreachable = AddVoter(key(9), {"CONTROLLER": Address("nowhere", 9093)})
+        assert settle(lab, leader.ask(unreachable)) is ErrorCode.REQUEST_TIMED_OUT
 
     def test_one_change_at_a_time(self) -> None:
         lab, leader = ready(1, 2, 3, observers=(4, 5))

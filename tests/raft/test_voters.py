@@ -1,56 +1,13 @@
-"""What is written down and configured: `quorum-state` and the voters."""
+"""Voter sets: parsed, changed, and their history in the log."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from ottla.raft.driver.quorum_state_store import (
-    BadQuorumState,
-    decode_election_state,
-    encode_election_state,
-)
-from ottla.raft.states import ElectionState
-from ottla.raft.voters import ReplicaKey, Voter, VoterSet
+from ottla.protocol.control_records import KRaftVersionRecord
+from ottla.raft.voters import BEFORE_LOG, ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.runtime.address import Address
-
-
-class TestQuorumState:
-    def test_with_static_voters(self) -> None:
-        state = ElectionState(3, 1, ReplicaKey(1), (1,))
-        text = encode_election_state(state, 0)
-        assert json.loads(text) == {
-            "clusterId": "",
-            "leaderId": 1,
-            "leaderEpoch": 3,
-            "votedId": 1,
-            "appliedOffset": 0,
-            "currentVoters": [{"voterId": 1}],
-            "data_version": 0,
-        }
-        assert decode_election_state(text) == state
-
-    def test_with_dynamic_voters(self) -> None:
-        state = ElectionState(
-            2, None, ReplicaKey(1, b"\x27\xc6\x80\x3d\xc7\xcb\x42\xdd\x9b\xaa\xcd\x49\x4f\xfa\xcc\x81")
-        )
-        text = encode_election_state(state, 1)
-        assert json.loads(text) == {
-            "leaderId": -1,
-            "leaderEpoch": 2,
-            "votedId": 1,
-            "votedDirectoryId": "J8aAPcfLQt2bqs1JT_rMgQ",
-            "data_version": 1,
-        }
-        assert decode_election_state(text) == state
-
-    @pytest.mark.parametrize(
-        "text", [b"", b"{}", b"[]", b"not json", b'{"data_version":9}', b'{"data_version":1,"leaderId":"x"}']
-    )
-    def test_rubbish(self, text: bytes) -> None:
-        with pytest.raises(BadQuorumState):
-            decode_election_state(text)
+from tests.raft.lab import dynamic_voters, key, static_voters
 
 
 class TestVoters:
@@ -82,3 +39,54 @@ class TestVoters:
             both.remove_voter(ReplicaKey(1, b"c" * 16))
         with pytest.raises(ValueError, match="at least one"):
             VoterSet.of(one).remove_voter(one.key)
+
+
+class TestVoterSetHistory:
+    def history(self) -> VoterSetHistory:
+        """Voters 1 from the beginning, 1 and 2 from offset 10 on, 2 alone from 20 on."""
+        history = VoterSetHistory()
+        history.load_snapshot(0, 1, dynamic_voters(1))
+        history.replay_records(10, [dynamic_voters(1, 2).to_record()])
+        history.replay_records(20, [dynamic_voters(2).to_record()])
+        return history
+
+    def test_the_newest_set_is_in_force(self) -> None:
+        history = self.history()
+        assert history.voters == dynamic_voters(2)
+        assert history.is_only_voter(key(2))
+
+    def test_and_the_one_before_when_it_is_truncated(self) -> None:
+        history = self.history()
+        assert history.truncate_to(20)
+        assert history.voters == dynamic_voters(1, 2)
+        assert not history.truncate_to(11)
+        assert history.truncate_to(0)
+        assert history.last_entry is not None
+        assert history.last_entry.offset == BEFORE_LOG
+
+    def test_a_snapshot_contains_the_voters_at_its_end(self) -> None:
+        history = self.history()
+        assert history.at(10) == (1, dynamic_voters(1))
+        assert history.at(11) == (1, dynamic_voters(1, 2))
+        assert history.at(99) == (1, dynamic_voters(2))
+
+    def test_entries_that_no_snapshot_needs_are_removed(self) -> None:
+        history = self.history()
+        history.truncate_before(15)
+        assert history.at(15) == (1, dynamic_voters(1, 2))
+        assert history.at(99) == (1, dynamic_voters(2))
+
+    def test_a_removed_voter_may_stand_until_its_removal_is_committed(self) -> None:
+        history = self.history()
+        assert history.may_vote(key(1), 20)
+        assert not history.may_vote(key(1), 21)
+        assert history.may_vote(key(2), 21)
+        assert not history.may_vote(key(3), 0)
+
+    def test_configured_voters_until_the_log_says_otherwise(self) -> None:
+        history = VoterSetHistory(static_voters(1, 2, 3))
+        assert history.voters == static_voters(1, 2, 3)
+        history.replay_records(0, [dynamic_voters(1).to_record()])
+        assert history.voters == static_voters(1, 2, 3)
+        history.replay_records(1, [KRaftVersionRecord(kraft_version=1)])
+        assert history.voters == dynamic_voters(1)

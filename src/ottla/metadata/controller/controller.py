@@ -65,7 +65,7 @@ from ottla.protocol.messages.update_features import UpdateFeaturesRequest, Updat
 from ottla.protocol.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
 from ottla.protocol.names import has_collision_chars, unify_collision_chars
 
-ANYONE = ControllerRequestContext()
+ANY_CALLER = ControllerRequestContext()
 
 
 class Controller:
@@ -172,17 +172,21 @@ class Controller:
     # Topics and partitions
 
     def create_topics(
-        self, request: CreateTopicsRequest, context: ControllerRequestContext = ANYONE
+        self, request: CreateTopicsRequest, context: ControllerRequestContext = ANY_CALLER
     ) -> Result[CreateTopicsResponse]:
         return control_topics.create_topics(self._state, request, context, self._collisions)
 
     def delete_topics(
-        self, request: DeleteTopicsRequest, context: ControllerRequestContext = ANYONE, *, version: int = 6
+        self,
+        request: DeleteTopicsRequest,
+        context: ControllerRequestContext = ANY_CALLER,
+        *,
+        version: int = 6,
     ) -> Result[DeleteTopicsResponse]:
         return control_topics.delete_topics(self._state, request, context, version=version)
 
     def create_partitions(
-        self, request: CreatePartitionsRequest, context: ControllerRequestContext = ANYONE
+        self, request: CreatePartitionsRequest, context: ControllerRequestContext = ANY_CALLER
     ) -> Result[CreatePartitionsResponse]:
         return control_topics.create_partitions(self._state, request, context)
 
@@ -218,12 +222,12 @@ class Controller:
     # Configs, features, producer ids
 
     def alter_configs(
-        self, request: AlterConfigsRequest, context: ControllerRequestContext = ANYONE
+        self, request: AlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
     ) -> Result[AlterConfigsResponse]:
         return control_configs.alter_configs(self._state, request, context)
 
     def incremental_alter_configs(
-        self, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext = ANYONE
+        self, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
     ) -> Result[IncrementalAlterConfigsResponse]:
         return control_configs.incremental_alter_configs(self._state, request, context)
 

@@ -1,4 +1,4 @@
-"""The quorum's log on a disk that forgets: ends, epochs, durability, snapshots and what is trimmed."""
+"""`KafkaRaftLog` on a disk that loses what was not synced: epochs, durability, snapshots, retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formatted directories: what is in them, and which ones do not belong together."""
+"""Format directories, read them back, and refuse directories that do not belong together."""
 
 from __future__ import annotations
 

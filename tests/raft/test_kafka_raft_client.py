@@ -1,4 +1,4 @@
-"""Three replicas on real files and real connections: one is elected, writes are replicated, and it may go."""
+"""Three replicas on real files and connections: one is elected, replicates its writes, and may resign."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[list[Replica]]:
 
 
 async def write(replicas: list[Replica], value: bytes) -> Replica:
-    """Append a value by whoever leads, again if leadership moves meanwhile; who led in the end."""
+    """Append a value at the leader, again if leadership moves meanwhile; the leader that committed it."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             await until(lambda: any(replica.leads for replica in replicas))

@@ -1,17 +1,16 @@
-"""A leader's books and the history of voters, each by itself."""
+"""`ProgressTracker`: the high watermark, whether a majority fetches, and which replicas have caught up."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.protocol.control_records import KRaftVersionRecord
 from ottla.raft.progress import OBSERVER_SESSION_TIMEOUT_MS, ProgressTracker
-from ottla.raft.voters import BEFORE_LOG, ReplicaKey, VoterSet, VoterSetHistory
+from ottla.raft.voters import ReplicaKey, VoterSet
 from tests.raft.lab import dynamic_voters, key, static_voters
 
 
-def books(voters: VoterSet, *, epoch_start: int = 10) -> ProgressTracker:
+def tracker(voters: VoterSet, *, epoch_start: int = 10) -> ProgressTracker:
     return ProgressTracker(
         key(1), voters, epoch_start_offset=epoch_start, now_ms=0, check_quorum_timeout_ms=3_000
     )
@@ -22,7 +21,7 @@ class TestHighWatermark:
     def test_it_is_what_a_majority_has_and_never_goes_back(
         self, size: int, news: list[tuple[int, int]]
     ) -> None:
-        progress = books(static_voters(*range(1, size + 1)))
+        progress = tracker(static_voters(*range(1, size + 1)))
         ends = dict.fromkeys(range(1, size + 1), -1)
         before = -1
         for id, end in news:
@@ -40,7 +39,7 @@ class TestHighWatermark:
             before = found or -1
 
     def test_observers_do_not_count(self) -> None:
-        progress = books(dynamic_voters(1, 2, 3))
+        progress = tracker(dynamic_voters(1, 2, 3))
         progress.update_local_state(20, 0)
         progress.update_replica_state(key(7), 20, 20, 0)
         progress.update_replica_state(ReplicaKey(2, b"another-director"), 20, 20, 0)
@@ -49,7 +48,7 @@ class TestHighWatermark:
         assert progress.high_watermark == 15
 
     def test_other_voters_count_from_what_is_known_of_them(self) -> None:
-        progress = books(dynamic_voters(1, 2))
+        progress = tracker(dynamic_voters(1, 2))
         progress.update_local_state(20, 0)
         progress.update_replica_state(key(3), 20, 20, 0)
         assert progress.high_watermark is None
@@ -60,7 +59,7 @@ class TestHighWatermark:
 
 class TestFollowing:
     def test_a_majority_of_fetches_keeps_a_leader(self) -> None:
-        progress = books(static_voters(1, 2, 3, 4, 5))
+        progress = tracker(static_voters(1, 2, 3, 4, 5))
         progress.update_check_quorum(key(2), 2_000)
         assert progress.has_lost_quorum(3_000)
         progress.update_check_quorum(key(2), 2_100)
@@ -70,10 +69,10 @@ class TestFollowing:
         assert progress.has_lost_quorum(5_200)
 
     def test_a_voter_alone_needs_nobody(self) -> None:
-        assert not books(static_voters(1)).has_lost_quorum(10**9)
+        assert not tracker(static_voters(1)).has_lost_quorum(10**9)
 
     def test_caught_up_is_who_had_all_of_it_lately(self) -> None:
-        progress = books(dynamic_voters(1))
+        progress = tracker(dynamic_voters(1))
         assert not progress.is_replica_caught_up(key(2), 0)
         progress.update_replica_state(key(2), 5, 20, 1_000)
         assert not progress.is_replica_caught_up(key(2), 1_000)
@@ -82,64 +81,13 @@ class TestFollowing:
         assert not progress.is_replica_caught_up(key(2), 2_000 + 3_600_000)
 
     def test_observers_that_fall_silent_are_forgotten(self) -> None:
-        progress = books(dynamic_voters(1))
+        progress = tracker(dynamic_voters(1))
         progress.update_replica_state(key(2), 5, 20, 0)
         assert [each.key for each in progress.observers(1_000)] == [key(2)]
         assert progress.observers(OBSERVER_SESSION_TIMEOUT_MS) == []
 
     def test_successors_are_in_the_order_of_their_logs(self) -> None:
-        progress = books(dynamic_voters(1, 2, 3))
+        progress = tracker(dynamic_voters(1, 2, 3))
         progress.update_replica_state(key(3), 9, 20, 0)
         progress.update_replica_state(key(2), 5, 20, 0)
         assert progress.preferred_successors() == (key(3), key(2))
-
-
-class TestMembership:
-    def history(self) -> VoterSetHistory:
-        """Voters 1 from the beginning, 1 and 2 from offset 10 on, 2 alone from 20 on."""
-        history = VoterSetHistory()
-        history.load_snapshot(0, 1, dynamic_voters(1))
-        history.replay_records(10, [dynamic_voters(1, 2).to_record()])
-        history.replay_records(20, [dynamic_voters(2).to_record()])
-        return history
-
-    def test_the_newest_set_is_in_force(self) -> None:
-        history = self.history()
-        assert history.voters == dynamic_voters(2)
-        assert history.is_only_voter(key(2))
-
-    def test_and_the_one_before_when_it_is_cut_off(self) -> None:
-        history = self.history()
-        assert history.truncate_to(20)
-        assert history.voters == dynamic_voters(1, 2)
-        assert not history.truncate_to(11)
-        assert history.truncate_to(0)
-        assert history.last_entry is not None
-        assert history.last_entry.offset == BEFORE_LOG
-
-    def test_a_snapshot_tells_what_was_in_force_at_its_end(self) -> None:
-        history = self.history()
-        assert history.at(10) == (1, dynamic_voters(1))
-        assert history.at(11) == (1, dynamic_voters(1, 2))
-        assert history.at(99) == (1, dynamic_voters(2))
-
-    def test_what_the_log_no_longer_has_is_forgotten(self) -> None:
-        history = self.history()
-        history.truncate_before(15)
-        assert history.at(15) == (1, dynamic_voters(1, 2))
-        assert history.at(99) == (1, dynamic_voters(2))
-
-    def test_who_was_removed_may_stand_until_that_is_committed(self) -> None:
-        history = self.history()
-        assert history.may_vote(key(1), 20)
-        assert not history.may_vote(key(1), 21)
-        assert history.may_vote(key(2), 21)
-        assert not history.may_vote(key(3), 0)
-
-    def test_configured_voters_until_the_log_says_otherwise(self) -> None:
-        history = VoterSetHistory(static_voters(1, 2, 3))
-        assert history.voters == static_voters(1, 2, 3)
-        history.replay_records(0, [dynamic_voters(1).to_record()])
-        assert history.voters == static_voters(1, 2, 3)
-        history.replay_records(1, [KRaftVersionRecord(kraft_version=1)])
-        assert history.voters == dynamic_voters(1)

@@ -202,10 +202,6 @@ def _read_by_properties(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-if __name__ == "__main__":
-    print(page(), end="")
-
-
 class Kip(NamedTuple):
     number: int
     title: str
@@ -302,3 +298,7 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(1152, "transactions by pattern", {"ListTransactions": 2}),
 )
 # fmt: on
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -43,7 +43,7 @@ class Replica(PartitionLab):
 
 def answer(leader: Replica, follower: Replica, following: PartitionFetchState) -> PartitionData:
     """What the leader's node answers to the follower's fetch."""
-    asked = following.request(1_000_000)
+    asked = following.fetch_request(1_000_000)
     try:
         fetched = leader.partition.fetch_records(
             asked.fetch_offset,
@@ -126,10 +126,14 @@ class Cluster:
             if replica.partition.leader_epoch < self.epoch:
                 self.announce()
             return
-        asked = replica.following.request(1_000_000).fetch_offset
-        then = replica.following.take(asked, answer(leader, replica, replica.following), replica.now_ms)
+        asked = replica.following.fetch_request(1_000_000).fetch_offset
+        then = replica.following.process_partition_data(
+            asked, answer(leader, replica, replica.following), replica.now_ms
+        )
         if then is AfterFetch.FETCH_OFFSETS:
-            replica.following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)
+            replica.following.truncate_to_leader_bounds(
+                leader.log.log_start_offset, leader.log.log_end_offset
+            )
         self.settle_proposals()
 
     def settle_proposals(self) -> None:
@@ -204,22 +208,22 @@ def pair() -> tuple[Replica, Replica, PartitionFetchState]:
 
 
 def test_a_follower_behind_the_leaders_start_begins_there() -> None:
-    leader, follower, following = pair()
+    leader, follower, state = pair()
     leader.produce(5, acks=1)
     leader.log.update_high_watermark(5)
     leader.partition.delete_records_on_leader(3)
-    assert following.take(0, answer(leader, follower, following), 0) is AfterFetch.FETCH_OFFSETS
-    following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)
+    assert state.process_partition_data(0, answer(leader, follower, state), 0) is AfterFetch.FETCH_OFFSETS
+    state.truncate_to_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
     assert follower.log.log_start_offset == 3
-    assert following.take(3, answer(leader, follower, following), 0) is AfterFetch.FETCH
+    assert state.process_partition_data(3, answer(leader, follower, state), 0) is AfterFetch.FETCH
     assert [offset for offset, _ in follower.values()] == [3, 4]
 
 
 def test_a_follower_beyond_the_leaders_end_is_cut_to_it() -> None:
-    leader, follower, following = pair()
+    leader, follower, state = pair()
     leader.produce(2, acks=1)
     follower.partition.append_records_to_follower(build(5), 0, now_ms=0)
-    following.start_within(leader.log.log_start_offset, leader.log.log_end_offset)
+    state.truncate_to_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
     assert follower.log.log_end_offset == 2
 
 
@@ -246,27 +250,27 @@ def _at(offset: int) -> bytes:
     ],
 )
 def test_what_an_error_means(error: ErrorCode, then: AfterFetch) -> None:
-    _, _, following = pair()
-    assert following.take(0, PartitionData(error_code=error), 0) is then
+    _, _, state = pair()
+    assert state.process_partition_data(0, PartitionData(error_code=error), 0) is then
 
 
 def test_broken_records_are_not_taken_and_asked_for_again() -> None:
-    leader, follower, following = pair()
+    leader, follower, state = pair()
     leader.produce(2, acks=1)
-    good = answer(leader, follower, following)
+    good = answer(leader, follower, state)
     assert good.records
     broken = bytearray(good.records)
     broken[-1] ^= 1
-    assert following.take(0, PartitionData(records=bytes(broken)), 0) is AfterFetch.PAUSE
+    assert state.process_partition_data(0, PartitionData(records=bytes(broken)), 0) is AfterFetch.PAUSE
     assert follower.log.log_end_offset == 0
-    assert following.take(0, good, 0) is AfterFetch.FETCH
+    assert state.process_partition_data(0, good, 0) is AfterFetch.FETCH
     assert follower.log.log_end_offset == 2
 
 
 def test_records_that_came_too_late_are_left() -> None:
-    leader, follower, following = pair()
+    leader, follower, state = pair()
     leader.produce(2, acks=1)
-    late = answer(leader, follower, following)
-    assert following.take(0, late, 0) is AfterFetch.FETCH
-    assert following.take(0, late, 0) is AfterFetch.FETCH_IN_NEW_SESSION
+    late = answer(leader, follower, state)
+    assert state.process_partition_data(0, late, 0) is AfterFetch.FETCH
+    assert state.process_partition_data(0, late, 0) is AfterFetch.FETCH_IN_NEW_SESSION
     assert follower.log.log_end_offset == 2

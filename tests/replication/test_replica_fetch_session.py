@@ -57,10 +57,10 @@ def test_the_leader_always_knows_what_is_wanted() -> None:
         if chance.random() < 0.05:
             leader = LeadersSide()  # restarted
         request = FetchRequest()
-        session.fill(request, wanted)
+        session.build(request, wanted)
         named += sum(len(topic.partitions) for topic in request.topics)
         response, known = leader.answer(request)
-        if session.answered(response):
+        if session.handle_response(response):
             assert known == {key: each.fetch_offset for key, each in wanted.items()}
         else:
             assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -72,7 +72,7 @@ def test_without_a_place_for_a_session_everything_is_named_every_time() -> None:
     wanted = {(bytes(16), index): partition(index, 5) for index in range(4)}
     for _ in range(3):
         request = FetchRequest()
-        session.fill(request, wanted)
+        session.build(request, wanted)
         response, known = leader.answer(request)
-        assert session.answered(response)
+        assert session.handle_response(response)
         assert len(known) == 4

@@ -75,7 +75,7 @@ class Lab:
 
     # The wire
 
-    async def ask(self, request: Request, newest_version: int, timeout_ms: int) -> Response:
+    async def send_request(self, request: Request, newest_version: int, timeout_ms: int) -> Response:
         await asyncio.sleep(0)
         if isinstance(request, ListOffsetsRequest):
             return self._bounds(request)
@@ -106,7 +106,7 @@ class Lab:
         finally:
             self.waiting = None
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self.hung_up += 1
         if self.waiting is not None:
             self.waiting.set_exception(ConnectionResetError("hung up"))
@@ -281,12 +281,12 @@ def test_a_follower_without_room_that_is_not_in_sync_waits_for_some() -> None:
     async def part() -> None:
         disk.fail(errno.ENOSPC, ops=[Op.WRITE])
         lab.leader.produce(2, acks=1)
-        following = PartitionFetchState(lab.partition)
-        lab.fetcher.add(following)
+        state = PartitionFetchState(lab.partition)
+        lab.fetcher.add(state)
         await lab.until(lambda: lab.follower.log.directory.lacks_room)
         # A pause that is longer than one after a failure.
         await lab.until(
-            lambda: following.paused_until_ms > SystemClock().monotonic_ns() // 1_000_000 + CONFIG.backoff_ms
+            lambda: state.paused_until_ms > SystemClock().monotonic_ns() // 1_000_000 + CONFIG.backoff_ms
         )
         assert len(lab.asked) == 1
         lab.follower.clock.advance_ms(11_000)
@@ -406,10 +406,10 @@ def test_what_was_followed_may_be_given_up_after_the_end() -> None:
         fetchers = ReplicaFetcherManager(
             lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
         )
-        fetchers.follow(ReplicaChanges(followers=[lab.partition]))
+        fetchers.on_replica_changes(ReplicaChanges(followers=[lab.partition]))
         assert len(fetchers) == 1
         await fetchers.close()
-        fetchers.resigned([TP])
+        fetchers.remove_fetcher_for_partitions([TP])
         assert len(fetchers) == 0
         runtime.close()
 

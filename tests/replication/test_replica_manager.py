@@ -61,7 +61,7 @@ class Broker:
 
     def follow(self, delta: MetadataDelta) -> ReplicaChanges:
         self.image = delta.apply(self.world.image.provenance)
-        return self.replicas.apply(delta, self.image, 0)
+        return self.replicas.apply_delta(delta, self.image, 0)
 
     def hosted(self) -> set[str]:
         return {str(partition.topic_partition) for partition in self.replicas}
@@ -121,7 +121,7 @@ async def test_many_new_logs_are_made_before_their_delta_is_followed() -> None:
     await broker.start()
     world.create("orders", partitions=40, replicas=1, configs={"retention.ms": "1000"})
     delta = broker.delta()
-    work = broker.replicas.prepare(delta, broker.config_of)
+    work = broker.replicas.prepare_logs(delta, broker.config_of)
     assert work is not None
     await work
     assert broker.hosted() == set()
@@ -140,14 +140,14 @@ async def test_a_few_new_logs_need_no_preparation_and_those_of_a_topic_made_agai
     for name in ("few", "many"):
         world.create(name, partitions=16, replicas=1)
         delta = broker.delta()
-        assert broker.replicas.prepare(delta, broker.config_of) is None
+        assert broker.replicas.prepare_logs(delta, broker.config_of) is None
         broker.follow(delta)
     before = {partition.log for partition in broker.replicas}
     delete(world, "few", "many")
     world.create("few", partitions=16, replicas=1)
     world.create("many", partitions=16, replicas=1)
     delta = broker.delta()
-    assert broker.replicas.prepare(delta, broker.config_of) is None
+    assert broker.replicas.prepare_logs(delta, broker.config_of) is None
     broker.follow(delta)
     assert len(broker.hosted()) == 32
     assert before.isdisjoint(partition.log for partition in broker.replicas)
@@ -273,7 +273,7 @@ async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_ot
     assert len(broker.hosted()) == 4
     failed = broker.logs.directories[0]
     failed.fail(f"[Errno {errno.EIO}] on purpose")
-    gone = broker.replicas.directory_failed(failed)
+    gone = broker.replicas.handle_log_dir_failure(failed)
     assert len(gone) == 2
     assert len(broker.hosted()) == 2
     assert broker.refusal(gone[0].topic, gone[0].partition) is ErrorCode.KAFKA_STORAGE_ERROR

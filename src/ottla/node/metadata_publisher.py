@@ -68,7 +68,7 @@ class BrokerMetadataPublisher:
     def _prepare(self, delta: MetadataDelta, image: MetadataImage) -> Coroutine[Any, Any, None] | None:
         if not self.is_applying or self._config.is_changed_by(delta):
             return None
-        return self._replicas.prepare(delta, lambda topic: self._config.topic_config(topic, image))
+        return self._replicas.prepare_logs(delta, lambda topic: self._config.topic_config(topic, image))
 
     def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
         if not self.is_applying:
@@ -76,7 +76,7 @@ class BrokerMetadataPublisher:
         if any(_is_shutting_down(image, id) for id in delta.changed_brokers):
             # The controller lets it go once every broker has read as far as this.
             self._lifecycle.heartbeat_now()
-        changes = self._replicas.apply(delta, image, self._clock.wall_ms())
+        changes = self._replicas.apply_delta(delta, image, self._clock.wall_ms())
         self._alter_log_dirs.cancel(changes.deleted)
         self._logs.complete_log_creations()
         self._replication.apply(changes)
@@ -90,7 +90,7 @@ class BrokerMetadataPublisher:
 
     def on_directory_failure(self, directory: LogDirectory) -> None:
         """Give up the replicas in a data directory that failed."""
-        gone = self._replicas.directory_failed(directory)
+        gone = self._replicas.handle_log_dir_failure(directory)
         self._replication.remove(gone)
         self._coordinators.resign(gone)
 

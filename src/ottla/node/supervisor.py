@@ -253,7 +253,7 @@ class BrokerTasks:
         monotonic_ms = self._runtime.clock.monotonic_ns() // 1_000_000
         if monotonic_ms - self._fenced_itself_ms < _FENCE_ITSELF_EVERY_MS:
             return
-        if self._replicas.rejects_what_others_could_take(self._now_ms() - _FULL_DISK_PATIENCE_MS):
+        if self._replicas.has_partition_that_rejects_appends(self._now_ms() - _FULL_DISK_PATIENCE_MS):
             _log.warning(
                 "a log has had no room for %d ms: this broker steps aside until there is some",
                 _FULL_DISK_PATIENCE_MS,

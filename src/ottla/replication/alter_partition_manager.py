@@ -1,9 +1,9 @@
-"""Takes the in-sync sets that leaders propose to the controller (AlterPartition).
+"""Send the changes of in-sync sets to the controller (AlterPartition).
 
-Proposals that come while one request is on its way go together in the next, the newest of a partition
-alone. The answer goes to the partition, which knows whether it still counts; what the controller could not
-look at now is sent again. Invariant: at most one request is under way, so a controller sees the changes of
-a broker in their order.
+Changes that are submitted while a request is under way go together in the next one, only the newest of each
+partition. The response goes to the partition, which knows whether it still counts; a change that the
+controller could not process now is sent again. Invariant: at most one request is under way, so the controller
+sees the changes of a broker in their order.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class AlterPartitionManager:
         self,
         broker_id: int,
         broker_epoch: Callable[[], int],
-        ask: Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]],
+        send_request: Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]],
         clock: Clock,
     ) -> None:
-        """``ask`` takes a request to the active controller; OSError if it cannot, or does not hear of it."""
+        """`send_request` sends to the active controller; OSError if it cannot, or gets no response."""
         self._broker_id: Final = broker_id
         self._broker_epoch: Final = broker_epoch
-        self._ask: Final = ask
+        self._send_request: Final = send_request
         self._clock: Final = clock
         self._waiting: dict[TopicPartition, tuple[Partition, PendingPartitionChange]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -61,10 +61,10 @@ class AlterPartitionManager:
         try:
             while self._waiting:
                 sent, self._waiting = self._waiting, {}
-                again = await self._send(sent)
-                for tp, each in again.items():
+                unsent = await self._send(sent)
+                for tp, each in unsent.items():
                     self._waiting.setdefault(tp, each)
-                if again:
+                if unsent:
                     await asyncio.sleep(RETRY_MS / 1000)
         finally:
             self._task = None
@@ -72,18 +72,19 @@ class AlterPartitionManager:
     async def _send(
         self, sent: dict[TopicPartition, tuple[Partition, PendingPartitionChange]]
     ) -> dict[TopicPartition, tuple[Partition, PendingPartitionChange]]:
-        """Ask for these; what is to be sent again."""
+        """Send these changes; returns those to send again."""
         current = {tp: each for tp, each in sent.items() if each[0].pending_change is each[1]}
         if not current:
             return {}
         try:
-            response = await self._ask(self._request([change for _, change in current.values()]))
+            response = await self._send_request(self._request([change for _, change in current.values()]))
         except OSError as error:
-            _log.info("the controller could not be asked for in-sync sets: %s", error)
+            _log.info("cannot send in-sync sets to the controller: %s", error)
             return current
         if response.error_code != ErrorCode.NONE:
-            # Not the controller, or this broker's registration is an older one: the metadata will tell.
-            _log.info("the controller refused in-sync sets: %s", ErrorCode(response.error_code).name)
+            # Not the controller, or this broker's registration is outdated: the metadata log will bring the
+            # new state.
+            _log.info("the controller answers AlterPartition with %s", ErrorCode(response.error_code).name)
             return current
         answers = {
             (bytes(topic.topic_id), answer.partition_index): answer
@@ -93,17 +94,17 @@ class AlterPartitionManager:
         again = {}
         for tp, (partition, change) in current.items():
             found = answers.get((change.topic_id, tp.partition))
-            if found is None or self._answered(partition, change, found):
+            if found is None or self._handle_response(partition, change, found):
                 again[tp] = (partition, change)
         return again
 
-    def _answered(
+    def _handle_response(
         self,
         partition: Partition,
         change: PendingPartitionChange,
         answer: AlterPartitionResponsePartitionData,
     ) -> bool:
-        """Tell the partition; True if the change is to be sent again."""
+        """Pass the result on to the partition; True if the change is to be sent again."""
         if answer.error_code != ErrorCode.NONE:
             return partition.handle_alter_partition_error(change, ErrorCode(answer.error_code))
         now = self._clock.wall_ms()

@@ -1,9 +1,9 @@
 """Offsets by time: the beginning, the end, the newest record, or the first one not older than a timestamp.
 
-A client never learns of an offset that it could not read: what lies at or above the high watermark (or the
-last stable offset) counts as not there. After an election the high watermark may lag behind what the former
-leader had committed; until it has caught up with the start of the epoch, the end of the log is not told, so
-that it never seems to go back.
+A client never gets an offset that it could not read: records at or above the high watermark (or the last
+stable offset) do not count. After an election the high watermark may be behind what the former leader had
+committed; until it has reached the start of the epoch, the log end is OFFSET_NOT_AVAILABLE, so that it never
+goes back for clients.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def fetch_offset_for_timestamp(
 ) -> ListedOffset | None:
     """The offset for a timestamp or one of the special values; None if there is no such record.
 
-    ``isolation`` LOG_END is for replicas and debugging consumers, who may see everything. Unless it
-    ``may_wait`` for the disk, NotInMemory where it would have to.
+    The isolation LOG_END is for replicas and debugging consumers, which may read everything. Unless
+    `may_wait`, raise NotInMemory instead of waiting for the disk.
     """
     partition.check_replica(current_leader_epoch, only_leader=only_leader)
     log = partition.log

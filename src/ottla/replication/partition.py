@@ -243,12 +243,12 @@ class Partition:
         self.replica_lag_max_ms = replica_lag_max_ms
         self.replicas: tuple[int, ...] = ()
         self.leader_id: int | None = None
-        self.leader_epoch = NO_EPOCH
-        self.partition_epoch = -1
-        # Where the leader's epoch began; a follower below it may not join the in-sync set. None on a
+        self.leader_epoch = NO_EPOCH  # never goes back
+        self.partition_epoch = -1  # never goes back
+        # The offset at which the leader epoch began; a follower below it may not join the ISR. None on a
         # follower.
         self.leader_epoch_start_offset: int | None = None
-        # Since when the log has taken nothing, as for lack of room; None if it takes records.
+        # Since when appends have failed, as for lack of disk space; None if the last one did not.
         self.rejects_appends_since_ms: int | None = None
         self.is_in_sync_follower = False
         self._listener: Final = listener
@@ -265,7 +265,7 @@ class Partition:
 
     @property
     def isr(self) -> frozenset[int]:
-        """The in-sync set as the controller confirmed it; empty on a follower."""
+        """The in-sync set that the controller last confirmed; empty on a follower."""
         return self._isr_state.isr
 
     @property
@@ -278,7 +278,7 @@ class Partition:
 
     @property
     def min_isr(self) -> int:
-        """``min.insync.replicas``, but never more than there are replicas."""
+        """`min.insync.replicas`, but never more than the number of replicas."""
         return min(self.log.config.min_insync_replicas, len(self._remote_replicas) + 1)
 
     @property
@@ -291,13 +291,15 @@ class Partition:
         """Lead in the registration's epoch; True if this broker was not the leader before."""
         if registration.partition_epoch < self.partition_epoch:
             return False
+        assert registration.leader_epoch >= self.leader_epoch, (self, registration)
+        assert self.broker_id in registration.isr, (self, registration)
         was_leader = self.is_leader
         new_epoch = registration.leader_epoch > self.leader_epoch
         self._update_assignment_and_isr(registration.replicas, registration.isr, leader=True)
         end = self.log.log_end_offset
         if new_epoch:
-            # Followers may hold records of epochs that this log never had; an entry of its own lets them find
-            # out where to cut.
+            # Followers may hold records of epochs that this log never had; an entry for the new epoch lets
+            # them find out where to truncate.
             self.log.assign_epoch_start_offset(registration.leader_epoch, end)
             for follower in self._remote_replicas.values():
                 follower.reset_replica_state(
@@ -313,9 +315,10 @@ class Partition:
         return not was_leader
 
     def make_follower(self, registration: PartitionRegistration) -> bool:
-        """Follow; True if the leader epoch is new, so that fetching has to start over."""
+        """Follow in the registration's epoch; True if that epoch is new, so that fetching restarts."""
         if registration.partition_epoch < self.partition_epoch:
             return False
+        assert registration.leader_epoch >= self.leader_epoch, (self, registration)
         new_epoch = registration.leader_epoch > self.leader_epoch
         self.leader_id = registration.leader if registration.leader >= 0 else None
         self.leader_epoch = registration.leader_epoch
@@ -328,7 +331,7 @@ class Partition:
         return new_epoch
 
     def resign(self) -> None:
-        """Give up the partition: it was deleted, or its directory failed. Whoever waits is told."""
+        """Give up the partition: it was deleted, or its directory failed. Requests that wait are woken."""
         self.leader_id = None
         self.leader_epoch_start_offset = None
         self._update_assignment_and_isr((), (), leader=False)
@@ -350,19 +353,19 @@ class Partition:
     # Checks
 
     def check_epoch(self, current_leader_epoch: int) -> None:
-        """Raise unless the caller knows the leader epoch that this broker knows; -1 asks for no check."""
+        """Raise unless the caller's leader epoch is that of this broker; -1 is not checked."""
         if current_leader_epoch == NO_EPOCH or current_leader_epoch == self.leader_epoch:
             return
         if current_leader_epoch < self.leader_epoch:
             raise KafkaError(
                 ErrorCode.FENCED_LEADER_EPOCH,
-                f"{self.topic_partition}: leader epoch {current_leader_epoch} is over; now it is "
-                f"{self.leader_epoch}",
+                f"{self.topic_partition}: leader epoch {current_leader_epoch} is older than the current "
+                f"epoch {self.leader_epoch}",
             )
         raise KafkaError(
             ErrorCode.UNKNOWN_LEADER_EPOCH,
-            f"{self.topic_partition}: leader epoch {current_leader_epoch} is not known here yet, "
-            f"only {self.leader_epoch}",
+            f"{self.topic_partition}: leader epoch {current_leader_epoch} is newer than the current epoch "
+            f"{self.leader_epoch} of broker {self.broker_id}",
         )
 
     def check_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
@@ -370,7 +373,8 @@ class Partition:
         if not self.is_leader:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"broker {self.broker_id} does not lead {self.topic_partition}; broker {self.leader_id} does",
+                f"Leader not local for partition {self.topic_partition} on broker {self.broker_id}; the "
+                f"leader is broker {self.leader_id}",
             )
 
     def check_replica(self, current_leader_epoch: int, *, only_leader: bool) -> None:
@@ -397,16 +401,16 @@ class Partition:
         transaction_version: int | None = None,
         inline_flush: bool = True,
     ) -> LogAppendInfo:
-        """Append as leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if too few are in
-        sync. A flush that is left to the caller is to be followed by ``flushed``.
+        """Append records as the leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if the
+        ISR is too small. Without `inline_flush` the caller flushes and then calls `on_flush`.
         """
         if self.leader_id != self.broker_id:
             self.check_leader()
         if acks == -1 and len(self._isr_state.isr) < self.min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self.topic_partition} has {len(self.isr)} replica(s) in sync, on brokers "
-                f"{sorted(self.isr)}; min.insync.replicas is {self.min_isr}",
+                f"The size of the current ISR {sorted(self.isr)} is insufficient to satisfy the min.isr "
+                f"requirement of {self.min_isr} for partition {self.topic_partition}",
             )
         try:
             info = self.log.append_as_leader(
@@ -424,10 +428,11 @@ class Partition:
                 error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
                 and self.rejects_appends_since_ms is not None
             ):
-                # It follows on one that found no room. A producer that is told of a gap begins a new epoch,
-                # in which what is here already would be written again.
+                # The batch before it found no disk space. A producer that gets the error of a gap begins a
+                # new epoch, in which it would write again what is in the log already.
                 raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR, f"{self.topic_partition}: what comes before found no room"
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{self.topic_partition}: the batch before found no disk space",
                 ) from error
             raise
         self.rejects_appends_since_ms = None
@@ -436,23 +441,23 @@ class Partition:
         return info
 
     def on_flush(self, now_ms: int) -> None:
-        """The log was flushed: what had to wait for that may be committed."""
+        """Commit the records that had to wait for a flush of the log."""
         if self.is_leader and self._maybe_increment_high_watermark(now_ms):
             self._listener.on_partition_progress(self)
 
     def check_enough_replicas_reach_offset(self, required_offset: int) -> ErrorCode | None:
-        """How a produce with acks=all stands that ends at ``required_offset``; None: wait."""
+        """The outcome of a produce with acks=all that ends at `required_offset`; None while it waits."""
         if not self.is_leader:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self.log.high_watermark < required_offset:
             return None
-        # The records are committed; but the in-sync set may have shrunk since they were appended.
+        # The records are committed, but the ISR may have shrunk since they were appended.
         if len(self._isr_state.maximal_isr) < self.min_isr:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 
     def append_records_to_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> LogAppendInfo:
-        """Append what the leader sent, as it is.
+        """Append records of the leader, as they are.
 
         An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
         batch comes whole, so the files begin with it, and the log start stays where it is.
@@ -496,14 +501,14 @@ class Partition:
         min_one_batch: bool = True,
         may_wait: bool = True,
     ) -> LogReadInfo:
-        """Read from ``offset``. A follower's fetch also tells how far it has come. Unless it ``may_wait`` for
-        the disk, NotInMemory where it would have to; then nothing has changed.
+        """Read from `offset`. A follower's fetch also updates the state of its replica. Unless `may_wait`,
+        raise NotInMemory instead of waiting for the disk; then nothing has changed.
 
-        ``last_fetched_epoch`` is the epoch of the last record the reader has: where this log ended that
-        epoch earlier, or never had it, the answer is the diverging epoch, and no records.
+        `last_fetched_epoch` is the epoch of the last record that the reader has: if this log ended that epoch
+        earlier, or never had it, the result is the diverging epoch, and no records.
         """
         self.check_replica(current_leader_epoch, only_leader=only_leader)
-        state = None if follower is None else self._follower(follower, current_leader_epoch)
+        state = None if follower is None else self._replica_of(follower, current_leader_epoch)
         log = self.log
         high_watermark, end = log.high_watermark, log.log_end_offset
         last_stable, start = log.last_stable_offset, log.log_start_offset
@@ -522,16 +527,16 @@ class Partition:
                 self._update_follower_fetch_state(state, follower, offset, end, now_ms)
         aborted = None
         if isolation is FetchIsolation.TXN_COMMITTED:
-            aborted = self._aborted(offset, last_stable, records)
+            aborted = self._aborted_transactions(offset, last_stable, records)
         return LogReadInfo(records, high_watermark, last_stable, start, end, diverging, aborted)
 
-    def _follower(self, follower: FollowerFetch, current_leader_epoch: int) -> Replica:
+    def _replica_of(self, follower: FollowerFetch, current_leader_epoch: int) -> Replica:
         state = self._remote_replicas.get(follower.broker_id)
         if state is None:
             code = (
                 ErrorCode.NOT_LEADER_OR_FOLLOWER
                 if current_leader_epoch == NO_EPOCH
-                else ErrorCode.UNKNOWN_LEADER_EPOCH  # it may know of a reassignment that this broker does not
+                else ErrorCode.UNKNOWN_LEADER_EPOCH  # it may know a reassignment that this broker does not
             )
             raise KafkaError(
                 code,
@@ -571,19 +576,20 @@ class Partition:
         if end.is_unknown:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.topic_partition} knows nothing of the last fetched epoch {last_fetched_epoch}",
+                f"Could not find the end offset of the last fetched epoch {last_fetched_epoch} in "
+                f"{self.topic_partition}",
             )
         if offset < self.log.log_start_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.topic_partition} has no offset {offset}, only {self.log.log_start_offset} to "
-                f"{self.log.log_end_offset}",
+                f"Received request for offset {offset} for partition {self.topic_partition}, but we only "
+                f"have log segments in the range {self.log.log_start_offset} to {self.log.log_end_offset}",
             )
         if end.epoch < last_fetched_epoch or end.end_offset < offset:
             return end
         return None
 
-    def _aborted(self, offset: int, last_stable: int, records: bytes) -> tuple[AbortedTxn, ...]:
+    def _aborted_transactions(self, offset: int, last_stable: int, records: bytes) -> tuple[AbortedTxn, ...]:
         aborted = self.log.collect_aborted_transactions(offset, last_stable) if records else []
         if not aborted:
             return ()
@@ -596,11 +602,11 @@ class Partition:
     def last_offset_for_leader_epoch(
         self, epoch: int, *, current_leader_epoch: int = NO_EPOCH, only_leader: bool = True
     ) -> EpochEndOffset:
-        """The greatest epoch up to ``epoch`` that this log has, and where it ends."""
+        """The greatest epoch up to `epoch` that this log has, and its end offset."""
         self.check_replica(current_leader_epoch, only_leader=only_leader)
         return EpochEndOffset(*self.log.end_offset_for_epoch(epoch))
 
-    # The in-sync set and the high watermark
+    # The ISR and the high watermark
 
     def _update_follower_fetch_state(
         self, state: Replica, follower: FollowerFetch, offset: int, end_offset: int, now_ms: int
@@ -664,26 +670,29 @@ class Partition:
         partition_epoch: int,
         now_ms: int,
     ) -> None:
-        """The controller's answer to a change; one that is out of date is ignored."""
+        """Take the ISR of the controller's response to a change; an outdated response is ignored."""
         if self._isr_state.pending is not change or leader_epoch != self.leader_epoch:
             return
         if partition_epoch < self.partition_epoch:
             return
         self._isr_state.reset(isr)
+        assert self.broker_id in self.isr, (self, change)
         self.partition_epoch = partition_epoch
         if self._maybe_increment_high_watermark(now_ms):
             self._listener.on_partition_progress(self)
 
     def handle_alter_partition_error(self, change: PendingPartitionChange, error: ErrorCode) -> bool:
-        """The controller refused a change; True if it is to be sent again.
+        """Handle an error of the controller's response to a change; True if it is to be sent again.
 
-        Where the refusal says that this broker is behind, the change stays pending until the metadata log
-        tells more.
+        If the error means that this broker's metadata is behind, the change stays pending until the metadata
+        log brings the partition's new state.
         """
         return self._isr_state.on_refused(change, error)
 
     def _maybe_increment_high_watermark(self, now_ms: int) -> bool:
-        """Raise the high watermark to what all that count have; True if it moved."""
+        """Raise the high watermark to what all replicas of the maximal ISR have; True if it moved. (Kafka's
+        maybeIncrementLeaderHW.)
+        """
         log = self.log
         target = log.committable_offset
         if self._remote_replicas:
@@ -694,7 +703,7 @@ class Partition:
                 if follower.log_end_offset < target and (
                     id in self._isr_state.maximal_isr
                     or (
-                        # It is about to join: committing without it now could mean committing it away.
+                        # It is about to join the ISR: a record committed without it could be lost.
                         follower.is_caught_up(end, self.replica_lag_max_ms, now_ms)
                         and self._listener.is_replica_isr_eligible(id, follower.broker_epoch)
                     )
@@ -702,39 +711,41 @@ class Partition:
                     target = follower.log_end_offset
         if target <= log.high_watermark:
             return False
+        assert target <= log.log_end_offset, (self, target, log.log_end_offset)
         log.update_high_watermark(target)
         return True
 
     def follow_leader_offsets(self, leader_high_watermark: int, leader_log_start: int) -> None:
-        """As a follower: what the leader says is committed and has deleted, as far as this log goes."""
+        """As a follower, take over the leader's high watermark and log start, as far as this log goes."""
         log = self.log
         before = log.high_watermark, log.log_start_offset
         log.update_high_watermark(min(leader_high_watermark, log.log_end_offset))
         if leader_log_start > log.log_start_offset:
             start = min(leader_log_start, log.high_watermark)
-            log.maybe_increment_log_start_offset(start, "the leader has deleted what is below")
+            log.maybe_increment_log_start_offset(start, "the leader has deleted the records below")
         if before != (log.high_watermark, log.log_start_offset):
             self._listener.on_partition_progress(self)
 
     # Deleting
 
     def delete_records_on_leader(self, offset: int) -> int:
-        """Delete the records below ``offset`` (-1: the high watermark); the offset that all replicas must
-        reach.
+        """Delete the records below `offset` (-1: the high watermark); returns the offset that the log start
+        of all replicas must reach.
         """
         self.check_leader()
         config = self.log.config
         if "delete" not in config.cleanup_policy and "compact" in config.cleanup_policy:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
-                f"records of {self.topic_partition} can be deleted only where cleanup.policy has delete",
+                f"Records of partition {self.topic_partition} can not be deleted due to the configured "
+                "policy: cleanup.policy has no delete",
             )
         wanted = self.log.high_watermark if offset == DELETE_UP_TO_HIGH_WATERMARK else offset
         if wanted < 0:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"records of {self.topic_partition} cannot be deleted before offset {wanted}, "
-                "only before -1 (all) or 0 and above",
+                f"The offset {wanted} for partition {self.topic_partition} is not valid; -1 stands for "
+                "the high watermark",
             )
         self.log.maybe_increment_log_start_offset(wanted, "records were deleted by a client")
         self._listener.on_partition_progress(self)
@@ -742,7 +753,7 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The lowest log start of all replicas that are alive: DeleteRecords is done when it has moved."""
+        """The lowest log start of all live replicas; DeleteRecords is done when it has reached the offset."""
         starts = [self.log.log_start_offset]
         starts += [
             follower.log_start_offset

@@ -1,10 +1,10 @@
-"""A partition that this broker follows: what to ask its leader for, and what to do with the answer.
+"""One partition that this broker fetches from its leader: the next request, and what a response does.
 
-Everything is decided from the log itself. The next fetch begins at its end and names the epoch of its last
-record; a leader that ended that epoch earlier, or never had it, answers with where it did, and the log is cut
-to the last point that both have in common. Records are appended exactly as they came. Invariant: what is
-below the offset of a fetch is, up to the last epoch named with it, the same in both logs, or is about to be
-cut away.
+The log decides. The next fetch begins at its end and names the epoch of its last record. A leader that ended
+that epoch earlier, or never had it, answers with its own end of the epoch (the diverging epoch), and the
+follower truncates its log to the last offset that both may have in common. Records are appended exactly as
+they came. Invariant: the records below the offset of a fetch are, up to the last epoch named with it, the
+same in both logs, or are about to be truncated.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def common_end_offset(log: UnifiedLog, epoch: int, end_offset: int) -> int:
-    """Up to where a log may agree with another one that ended `epoch` at `end_offset`.
+    """The offset up to which a log may agree with another one that ended `epoch` at `end_offset`.
 
-    Where it never had that epoch, the end of its own greatest epoch below it is the next candidate.
+    If the log never had that epoch, the end of its own greatest epoch below it is the next candidate.
     """
     own_epoch, own_end = log.end_offset_for_epoch(epoch)
     if own_epoch == epoch:
@@ -37,7 +37,7 @@ def common_end_offset(log: UnifiedLog, epoch: int, end_offset: int) -> int:
 
 
 class AfterFetch(Enum):
-    """What a partition's fetcher does after an answer."""
+    """What a fetcher does with a partition after a response."""
 
     FETCH = "fetch again at once"
     FETCH_IN_NEW_SESSION = (
@@ -48,8 +48,8 @@ class AfterFetch(Enum):
     STOP = "stop until the metadata changes"
 
 
-# The leader, or this broker, does not know of the newest leader epoch yet; a moment later it will.
-_PASSING: Final = frozenset(
+# The leader, or this broker, does not know the newest leader epoch yet, but will soon.
+_TRANSIENT: Final = frozenset(
     {
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -66,7 +66,7 @@ _FIRST_PAUSE_MS: Final = 20
 
 
 class PartitionFetchState:
-    """One partition in one leader epoch. A new epoch makes a new object, so late answers find nobody."""
+    """One partition in one leader epoch. A new epoch makes a new object, so late responses are dropped."""
 
     __slots__ = ("_pause_ms", "has_caught_up", "leader_epoch", "leader_id", "partition", "paused_until_ms")
 
@@ -79,7 +79,7 @@ class PartitionFetchState:
         self._pause_ms = 0
 
     def __repr__(self) -> str:
-        return f"<following {self.partition.topic_partition} in epoch {self.leader_epoch}>"
+        return f"<fetch state of {self.partition.topic_partition} in epoch {self.leader_epoch}>"
 
     @property
     def is_current(self) -> bool:
@@ -87,17 +87,17 @@ class PartitionFetchState:
         return partition.leader_epoch == self.leader_epoch and partition.leader_id == self.leader_id
 
     def pause(self, now_ms: int, longest_ms: int) -> None:
-        """Rest: shortly at first, as what is wrong right after an election mostly passes at once, then up to
-        `replica.fetch.backoff.ms`.
+        """Delay the next fetch: shortly at first, as errors right after an election mostly pass at once, then
+        up to `replica.fetch.backoff.ms`.
         """
         self._pause_ms = min(max(2 * self._pause_ms, _FIRST_PAUSE_MS), longest_ms)
         self.paused_until_ms = now_ms + self._pause_ms
 
-    def goes_on(self) -> None:
-        """An answer was of use: the next pause is a short one again."""
+    def reset_backoff(self) -> None:
+        """Note a good response: the next pause is a short one again."""
         self._pause_ms = 0
 
-    def request(self, max_bytes: int) -> FetchPartition:
+    def fetch_request(self, max_bytes: int) -> FetchPartition:
         log = self.partition.log
         epoch = log.latest_epoch
         return FetchPartition(
@@ -106,73 +106,82 @@ class PartitionFetchState:
             fetch_offset=log.log_end_offset,
             last_fetched_epoch=NO_EPOCH if epoch is None else epoch,
             log_start_offset=log.log_start_offset,
-            # What comes is written to one segment.
+            # The records of a response go into one segment.
             partition_max_bytes=min(max_bytes, log.config.segment_bytes),
         )
 
-    def take(self, asked_offset: int, answer: PartitionData, now_ms: int) -> AfterFetch:
-        """Do what an answer says. KafkaError: the log could not, and its directory has been told why."""
+    def process_partition_data(self, asked_offset: int, answer: PartitionData, now_ms: int) -> AfterFetch:
+        """Apply a response to the log. KafkaError: the log could not, and its directory has noted why."""
         if answer.error_code != ErrorCode.NONE:
-            return self._refused(ErrorCode(answer.error_code))
+            return self._on_error(ErrorCode(answer.error_code))
         log = self.partition.log
         if asked_offset != log.log_end_offset:
-            # Something else moved the end since, so the records do not follow on it.
+            # The log end has moved since the request, so the records do not follow on it.
             return AfterFetch.FETCH_IN_NEW_SESSION
         if answer.diverging_epoch.epoch >= 0:
-            self._cut(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
+            self._truncate_to_diverging_epoch(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
             return AfterFetch.FETCH_IN_NEW_SESSION
         if answer.records:
             try:
                 self.partition.append_records_to_follower(answer.records, self.leader_epoch, now_ms=now_ms)
             except UnexpectedAppendOffset as error:
-                _log.warning("%s: the leader sent records that do not follow: %s", self, error.message)
+                _log.warning(
+                    "%s: the leader sent records that do not follow on the log end: %s", self, error.message
+                )
                 return AfterFetch.PAUSE
             except KafkaError as error:
                 if error.code not in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD):
                     raise
-                _log.warning("%s: the leader sent records that are broken: %s", self, error.message)
+                _log.warning("%s: the leader sent corrupt records: %s", self, error.message)
                 return AfterFetch.PAUSE
         self.partition.follow_leader_offsets(answer.high_watermark, answer.log_start_offset)
         self.has_caught_up = log.log_end_offset >= answer.high_watermark
         return AfterFetch.FETCH
 
-    def _refused(self, error: ErrorCode) -> AfterFetch:
+    def _on_error(self, error: ErrorCode) -> AfterFetch:
         if error is ErrorCode.OFFSET_OUT_OF_RANGE:
             return AfterFetch.FETCH_OFFSETS
         if error is ErrorCode.FENCED_LEADER_EPOCH:
-            # There is a newer leader; the metadata log says who, and makes a new object for it.
+            # There is a newer leader; the metadata log names it, and a new object is made for it.
             return AfterFetch.STOP
-        if error not in _PASSING:
-            _log.warning("%s: its leader answers %s", self, error.name)
+        if error not in _TRANSIENT:
+            _log.warning("%s: the leader answers %s", self, error.name)
         return AfterFetch.PAUSE
 
-    def _cut(self, leader_epoch: int, leader_end_offset: int) -> None:
-        """Cut the log to what it may have in common with a leader that ended `leader_epoch` there; the next
-        fetch finds out whether it agrees.
+    def _truncate_to_diverging_epoch(self, leader_epoch: int, leader_end_offset: int) -> None:
+        """Truncate the log to what it may have in common with a leader that ended `leader_epoch` there; the
+        next fetch finds out whether it agrees.
         """
         log = self.partition.log
         target = common_end_offset(log, leader_epoch, leader_end_offset)
         if target < log.high_watermark:
             _log.warning(
-                "%s is cut to %d, below its high watermark %d: its leader was elected without these records",
+                "%s is truncated to %d, below its high watermark %d: the leader was elected without them",
                 self,
                 target,
                 log.high_watermark,
             )
-        _log.info("%s is cut from %d to %d", self, log.log_end_offset, target)
+        _log.info("%s is truncated from %d to %d", self, log.log_end_offset, target)
         self._truncate(target)
 
-    def start_within(self, leader_start: int, leader_end: int) -> None:
-        """The leader does not have the offset asked for; its log is from `leader_start` to `leader_end`."""
+    def truncate_to_leader_bounds(self, leader_start: int, leader_end: int) -> None:
+        """Move the log end into the leader's log, from `leader_start` to `leader_end`, which does not have
+        the offset of the last fetch.
+        """
         log = self.partition.log
         end = log.log_end_offset
         if leader_end < end:
-            # Elected without records that this log has: the next fetches would find out by epochs, but the
-            # leader no longer knows of those.
-            _log.warning("%s is cut from %d to the end of its leader's log, %d", self, end, leader_end)
+            # The leader was elected without records that this log has. Epochs cannot tell where the logs
+            # diverge, since the leader no longer knows them.
+            _log.warning("%s is truncated from %d to the end of its leader's log, %d", self, end, leader_end)
             self._truncate(leader_end)
         elif leader_start > end:
-            _log.info("%s begins anew at %d: its leader has deleted what follows %d", self, leader_start, end)
+            _log.info(
+                "%s starts again at %d: its leader has deleted the records from %d on",
+                self,
+                leader_start,
+                end,
+            )
             log.truncate_fully_and_start_at(leader_start)
 
     def _truncate(self, offset: int) -> None:

@@ -1,9 +1,9 @@
-"""Where requests wait for partitions to move on: acks=all for the high watermark, fetches for bytes.
+"""Requests that wait for partitions: acks=all for the high watermark, fetches for bytes.
 
-A waiter names the partitions it watches and a condition; the condition is looked at again when one of them
-moved, at most once per turn of the event loop however often they moved, and the waiter leaves when it holds
-or its time is up. Invariant: nobody stays longer than their timeout, and a partition that nobody watches
-costs one look-up.
+A delayed operation names the partitions it watches and a condition. The condition is checked again when one
+of them makes progress, at most once per turn of the event loop, and the operation completes when it holds or
+its timeout has passed. Invariant: no operation waits longer than its timeout, and progress of a partition
+that is not watched costs one look-up.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
-DEFAULT_MAX_WAITERS: Final = 100_000
+DEFAULT_MAX_OPERATIONS: Final = 100_000
 
 
-class _Waiter:
+class _DelayedOperation:
     __slots__ = ("condition", "future", "keys")
 
     def __init__(
@@ -27,72 +27,74 @@ class _Waiter:
 
 
 class DelayedOperationPurgatory:
-    def __init__(self, max_waiters: int = DEFAULT_MAX_WAITERS) -> None:
-        self._max_waiters: Final = max_waiters
-        self._watchers: dict[Hashable, dict[_Waiter, None]] = {}  # in the order of arrival
-        self._moved: dict[_Waiter, None] = {}  # whose condition is to be looked at in this turn
-        self._drain_scheduled = False
+    def __init__(self, max_operations: int = DEFAULT_MAX_OPERATIONS) -> None:
+        self._max_operations: Final = max_operations
+        self._watchers: dict[Hashable, dict[_DelayedOperation, None]] = {}  # in the order of arrival
+        self._to_check: dict[_DelayedOperation, None] = {}  # whose condition is checked in this turn
+        self._check_scheduled = False
         self._waiting = 0
 
     def __len__(self) -> int:
-        """How many are waiting."""
+        """How many operations wait."""
         return self._waiting
 
-    async def wait(self, keys: Iterable[Hashable], condition: Callable[[], bool], timeout_ms: float) -> bool:
-        """Wait until the condition holds; False if the time was up first, or if too many wait already.
+    async def try_complete_else_watch(
+        self, keys: Iterable[Hashable], condition: Callable[[], bool], timeout_ms: float
+    ) -> bool:
+        """Wait until the condition holds; False if the timeout passes first, or if too many wait already.
 
-        What the condition raises is raised here.
+        An error that the condition raises is raised here.
         """
         if condition():
             return True
-        if timeout_ms <= 0 or self._waiting >= self._max_waiters:
+        if timeout_ms <= 0 or self._waiting >= self._max_operations:
             return False
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(tuple(dict.fromkeys(keys)), condition, loop.create_future())
-        timer = loop.call_later(timeout_ms / 1000, _time_up, waiter.future)
-        for key in waiter.keys:
-            self._watchers.setdefault(key, {})[waiter] = None
+        operation = _DelayedOperation(tuple(dict.fromkeys(keys)), condition, loop.create_future())
+        timer = loop.call_later(timeout_ms / 1000, _time_out, operation.future)
+        for key in operation.keys:
+            self._watchers.setdefault(key, {})[operation] = None
         self._waiting += 1
         try:
-            return await waiter.future
+            return await operation.future
         finally:
             timer.cancel()
-            self._leave(waiter)
+            self._remove(operation)
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _remove(self, operation: _DelayedOperation) -> None:
         self._waiting -= 1
-        self._moved.pop(waiter, None)
-        for key in waiter.keys:
+        self._to_check.pop(operation, None)
+        for key in operation.keys:
             watchers = self._watchers[key]
-            del watchers[waiter]
+            del watchers[operation]
             if not watchers:
                 del self._watchers[key]
 
-    def moved(self, key: Hashable) -> None:
-        """Something that the watchers of ``key`` may wait for has happened."""
+    def check_and_complete(self, key: Hashable) -> None:
+        """Check the operations that watch `key`, in this turn of the event loop."""
         watchers = self._watchers.get(key)
         if watchers is None:
             return
-        self._moved.update(watchers)
-        if not self._drain_scheduled:
-            self._drain_scheduled = True
-            asyncio.get_running_loop().call_soon(self._drain)
+        self._to_check.update(watchers)
+        if not self._check_scheduled:
+            self._check_scheduled = True
+            asyncio.get_running_loop().call_soon(self._check)
 
-    def _drain(self) -> None:
-        self._drain_scheduled = False
-        moved, self._moved = self._moved, {}
-        for waiter in moved:
-            if waiter.future.done():
+    def _check(self) -> None:
+        self._check_scheduled = False
+        operations, self._to_check = self._to_check, {}
+        for operation in operations:
+            if operation.future.done():
                 continue
             try:
-                holds = waiter.condition()
+                holds = operation.condition()
             except Exception as error:
-                waiter.future.set_exception(error)
+                operation.future.set_exception(error)
             else:
                 if holds:
-                    waiter.future.set_result(True)
+                    operation.future.set_result(True)
 
 
-def _time_up(future: asyncio.Future[bool]) -> None:
+def _time_out(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)

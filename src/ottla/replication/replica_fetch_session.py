@@ -1,8 +1,7 @@
-"""The follower's end of an incremental fetch session: what of a request its leader knows already.
+"""The follower's side of an incremental fetch session (KIP-227); the leader's is `ottla.node.fetch.session`.
 
-The leader's end is `ottla.node.fetch.session`. Each request names the partitions that are new or ask for
-something else than before, and those to forget; a leader that has lost the session says so, and the next
-request names everything again.
+Each request names only the partitions that are new or whose request changed, and those to forget. A leader
+that has lost the session answers with an error, and the next request names all partitions again.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ class ReplicaFetchSession:
 
     def __init__(self) -> None:
         self._known: dict[Key, FetchPartition] = {}
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Begin anew: the connection broke, or the leader does not know the session."""
+    def reset(self) -> None:
+        """Begin a new session: the connection broke, or the leader does not know the session."""
         self._id = _NONE
         self._epoch = _FIRST_EPOCH
         self._known.clear()
 
-    def fill(self, request: FetchRequest, wanted: Mapping[Key, FetchPartition]) -> None:
-        """Put into the request what the leader has to be told in order to fetch `wanted`."""
+    def build(self, request: FetchRequest, wanted: Mapping[Key, FetchPartition]) -> None:
+        """Fill in a request that fetches `wanted`: the session, and what changed since the last request."""
         if self._id == _NONE:
             self._known.clear()
         changed = {key: asked for key, asked in wanted.items() if self._known.get(key) != asked}
@@ -60,10 +59,10 @@ class ReplicaFetchSession:
             del self._known[key]
         self._known.update(changed)
 
-    def answered(self, response: FetchResponse) -> bool:
-        """Take in an answer; False if the session is lost, and nothing in the answer counts."""
+    def handle_response(self, response: FetchResponse) -> bool:
+        """Update the session by a response; False if the session is lost and the response has no data."""
         if response.error_code != ErrorCode.NONE:
-            self.forget()
+            self.reset()
             return False
         if self._id == _NONE:
             self._id = response.session_id
@@ -71,7 +70,7 @@ class ReplicaFetchSession:
                 return True
             self._epoch = 1
         elif response.session_id != self._id:
-            self.forget()
+            self.reset()
             return False
         else:
             self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1

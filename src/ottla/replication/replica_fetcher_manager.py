@@ -1,9 +1,8 @@
-"""All that this broker follows, by leader: `num.replica.fetchers` for each broker that leads something of
-which it has a replica.
+"""The fetchers of this broker: `num.replica.fetchers` for each leader of partitions that it follows.
 
-It goes by what following the metadata changed: a partition that is followed in a new epoch moves to a
-fetcher of its new leader, one that is led here or gone leaves. A fetcher without partitions ends. Invariant:
-a partition is with one fetcher at most, so its fetches never overtake each other.
+A partition that is followed in a new epoch moves to a fetcher of its new leader; one that this broker leads,
+or no longer hosts, leaves its fetcher. A fetcher without partitions ends. Invariant: a partition is with one
+fetcher at most, so its fetches never overtake each other.
 """
 
 from __future__ import annotations
@@ -25,31 +24,33 @@ from ottla.runtime.address import Address
 
 _log = logging.getLogger(__name__)
 
-_Place: TypeAlias = tuple[int, int]
-"""A leader, and which of the fetchers from it."""
+_FetcherKey: TypeAlias = tuple[int, int]
+"""A leader, and the number of one of the fetchers from it."""
 
 
 class RemoteLeaderEndPoint:
-    """A fetcher's own way to a leader, whose address may change with every new registration of it."""
+    """A fetcher's own connection to a leader, whose address may change with every registration."""
 
-    __slots__ = ("_broker", "_channel", "_where")
+    __slots__ = ("_address_of", "_broker", "_channel")
 
-    def __init__(self, broker: int, channel: InterNodeClient, where: Callable[[int], Address | None]) -> None:
+    def __init__(
+        self, broker: int, channel: InterNodeClient, address_of: Callable[[int], Address | None]
+    ) -> None:
         self._broker: Final = broker
         self._channel: Final = channel
-        self._where: Final = where
+        self._address_of: Final = address_of
 
-    async def ask(self, request: Request, newest_version: int, timeout_ms: int) -> Response:
-        address = self._where(self._broker)
+    async def send_request(self, request: Request, newest_version: int, timeout_ms: int) -> Response:
+        address = self._address_of(self._broker)
         if address is None:
             raise ConnectionError(f"broker {self._broker} is not registered with an address for brokers")
         try:
             return await self._channel.request(address, request, newest_version, timeout_ms=timeout_ms)
         except TimeoutError:
-            self.hang_up()
+            self.disconnect()
             raise
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self._channel.drop_all()
 
     def close(self) -> None:
@@ -57,90 +58,94 @@ class RemoteLeaderEndPoint:
 
 
 class ReplicaFetcherManager:
-    """`channel` makes the connections of one fetcher; `where` knows the addresses of brokers."""
+    """`channel` makes the connections of one fetcher; `address_of` gives the address of a broker."""
 
     def __init__(
         self,
         context: ReplicaFetcherContext,
         channel: Callable[[], InterNodeClient],
-        where: Callable[[int], Address | None],
+        address_of: Callable[[int], Address | None],
         *,
         per_leader: int = 1,
     ) -> None:
         self._context: Final = context
         self._channel: Final = channel
-        self._where: Final = where
+        self._address_of: Final = address_of
         self._per_leader = per_leader
-        self._fetchers: dict[_Place, tuple[ReplicaFetcher, RemoteLeaderEndPoint, asyncio.Task[None]]] = {}
-        self._places: dict[TopicPartition, tuple[Partition, _Place]] = {}
+        self._fetchers: dict[
+            _FetcherKey, tuple[ReplicaFetcher, RemoteLeaderEndPoint, asyncio.Task[None]]
+        ] = {}
+        self._partitions: dict[TopicPartition, tuple[Partition, _FetcherKey]] = {}
 
-    def follow(self, changes: ReplicaChanges) -> None:
-        """Act upon what following the metadata has changed."""
+    def on_replica_changes(self, changes: ReplicaChanges) -> None:
+        """Add and remove partitions after a metadata delta."""
         for partition in changes.leaders:
-            self._leave(partition.topic_partition)
+            self._remove_fetcher_for_partition(partition.topic_partition)
         for tp in changes.deleted:
-            self._leave(tp)
+            self._remove_fetcher_for_partition(tp)
         for partition in changes.followers:
-            self._leave(partition.topic_partition)
+            self._remove_fetcher_for_partition(partition.topic_partition)
             if partition.leader_id is not None:
-                self._join(partition, partition.leader_id)
-        self._end_idle()
+                self._add_fetcher_for_partition(partition, partition.leader_id)
+        self._shutdown_idle_fetchers()
 
-    def resigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions that this broker can no longer write."""
+    def remove_fetcher_for_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop fetching partitions that this broker can no longer write."""
         for tp in partitions:
-            self._leave(tp)
-        self._end_idle()
+            self._remove_fetcher_for_partition(tp)
+        self._shutdown_idle_fetchers()
 
-    def configure(self, per_leader: int) -> None:
-        """Spread what is followed over another number of fetchers."""
+    def resize(self, per_leader: int) -> None:
+        """Spread the partitions over another number of fetchers per leader."""
         if per_leader == self._per_leader:
             return
         self._per_leader = per_leader
-        for partition, (leader, _) in list(self._places.values()):
-            self._leave(partition.topic_partition)
-            self._join(partition, leader)
-        self._end_idle()
+        for partition, (leader, _) in list(self._partitions.values()):
+            self._remove_fetcher_for_partition(partition.topic_partition)
+            self._add_fetcher_for_partition(partition, leader)
+        self._shutdown_idle_fetchers()
 
     async def close(self) -> None:
-        tasks = [self._end(place) for place in list(self._fetchers)]
-        self._places.clear()  # a directory may still fail, and its partitions be given up
+        tasks = [self._shutdown(key) for key in list(self._fetchers)]
+        self._partitions.clear()  # a directory may still fail after this, and its partitions be removed
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        """How many partitions are followed."""
-        return len(self._places)
+        """How many partitions are fetched."""
+        return len(self._partitions)
 
-    def _join(self, partition: Partition, leader: int) -> None:
+    def _add_fetcher_for_partition(self, partition: Partition, leader: int) -> None:
         tp = partition.topic_partition
-        place = leader, (zlib.crc32(tp.topic.encode()) + tp.partition) % self._per_leader
-        if place not in self._fetchers:
-            link = RemoteLeaderEndPoint(leader, self._channel(), self._where)
-            fetcher = ReplicaFetcher(leader, link, self._context)
+        key = leader, (zlib.crc32(tp.topic.encode()) + tp.partition) % self._per_leader
+        if key not in self._fetchers:
+            leader_end_point = RemoteLeaderEndPoint(leader, self._channel(), self._address_of)
+            fetcher = ReplicaFetcher(leader, leader_end_point, self._context)
             task = asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
-            task.add_done_callback(_ended)
-            self._fetchers[place] = (fetcher, link, task)
-        self._fetchers[place][0].add(PartitionFetchState(partition))
-        self._places[tp] = (partition, place)
+            task.add_done_callback(_on_fetcher_ended)
+            self._fetchers[key] = (fetcher, leader_end_point, task)
+        self._fetchers[key][0].add(PartitionFetchState(partition))
+        self._partitions[tp] = (partition, key)
 
-    def _leave(self, tp: TopicPartition) -> None:
-        found = self._places.pop(tp, None)
+    def _remove_fetcher_for_partition(self, tp: TopicPartition) -> None:
+        found = self._partitions.pop(tp, None)
         if found is not None:
-            partition, place = found
-            self._fetchers[place][0].remove(partition.topic_id, tp.partition)
+            partition, key = found
+            self._fetchers[key][0].remove(partition.topic_id, tp.partition)
 
-    def _end_idle(self) -> None:
-        used = {place for _, place in self._places.values()}
-        for place in [place for place in self._fetchers if place not in used]:
-            self._end(place)
+    def _shutdown_idle_fetchers(self) -> None:
+        used = {key for _, key in self._partitions.values()}
+        for key in [key for key in self._fetchers if key not in used]:
+            self._shutdown(key)
 
-    def _end(self, place: _Place) -> asyncio.Task[None]:
-        _, link, task = self._fetchers.pop(place)
+    def _shutdown(self, key: _FetcherKey) -> asyncio.Task[None]:
+        _, leader_end_point, task = self._fetchers.pop(key)
         task.cancel()
-        link.close()
+        leader_end_point.close()
         return task
 
 
-def _ended(task: asyncio.Task[None]) -> None:
+def _on_fetcher_ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        _log.error("%s ended, and with it what it followed", task.get_name(), exc_info=task.exception())
+        _log.error(
+            "%s ended; its partitions are no longer fetched", task.get_name(), exc_info=task.exception()
+        )

@@ -1,9 +1,9 @@
 """All partitions of this broker, as the metadata image assigns them.
 
-It follows the image delta by delta: logs are created and deleted, partitions become leaders or followers,
-configs reach their logs. Everything that serves a partition asks here for it and gets the partition or the
-error that says why not. Invariant: a partition is hosted exactly if the image has this broker among its
-replicas, and it is online exactly if its log can be used.
+The replica manager applies the image delta by delta: it creates and deletes logs, makes partitions leaders or
+followers, and passes configs on to their logs. Handlers get a partition here, or the error why this broker
+does not serve it. Invariant: a partition is hosted exactly if the image has this broker among its replicas,
+and it is online exactly if its log can be used.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ottla.replication.purgatory import DelayedOperationPurgatory
 _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 16
-"""New logs that are made before others get a turn."""
+"""New logs that are created in one turn of the event loop."""
 
 
 @dataclass(slots=True)
 class ReplicaChanges:
-    """What following a delta did: for coordinators, fetchers and sessions that act upon it."""
+    """What applying a delta changed, for coordinators, fetchers and sessions."""
 
-    leaders: list[Partition] = field(default_factory=list)  # led in a new epoch
-    followers: list[Partition] = field(default_factory=list)  # followed in a new epoch
+    leaders: list[Partition] = field(default_factory=list)  # leader in a new epoch
+    followers: list[Partition] = field(default_factory=list)  # follower in a new epoch
     deleted: list[TopicPartition] = field(default_factory=list)
 
 
 class ReplicaManager:
-    """Also the listener of its partitions: it wakes those who wait and passes on what only others can do."""
+    """Also the listener of its partitions: it completes delayed requests and passes changes of ISRs on."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ReplicaManager:
         replica_lag_max_ms: int = DEFAULT_REPLICA_LAG_MS,
         submit_change: Callable[[Partition, PendingPartitionChange], None] | None = None,
     ) -> None:
-        """``config_of`` gives the settings in force for a topic; ``submit_change`` takes proposals to the
+        """`config_of` gives the current settings of a topic; `submit_change` sends a change of an ISR to the
         controller.
         """
         self.broker_id: Final = broker_id
@@ -63,15 +63,15 @@ class ReplicaManager:
         self._config_of: Final = config_of
         self._replica_lag_max_ms = replica_lag_max_ms
         self._submit_change = submit_change
-        self._progress: list[Callable[[Partition], None]] = []
+        self._progress_listeners: list[Callable[[Partition], None]] = []
         self._image = MetadataImage.EMPTY
         self._partitions: dict[TopicPartition, Partition] = {}
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
 
-    # What there is
+    # Partitions
 
     def partition(self, tp: TopicPartition) -> Partition:
-        """The partition; KafkaError says why this broker does not have it."""
+        """The partition; KafkaError if this broker does not host it, or its log is offline."""
         found = self._partitions.get(tp)
         if found is not None:
             return found
@@ -111,11 +111,11 @@ class ReplicaManager:
     def offline(self) -> dict[TopicPartition, KafkaError]:
         return dict(self._offline)
 
-    # Following the image
+    # The metadata image
 
     def start(self, image: MetadataImage, now_ms: int) -> ReplicaChanges:
-        """Take up the partitions of an image after the logs were loaded; logs that it does not know are set
-        aside.
+        """Host the partitions of an image after the logs were loaded; a log that the image does not assign to
+        this broker is kept as a stray.
         """
         changes = ReplicaChanges()
         self._image = image
@@ -124,13 +124,14 @@ class ReplicaManager:
             if registration_of(log, image, self.broker_id) is None:
                 tp = log.topic_partition
                 _log.warning(
-                    "%s is not in the metadata of this cluster; its directory is kept as a stray", tp
+                    "the metadata image does not assign %s to this broker; its directory is kept as a stray",
+                    tp,
                 )
                 self.logs.mark_stray(tp)
         for topic, index, registration in image.topics.partitions():
             if self.broker_id in registration.replicas:
                 tp = TopicPartition(topic.name, index)
-                self._follow_registration(
+                self._apply_registration(
                     tp, LocalReplica(topic.id, registration), now_ms, changes, is_new=False
                 )
         return changes
@@ -141,11 +142,11 @@ class ReplicaManager:
             registration.directory(self.broker_id) == copy.directory.directory_id
         )
 
-    def prepare(
+    def prepare_logs(
         self, delta: MetadataDelta, config_of: Callable[[str], LogConfig]
     ) -> Coroutine[Any, Any, None] | None:
-        """The work of making the new logs that a delta asks for, before it is followed; None if they are few.
-        ``config_of`` gives the settings that its image has for a topic.
+        """The work of creating the new logs of a delta, before it is applied; None if they are few.
+        `config_of` gives the settings of a topic in the delta's image.
         """
         local = delta.local_changes(self.broker_id)
         new = {
@@ -154,29 +155,29 @@ class ReplicaManager:
             if self._is_new(delta, tp, replica)
             and not (tp in self._partitions or tp in self._offline or tp in local.deletes)
         }
-        return self._make_logs(new, config_of) if len(new) > _AT_ONCE else None
+        return self._create_logs(new, config_of) if len(new) > _AT_ONCE else None
 
-    async def _make_logs(
+    async def _create_logs(
         self, replicas: dict[TopicPartition, LocalReplica], config_of: Callable[[str], LogConfig]
     ) -> None:
         for number, (tp, replica) in enumerate(replicas.items()):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
-                self._log_of(tp, replica, config_of(tp.topic), is_new=True)
+                self._get_or_create_log(tp, replica, config_of(tp.topic), is_new=True)
             except KafkaError:
-                return  # whoever follows the delta meets it again
+                return  # applying the delta meets the error again
 
-    def apply(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
-        """Follow a delta to its image."""
+    def apply_delta(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
+        """Apply a delta and its image."""
         changes = ReplicaChanges()
         self._image = image
         local = delta.local_changes(self.broker_id)
-        self._delete(local.deletes, changes)
+        self._stop_partitions(local.deletes, changes)
         for tp, replica in {**local.leaders, **local.followers}.items():
             is_new = self._is_new(delta, tp, replica)
-            self._follow_registration(tp, replica, now_ms, changes, is_new=is_new)
-        self._follow_configs(delta)
+            self._apply_registration(tp, replica, now_ms, changes, is_new=is_new)
+        self._apply_configs(delta)
         return changes
 
     def _is_new(self, delta: MetadataDelta, tp: TopicPartition, replica: LocalReplica) -> bool:
@@ -185,22 +186,24 @@ class ReplicaManager:
         return registration is None or self.broker_id not in registration.replicas
 
     def retry_offline(self, now_ms: int) -> ReplicaChanges:
-        """Try again to host what could not be hosted, as after a lack of room; for every now and then."""
+        """Try again to host partitions whose log could not be used, as for lack of disk space. Called from
+        time to time.
+        """
         changes = ReplicaChanges()
         for tp in list(self._offline):
             topic = self._image.topics.by_name.get(tp.topic)
             registration = None if topic is None else topic.partitions.get(tp.partition)
             if topic is not None and registration is not None:
                 replica = LocalReplica(topic.id, registration)
-                self._follow_registration(tp, replica, now_ms, changes, is_new=False)
+                self._apply_registration(tp, replica, now_ms, changes, is_new=False)
         return changes
 
-    def _follow_registration(
+    def _apply_registration(
         self, tp: TopicPartition, replica: LocalReplica, now_ms: int, changes: ReplicaChanges, *, is_new: bool
     ) -> None:
         registration = replica.partition
         try:
-            partition = self._host(tp, replica, is_new=is_new)
+            partition = self._get_or_create_partition(tp, replica, is_new=is_new)
         except KafkaError as error:
             known = self._offline.get(tp)
             if known is None or known.message != error.message:
@@ -217,18 +220,20 @@ class ReplicaManager:
         elif partition.make_follower(registration):
             changes.followers.append(partition)
 
-    def _host(self, tp: TopicPartition, replica: LocalReplica, *, is_new: bool) -> Partition:
+    def _get_or_create_partition(
+        self, tp: TopicPartition, replica: LocalReplica, *, is_new: bool
+    ) -> Partition:
         partition = self._partitions.get(tp)
         if partition is not None:
             return partition
-        log = self._log_of(tp, replica, self._config_of(tp.topic), is_new=is_new)
+        log = self._get_or_create_log(tp, replica, self._config_of(tp.topic), is_new=is_new)
         partition = Partition(
             tp, replica.topic_id, log, self.broker_id, self, replica_lag_max_ms=self._replica_lag_max_ms
         )
         self._partitions[tp] = partition
         return partition
 
-    def _log_of(
+    def _get_or_create_log(
         self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool
     ) -> UnifiedLog:
         return self.logs.get_or_create_log(
@@ -243,7 +248,7 @@ class ReplicaManager:
         directory = registration.directory(self.broker_id)
         return None if is_reserved_directory(directory) else directory
 
-    def _delete(self, partitions: Collection[TopicPartition], changes: ReplicaChanges) -> None:
+    def _stop_partitions(self, partitions: Collection[TopicPartition], changes: ReplicaChanges) -> None:
         for tp in partitions:
             partition = self._partitions.pop(tp, None)
             self._offline.pop(tp, None)
@@ -253,7 +258,7 @@ class ReplicaManager:
             _log.error("%s could not be deleted: %s", tp, error.message)
         changes.deleted.extend(partitions)
 
-    def _follow_configs(self, delta: MetadataDelta) -> None:
+    def _apply_configs(self, delta: MetadataDelta) -> None:
         if not delta.changed_configs:
             return
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
@@ -274,12 +279,12 @@ class ReplicaManager:
                 partition.log.update_config(config)
 
     def refresh_configs(self) -> None:
-        """Look up the settings of every topic again: those of the broker have changed."""
+        """Look up the settings of every topic again after those of the broker have changed."""
         for name in {tp.topic for tp in self._partitions}:
             self._refresh_topic(name)
 
-    def directory_failed(self, directory: LogDirectory) -> list[TopicPartition]:
-        """A directory went offline: its partitions, which this broker can no longer serve."""
+    def handle_log_dir_failure(self, directory: LogDirectory) -> list[TopicPartition]:
+        """Take the partitions of a directory that failed offline; returns them."""
         gone = [tp for tp, partition in self._partitions.items() if partition.log.directory is directory]
         for tp in gone:
             partition = self._partitions.pop(tp)
@@ -291,13 +296,13 @@ class ReplicaManager:
         return gone
 
     def maybe_shrink_isrs(self, now_ms: int) -> None:
-        """For every half of ``replica.lag.time.max.ms``."""
+        """Called every half of `replica.lag.time.max.ms`."""
         for partition in self._partitions.values():
             partition.maybe_shrink_isr(now_ms)
 
-    def rejects_what_others_could_take(self, since_ms: int) -> bool:
-        """Whether a log has taken nothing since then, though others are in sync: replicas that could lead
-        in its place, or a leader that waits for it.
+    def has_partition_that_rejects_appends(self, since_ms: int) -> bool:
+        """Whether a log has rejected appends since then, though other replicas are in sync: followers that
+        could lead in its place, or a leader that waits for it.
         """
         return any(
             partition.rejects_appends_since_ms is not None
@@ -306,25 +311,25 @@ class ReplicaManager:
             for partition in self._partitions.values()
         )
 
-    # What partitions tell
+    # As the listener of partitions
 
     def add_progress_listener(self, listener: Callable[[Partition], None]) -> None:
-        """Have a coordinator told of every partition that moved on."""
-        self._progress.append(listener)
+        """Call a listener after every progress of a partition."""
+        self._progress_listeners.append(listener)
 
     def on_partition_progress(self, partition: Partition) -> None:
-        self.purgatory.moved(partition.topic_partition)
-        for listener in self._progress:
+        self.purgatory.check_and_complete(partition.topic_partition)
+        for listener in self._progress_listeners:
             listener(partition)
 
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
         if self._submit_change is not None:
             self._submit_change(partition, change)
 
-    # Followers
+    # Eligibility of followers
 
     def is_stale(self, broker: int, broker_epoch: int) -> bool:
-        """Whether the broker has registered anew since it got this epoch; -1 asks for no check."""
+        """Whether the broker has registered again since it got this epoch; -1 is not checked."""
         registration = self._image.cluster.brokers.get(broker)
         return broker_epoch != -1 and registration is not None and registration.epoch > broker_epoch
 
@@ -336,7 +341,7 @@ class ReplicaManager:
 
 
 def registration_of(log: UnifiedLog, image: MetadataImage, broker_id: int) -> PartitionRegistration | None:
-    """What the metadata say of the partition of a log, if that belongs to this broker."""
+    """The registration of a log's partition in the image, if it assigns the partition to this broker."""
     tp = log.topic_partition
     topic = image.topics.by_name.get(tp.topic)
     if topic is None or log.topic_id not in (None, topic.id):

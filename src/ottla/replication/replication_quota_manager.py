@@ -2,7 +2,7 @@
 
 A topic names its throttled replicas (`leader.` and `follower.replication.throttled.replicas`), a broker the
 bytes per second for all of them together (`...throttled.rate`). Replicas that have caught up are never held
-back: a throttle that shrank the in-sync set would do more harm than any transfer.
+back: a throttle that shrinks the in-sync set would do more harm than any transfer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NS_PER_MS: Final = 1_000_000
 
 @lru_cache(_REMEMBERED)
 def _indexes(replicas: tuple[str, ...], broker: int) -> frozenset[int] | None:
-    """The partitions of a topic that are throttled on a broker; None stands for all."""
+    """The partitions of a topic that are throttled on a broker; None for all."""
     if _ALL in replicas:
         return None
     pairs = (each.partition(":") for each in replicas)
@@ -63,7 +63,7 @@ class ReplicationQuotaManager:
 
     @property
     def rate(self) -> float:
-        """Bytes per second of late."""
+        """Bytes per second over the window."""
         now_ms = self._now_ms()
         self._forget(now_ms)
         if not self._windows:

@@ -84,7 +84,7 @@ class BrokerReplication:
         selector = config["replica.selector.class"]
         self.selects_nearest = selector is not None and str(selector).rpartition(".")[2] == _RACK_AWARE
         if self._fetchers is not None:
-            self._fetchers.configure(config.number("num.replica.fetchers"))
+            self._fetchers.resize(config.number("num.replica.fetchers"))
 
     def apply(self, changes: ReplicaChanges) -> None:
         """Fetch what this broker follows now, and report replicas whose directory the controller does not
@@ -94,13 +94,13 @@ class BrokerReplication:
         if changes.followers and self._fetchers is None:
             self._fetchers = self._make_fetchers()
         if self._fetchers is not None:
-            self._fetchers.follow(changes)
+            self._fetchers.on_replica_changes(changes)
         self.assignments.report([*changes.leaders, *changes.followers])
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop to fetch partitions that this broker can no longer serve."""
         if self._fetchers is not None:
-            self._fetchers.resigned(partitions)
+            self._fetchers.remove_fetcher_for_partitions(partitions)
 
     async def close(self) -> None:
         if self._fetchers is not None:

@@ -232,7 +232,7 @@ class TransactionMarkerSender:
     ) -> Codes:
         """Wait for the replicas, at most for `request.timeout.ms`."""
         timeout_ms = self._config.current.number("request.timeout.ms")
-        await self._replicas.purgatory.wait(
+        await self._replicas.purgatory.try_complete_else_watch(
             appended,
             lambda: all(
                 partition.check_enough_replicas_reach_offset(end) is not None

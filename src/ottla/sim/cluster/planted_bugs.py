@@ -130,7 +130,7 @@ def _isolation(instead: Mapping[FetchIsolation, FetchIsolation]) -> list[Patch]:
 
 
 def _aborted_records_shown() -> list[Patch]:
-    return [(Partition, "_aborted", lambda self, offset, last_stable, records: ())]
+    return [(Partition, "_aborted_transactions", lambda self, offset, last_stable, records: ())]
 
 
 def _marker_dropped() -> list[Patch]:

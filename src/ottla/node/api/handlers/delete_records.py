@@ -78,7 +78,9 @@ async def _finish(
     response: DeleteRecordsResponse,
 ) -> DeleteRecordsResponse:
     keys = [partition.topic_partition for partition, _, _ in deletions.waiting]
-    if not await context.broker.replicas.purgatory.wait(keys, deletions.done, request.timeout_ms):
+    if not await context.broker.replicas.purgatory.try_complete_else_watch(
+        keys, deletions.done, request.timeout_ms
+    ):
         for partition, offset, result in deletions.waiting:
             if result.low_watermark < offset and partition.is_leader:
                 result.error_code = int(ErrorCode.REQUEST_TIMED_OUT)

@@ -100,7 +100,7 @@ async def _respond_later(
                 break
             results = None
             purgatory = context.broker.replicas.purgatory
-            await purgatory.wait(reader.keys, reader.may_be_satisfied, left_ms)
+            await purgatory.try_complete_else_watch(reader.keys, reader.may_be_satisfied, left_ms)
         await context.pending.wait_for_turn()
         missing: Missing = []
         results = reader.read(missing)

@@ -328,7 +328,7 @@ class _Produce:
         await self._flush()
         if self.request.acks == -1:
             waiting = self._awaiting_replication
-            done = await self._broker.replicas.purgatory.wait(
+            done = await self._broker.replicas.purgatory.try_complete_else_watch(
                 [partition.topic_partition for partition, _, _ in waiting],
                 lambda: not self._must_wait_for_replicas(),
                 self.request.timeout_ms,

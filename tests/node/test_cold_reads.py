@@ -1,4 +1,4 @@
-"""A client that reads what is not in memory does not make the others wait for the disk."""
+"""A client that reads what is not in memory does not make other clients wait for the disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEADLINE_S = 60
 
 @pytest.fixture
 def old_data(tmp_path: Path) -> str:
-    """The data directory of a node that has stopped: what it wrote itself, a node has in memory."""
+    """The data directory of a stopped node; what a running node wrote itself is still in its memory."""
     with LocalNode(data_dir=str(tmp_path)) as node, WireClient(node.bootstrap_servers) as wire:
         keep = CreatableTopicConfig(name="retention.ms", value="-1")  # the records are from 1970
         topic = CreatableTopic(name="old", num_partitions=1, replication_factor=1, configs=[keep])
@@ -59,7 +59,7 @@ def records(response: FetchResponse) -> bytes:
 
 
 class ColdDisk:
-    """Of the segments of partitions nothing is in memory before it was loaded, and loading has to be let."""
+    """A disk of which no segment is in memory until it is loaded, and a load waits until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_load = threading.Event()
@@ -87,7 +87,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ColdDisk:
     return ColdDisk(monkeypatch)
 
 
-def test_others_are_answered_while_old_records_are_loaded(old_data: str, cold: ColdDisk) -> None:
+def test_other_clients_are_answered_while_old_records_are_loaded(old_data: str, cold: ColdDisk) -> None:
     with (
         LocalNode(data_dir=old_data) as node,
         WireClient(node.bootstrap_servers) as wire,
@@ -105,7 +105,7 @@ def test_others_are_answered_while_old_records_are_loaded(old_data: str, cold: C
         assert cold.loads == 1
 
 
-def test_a_search_by_time_does_not_stop_others_either(old_data: str, cold: ColdDisk) -> None:
+def test_a_search_by_time_does_not_make_other_clients_wait_either(old_data: str, cold: ColdDisk) -> None:
     with (
         LocalNode(data_dir=old_data) as node,
         WireClient(node.bootstrap_servers) as wire,

@@ -98,7 +98,7 @@ def test_a_produce_without_acknowledgement_that_fails_closes_the_connection(clie
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
-def test_a_listener_for_all_interfaces_is_told_as_the_address_the_client_came_by(host: str) -> None:
+def test_a_listener_for_all_interfaces_is_advertised_by_the_address_that_the_client_used(host: str) -> None:
     with LocalNode({"listeners": "PLAINTEXT://0.0.0.0:0"}) as node:
         with WireClient(f"{host}:{node.port}") as client:
             response = client.get(MetadataRequest(topics=[]), 12, MetadataResponse)
@@ -106,7 +106,7 @@ def test_a_listener_for_all_interfaces_is_told_as_the_address_the_client_came_by
         assert (broker.host, broker.port) == (host, node.port)
 
 
-def test_an_advertised_address_is_told_as_it_is() -> None:
+def test_an_advertised_address_is_returned_as_it_is() -> None:
     settings = {
         "listeners": "PLAINTEXT://127.0.0.1:0",
         "advertised.listeners": "PLAINTEXT://broker.example:1234",

@@ -193,7 +193,7 @@ def test_a_full_cache_refuses_sessions_but_serves_the_fetch() -> None:
     assert Fetcher(slots=0).new_session(0) == NO_SESSION
 
 
-def test_a_stale_session_gives_way() -> None:
+def test_a_stale_session_is_evicted() -> None:
     fetcher = Fetcher(slots=1)
     first = fetcher.new_session(0, 1, 2)
     fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)
@@ -202,7 +202,7 @@ def test_a_stale_session_gives_way() -> None:
     assert fetcher.cache.evictions == 1
 
 
-def test_an_old_session_that_is_used_gives_way_only_to_a_larger_one() -> None:
+def test_an_old_session_that_is_used_is_evicted_only_by_a_larger_one() -> None:
     fetcher = Fetcher(slots=1)
     first = fetcher.new_session(0, 1)
     fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)

@@ -1,4 +1,4 @@
-"""A fetch that waits is answered when what it waits for becomes readable, also if it was written before."""
+"""A fetch that waits is answered when enough becomes readable, also if that was written before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSION = 11
 READ_COMMITTED = 1
 
 
-def test_what_a_commit_makes_readable_counts_though_it_was_written_long_before() -> None:
+def test_records_that_a_commit_makes_readable_complete_a_fetch_though_they_were_written_before() -> None:
     with LocalNode() as node, WireClient(node.bootstrap_servers, timeout_s=DEADLINE_S) as client:
         producer = Producer({"bootstrap.servers": node.bootstrap_servers, "transactional.id": "late"})
         producer.init_transactions(DEADLINE_S)

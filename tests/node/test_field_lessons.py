@@ -1,4 +1,4 @@
-"""What broke clients on other brokers, each as a test (the trackers are named where the trouble was seen)."""
+"""What broke clients on other brokers, each as a test that names the issue where it was reported."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def test_a_batch_may_begin_before_the_offset_that_was_asked_for(wire: WireClient
     assert (header.base_offset, header.last_offset) == (0, 2)
 
 
-def test_a_topic_that_was_made_again_is_another_topic(wire: WireClient) -> None:
-    """franz-go#1426: the old id in a session led nowhere for ever."""
+def test_a_topic_that_was_created_again_is_another_topic(wire: WireClient) -> None:
+    """franz-go#1426: a session that kept the old id never got records again."""
     old_id = create(wire, "again")
     produce(wire, "again", records(b"old"))
     session = wire.get(fetch_request(old_id, 0, session_epoch=0), 13, FetchResponse).session_id
@@ -165,7 +165,7 @@ def test_a_topic_that_was_made_again_is_another_topic(wire: WireClient) -> None:
 
 
 def test_a_repeated_batch_is_answered_with_its_first_offset(wire: WireClient) -> None:
-    """redpanda#3039: duplicates, because nothing was remembered."""
+    """redpanda#3039: duplicates, because the broker kept no producer state."""
     create(wire, "once")
     producer = wire.get(InitProducerIdRequest(transactional_id=None), 4, InitProducerIdResponse)
     batches = [
@@ -180,7 +180,7 @@ def test_a_repeated_batch_is_answered_with_its_first_offset(wire: WireClient) ->
     assert produce(wire, "once", gap).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_producer_ids_are_never_given_twice(wire: WireClient) -> None:
+def test_producer_ids_are_never_given_out_twice(wire: WireClient) -> None:
     ids = [
         wire.get(InitProducerIdRequest(transactional_id=None), 4, InitProducerIdResponse).producer_id
         for _ in range(50)
@@ -188,7 +188,7 @@ def test_producer_ids_are_never_given_twice(wire: WireClient) -> None:
     assert len(set(ids)) == 50
 
 
-def test_a_fault_of_ours_is_an_error_that_producers_retry(
+def test_a_fault_of_the_node_is_an_error_that_producers_retry(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """KAFKA-14034: UNKNOWN_SERVER_ERROR made the Java client write twice."""
@@ -206,8 +206,8 @@ def test_a_fault_of_ours_is_an_error_that_producers_retry(
 
 
 @pytest.mark.slow
-def test_a_topic_that_metadata_told_of_outlives_a_kill(tmp_path: Path) -> None:
-    """SeaweedFS: an auto-created topic was gone after a restart, with the offsets of its readers."""
+def test_a_topic_that_metadata_returned_outlives_a_kill(tmp_path: Path) -> None:
+    """SeaweedFS: an auto-created topic was gone after a restart, with the offsets of its consumers."""
     request = MetadataRequest(topics=[MetadataRequestTopic(name="told")], allow_auto_topic_creation=True)
     with NodeProcess(tmp_path) as node, WireClient(node.bootstrap) as wire:
         (told,) = wire.get(request, 12, MetadataResponse).topics

@@ -1,4 +1,4 @@
-"""Requests that a broker passes on to the controller: who asked, and from where, is told in Kafka's form."""
+"""Requests that a broker forwards to the controller, with the client's principal and address as in Kafka."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LOOPBACK = bytes([127, 0, 0, 1])
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[WireClient]:
-    """The controller's listener of a node."""
+def controller() -> Iterator[WireClient]:
+    """A connection to the controller's listener of a node."""
     (port,) = free_ports(1)
     settings = {
         "controller.quorum.voters": f"1@127.0.0.1:{port}",
@@ -38,7 +38,7 @@ def door() -> Iterator[WireClient]:
 def frame(request: Request, version: int) -> bytes:
     api = API[request.API_KEY]
     header = RequestHeader(
-        request_api_key=api.key, request_api_version=version, correlation_id=7, client_id="somebody"
+        request_api_key=api.key, request_api_version=version, correlation_id=7, client_id="a-client"
     )
     return header.encode(request_header_version(api, version)) + request.encode(version)
 
@@ -48,22 +48,20 @@ def creation(name: str) -> bytes:
     return frame(CreateTopicsRequest(topics=[topic]), 7)
 
 
-def put(door: WireClient, data: bytes, principal: bytes | None, host: bytes) -> EnvelopeResponse:
+def put(controller: WireClient, data: bytes, principal: bytes | None, host: bytes) -> EnvelopeResponse:
     request = EnvelopeRequest(request_data=data, request_principal=principal, client_host_address=host)
-    return door.get(request, 0, EnvelopeResponse)
+    return controller.get(request, 0, EnvelopeResponse)
 
 
-def test_who_asks_is_told_as_kafka_tells_it() -> None:
+def test_the_principal_is_encoded_as_kafka_does() -> None:
     assert forwarding._PRINCIPAL == ANONYMOUS
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, bytes(15) + b"\1"])
 @pytest.mark.parametrize("principal", [ANONYMOUS, b"\0\0\x05User\x06alice\1\0"])
-def test_what_is_passed_on_is_answered_for_whoever_asked(
-    door: WireClient, principal: bytes, host: bytes
-) -> None:
+def test_a_forwarded_request_is_answered(controller: WireClient, principal: bytes, host: bytes) -> None:
     name = f"topic-{len(host)}-{len(principal)}"
-    answer = put(door, creation(name), principal, host)
+    answer = put(controller, creation(name), principal, host)
     assert answer.error_code == 0
     assert answer.response_data is not None
     number, response = read_response(API[CreateTopicsRequest.API_KEY], 7, answer.response_data)
@@ -87,8 +85,8 @@ def test_what_is_passed_on_is_answered_for_whoever_asked(
     ],
 )
 def test_an_envelope_that_cannot_be_read_is_refused_as_a_whole(
-    door: WireClient, data: bytes, principal: bytes | None, host: bytes, error: ErrorCode
+    controller: WireClient, data: bytes, principal: bytes | None, host: bytes, error: ErrorCode
 ) -> None:
-    answer = put(door, data, principal, host)
+    answer = put(controller, data, principal, host)
     assert answer.error_code == error
     assert answer.response_data is None

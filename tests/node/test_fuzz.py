@@ -1,4 +1,4 @@
-"""Rubbish by the thousand: the node lives, does not grow, and others do not notice.
+"""Thousands of random requests: the node stays up, does not grow, and other clients do not notice.
 
 Requests with random but well-formed contents, mutations of them, and plain noise, on connections that
 come and go. `FUZZ_SECONDS` and `FUZZ_SEED` make it longer, or repeat a run.
@@ -30,7 +30,7 @@ from ottla.testing.local_node import LocalNode
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "15"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
-# What would end the test rather than the node: a broker that takes itself out of its cluster.
+# It would end the test rather than the node: a broker that unregisters itself.
 NOT_SENT = {API_KEY for API_KEY in ROUTES if API[API_KEY].name == "UnregisterBroker"}
 MAX_GROWTH_BYTES = 100 * 1024 * 1024
 
@@ -46,7 +46,7 @@ def well_formed(chance: random.Random) -> bytes:
 
 
 def point_at_what_exists(chance: random.Random, version: int, struct: Struct) -> None:
-    """Let names and numbers hit the one topic that is there, so that a request gets further than the door."""
+    """Let names and numbers match the one topic that exists, so that a request gets past the first checks."""
     for field in struct.FIELDS:
         value = getattr(struct, field.name)
         if not field.in_version(version):
@@ -96,13 +96,13 @@ def rubbish(chance: random.Random) -> bytes:
 
 @pytest.fixture
 def node() -> Iterator[LocalNode]:
-    # Nothing may be made by the thousand just because a random request says so.
+    # Random requests must not create things by the thousand.
     with LocalNode({"auto.create.topics.enable": False}) as node:
         yield node
 
 
 @pytest.mark.slow
-def test_the_node_outlives_rubbish(node: LocalNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_node_outlives_random_requests(node: LocalNode, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     chance = random.Random(SEED)
     memory = psutil.Process().memory_info

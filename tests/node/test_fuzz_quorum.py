@@ -1,7 +1,7 @@
-"""Rubbish at the controller's door: votes, epochs and registrations that make no sense, by the thousand.
+"""Thousands of votes, epochs and registrations that make no sense, sent to a controller's listener.
 
-Whoever reaches that listener can disturb elections, as in Apache Kafka; but the node must live, lead again by
-itself, and never answer with a fault of its own.
+A client that reaches that listener can disturb elections, as in Apache Kafka; but the node must stay up, lead
+again by itself, and never answer with a fault of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def node(door: int) -> Iterator[LocalNode]:
 
 
 def point_at_the_quorum(chance: random.Random, version: int, message: Struct) -> None:
-    """Let the request get past the door: it is about this cluster and its metadata log."""
+    """Let the request get past the first checks: it is about this cluster and its metadata log."""
     for field in message.FIELDS:
         value = getattr(message, field.name)
         if not field.in_version(version):
@@ -73,7 +73,7 @@ def point_at_the_quorum(chance: random.Random, version: int, message: Struct) ->
         elif field.name.endswith("_epoch") and isinstance(value, int):
             setattr(message, field.name, chance.randint(-2, 20))
         elif field.name == "broker_id":
-            # Not this node's own: whoever is let in here may speak for any broker, and take it out.
+            # Not this node's own id: a client of this listener may act for any broker, and remove it.
             setattr(message, field.name, chance.choice((-1, 0, 2)))
         elif field.name.endswith("_id") and isinstance(value, int):
             setattr(message, field.name, chance.choice((-1, 0, 1, 2)))
@@ -97,7 +97,7 @@ def rubbish(chance: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-def test_the_controller_outlives_rubbish(
+def test_the_controller_outlives_random_requests(
     node: LocalNode, door: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)

@@ -117,7 +117,7 @@ PROTOCOLS = [
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: "-".join(protocol.values()))
 def test_members_share_a_topic_and_take_over_from_each_other(world: World, protocol: dict[str, str]) -> None:
     topic = world.topic(4)
-    # Nothing commits by itself: after that a consumer that is told to has nothing left, and says so.
+    # Nothing commits by itself: a consumer that is asked to commit afterwards reports that it has no offsets.
     one = world.consumer(topic, enable_auto_commit=False, **protocol)
     two = world.consumer(topic, enable_auto_commit=False, **protocol)
     world.poll_until(

@@ -1,4 +1,4 @@
-"""Many new partitions at once: others get their turn, and nobody hears of a partition that is not there."""
+"""Many new partitions at once: other work gets its turn, and clients see a partition only once it exists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def on_new_log(monkeypatch: pytest.MonkeyPatch, made: Callable[[], None]) -> Non
     monkeypatch.setattr(LogManager, "_create", created)
 
 
-def test_they_are_made_a_few_at_a_time_and_known_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_are_created_a_few_at_a_time_and_published_once_all_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes = alone()
     turns = [0]
 
@@ -63,7 +65,7 @@ def test_they_are_made_a_few_at_a_time_and_known_once_all_are_there(monkeypatch:
 
 
 @pytest.mark.parametrize("power_loss", [False, True])
-def test_a_node_that_dies_while_it_makes_them_has_them_all_afterwards(
+def test_a_node_that_dies_while_it_creates_partitions_has_all_of_them_afterwards(
     monkeypatch: pytest.MonkeyPatch, power_loss: bool
 ) -> None:
     nodes = alone()
@@ -96,7 +98,7 @@ def test_a_node_that_dies_while_it_makes_them_has_them_all_afterwards(
     nodes.run(life())
 
 
-def test_a_node_that_is_told_to_stop_meanwhile_makes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_stopped_meanwhile_creates_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = alone()
     made = []
 

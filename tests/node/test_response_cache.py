@@ -19,7 +19,7 @@ from ottla.testing.local_node import LocalNode
 HERE = ("127.0.0.1", 9092)
 
 
-def test_another_image_is_another_answer() -> None:
+def test_a_new_image_empties_the_cache() -> None:
     first, cache = MetadataImage(), ResponseCache()
     second = replace(first)
     cache.put(first, (9, HERE, b"all"), b"one")
@@ -30,7 +30,7 @@ def test_another_image_is_another_answer() -> None:
     assert cache.get(first, (9, HERE, b"all")) is None
 
 
-def test_version_address_and_body_are_the_question() -> None:
+def test_version_address_and_body_are_the_key() -> None:
     image, cache = MetadataImage(), ResponseCache()
     cache.put(image, (9, HERE, b"all"), b"one")
     for other in ((8, HERE, b"all"), (9, ("10.0.0.1", 9092), b"all"), (9, HERE, b"some")):
@@ -59,18 +59,18 @@ def test_clients_see_every_change_at_once(node: LocalNode) -> None:
     ask = MetadataRequest(topics=[MetadataRequestTopic(name="fleeting")])
     with WireClient(node.bootstrap_servers) as client, WireClient(node.bootstrap_servers) as other:
 
-        def told() -> tuple[int, int]:
+        def metadata() -> tuple[int, int]:
             first, second = (each.get(ask, 12, MetadataResponse).topics[0] for each in (client, other))
             assert first == second
             return first.error_code, len(first.partitions)
 
         for partitions in (1, 3):
-            assert told() == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+            assert metadata() == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
             create = CreateTopicsRequest(
                 topics=[CreatableTopic(name="fleeting", num_partitions=partitions, replication_factor=1)]
             )
             assert client.get(create, 7, CreateTopicsResponse).topics[0].error_code == ErrorCode.NONE
-            assert told() == (ErrorCode.NONE, partitions)
-            assert told() == (ErrorCode.NONE, partitions)
+            assert metadata() == (ErrorCode.NONE, partitions)
+            assert metadata() == (ErrorCode.NONE, partitions)
             delete = DeleteTopicsRequest(topics=[DeleteTopicState(name="fleeting")])
             assert client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == ErrorCode.NONE

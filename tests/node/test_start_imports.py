@@ -1,5 +1,5 @@
-"""What a node imports decides how fast it starts and how small it stays: nothing that it does not need at
-once.
+"""A node imports nothing that it does not need at once: that decides how fast it starts and how small it
+stays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> No
     modules = done.stdout.split()
     assert "ottla.node.node" in modules
     assert not LATER & set(modules)
-    # Its own registration goes the same way as everybody's.
+    # The node's own broker registers by the same handlers as others.
     handlers = {name for name in modules if name.startswith("ottla.node.api.handlers.")}
     assert handlers == {f"ottla.node.api.handlers.broker_{what}" for what in ("registration", "heartbeat")}
     messages = [name for name in modules if name.startswith("ottla.protocol.messages.")]

@@ -72,7 +72,7 @@ async def test_a_future_log_waits_for_a_current_one_whose_directory_is_offline()
     again = manager.get_log(ORDERS, future=True)
     assert again is not None
     assert again.dir == future.dir
-    with pytest.raises(KafkaError, match="may be in a log directory that is offline") as refused:
+    with pytest.raises(KafkaError, match="are offline: the partition may be there") as refused:
         node.log(is_new=False)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 

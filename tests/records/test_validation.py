@@ -172,7 +172,7 @@ def test_compacted_topics_refuse_records_without_a_key_and_name_them() -> None:
     assert isinstance(error, RecordErrors)
     assert error.code is ErrorCode.INVALID_RECORD
     assert [each.index for each in error.errors] == [1, 3]
-    assert "has no key" in error.errors[0].message
+    assert "without key" in error.errors[0].message
     assert validate(data, compacted=False).last_offset == 103
 
 
@@ -198,7 +198,7 @@ def test_timestamps_must_lie_around_now(
     assert isinstance(error, RecordErrors)
     assert error.code is ErrorCode.INVALID_TIMESTAMP
     assert [each.index for each in error.errors] == [1]
-    assert f"not between {NOW - before} and {NOW + after}" in error.errors[0].message
+    assert f"within [{NOW - before}, {NOW + after}]" in error.errors[0].message
 
 
 def test_timestamps_do_not_matter_where_the_broker_sets_them() -> None:
@@ -227,10 +227,10 @@ def test_errors_of_many_records_are_bounded() -> None:
     ("position", "layout", "value", "words"),
     [
         (23, ">i", -1, "offset range"),
-        (23, ">i", 1, "disagree"),
-        (57, ">i", 0, "reports 0 records"),
-        (57, ">i", -4, "reports -4 records"),
-        (57, ">i", 2, "disagree"),
+        (23, ">i", 1, "Inconsistent batch offset range"),
+        (57, ">i", 0, "Invalid reported count for record batch: 0"),
+        (57, ">i", -4, "Invalid reported count for record batch: -4"),
+        (57, ">i", 2, "Inconsistent batch offset range"),
         (21, ">h", 0x20, "control records"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_count_that_is_not_that_of_the_records_is_refused(declared: int, words
 def test_a_producer_needs_a_sequence_number() -> None:
     error = refused(three(producer_id=7, producer_epoch=0))
     assert error.code is ErrorCode.INVALID_RECORD
-    assert "producer id 7" in error.message
+    assert "producerId 7" in error.message
     validate(three(producer_id=7, producer_epoch=0, base_sequence=0))
 
 

@@ -311,7 +311,8 @@ class LogManager:
         if offline and not is_new:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"{partition} may be in a log directory that is offline: {', '.join(offline)}",
+                f"Can not create log for {partition} because log directories {', '.join(offline)} are "
+                "offline: the partition may be there",
             )
         current = self._logs.get(partition)
         if future and current is None:

@@ -241,7 +241,8 @@ class UnifiedLog:
         elif known != topic_id:
             raise KafkaError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{self.dir} belongs to the topic id {uuid_text(known)}, not {uuid_text(topic_id)}",
+                f"Tried to assign topic ID {uuid_text(topic_id)} to log for topic partition "
+                f"{self.topic_partition}, but log already contained topic ID {uuid_text(known)} ({self.dir})",
             )
 
     @property
@@ -636,8 +637,9 @@ class UnifiedLog:
             verify_crc(data, at, header)
             if header.base_offset < end_offset:
                 raise UnexpectedAppendOffset(
-                    f"{self.topic_partition}: a batch from {header.base_offset} to {header.last_offset} "
-                    f"begins below the end of the log, {end_offset}",
+                    f"Unexpected offset in append to {self.topic_partition}. First offset "
+                    f"{header.base_offset} is less than the next offset {end_offset}; last offset in append: "
+                    f"{header.last_offset}",
                     header.base_offset,
                     header.last_offset,
                 )
@@ -671,8 +673,9 @@ class UnifiedLog:
         if size > local.config.segment_bytes and origin is not AppendOrigin.REPLICATION:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"{self.topic_partition}: {size} bytes in one append, but segment.bytes is "
-                f"{local.config.segment_bytes}",
+                f"Message batch size is {size} bytes in append to partition {self.topic_partition}, which "
+                f"exceeds the maximum configured segment size of {local.config.segment_bytes} "
+                "(segment.bytes).",
             )
         change = self._analyze_producers(data, batches, origin, guard, transaction_version)
         if change is not None and change.duplicate is not None:
@@ -820,7 +823,8 @@ class UnifiedLog:
         if not self.log_start_offset <= offset <= end:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.topic_partition} has no offset {offset}, only {self.log_start_offset} to {end}",
+                f"Received request for offset {offset} for partition {self.topic_partition}, but we only "
+                f"have log segments from offset: {self.log_start_offset} upto {end}.",
             )
         if offset < upper:
             try:

@@ -1,14 +1,14 @@
-"""What the leader of a partition checks of a batch before it appends it, and what it assigns.
+"""Validate a batch before the leader of a partition appends it, and assign its offsets.
 
-The rules and codes are those of Kafka's broker. A batch that breaks a rule as a whole is refused with one
-code; a batch with records that break a rule is refused with `RecordErrors`, which names each of them. A
-batch that passes keeps its bytes wherever it can: base offset, leader epoch, timestamp type and maximum
-timestamp are patched in place, and only a change of codec, or offset deltas that do not count up from 0,
-make the records be written again. Nearly every batch has nothing amiss and is not compressed: those the
-kernel takes by itself (`place_plain`), and the rules in this file are for the others.
+The rules, codes and messages are those of Kafka's broker. A batch that breaks a rule as a whole is refused
+with one code; a batch with records that break a rule is refused with `RecordErrors`, which names each of
+them. A batch that passes keeps its bytes wherever it can: base offset, leader epoch, timestamp type and
+maximum timestamp are patched in place, and the records are rewritten only for another codec, or if the offset
+deltas do not count up from 0. Nearly every batch is valid and not compressed: the kernel handles those by
+itself (`place_plain`), and the rules in this file are for the others.
 
-Whatever is returned has contiguous offsets from `first_offset` on, the maximum timestamp that the broker
-worked out itself, and a valid checksum.
+The result has contiguous offsets from `first_offset` on, the maximum timestamp as the broker computed it, and
+a valid checksum.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_RECORD_ERRORS: Final = 1000
-"""Bad records that are named one by one; a batch that has more is refused all the same."""
+"""How many bad records the error names one by one; a batch that has more is refused as well."""
 MAX_TIMESTAMP_DIFFERENCE_MS: Final = 2**63 - 1
 PRODUCE_VERSION_WITH_ZSTD: Final = 7
 MAGIC_POSITION: Final = 16
 
 
 class AppendOrigin(Enum):
-    """Who appends: only clients are held to the rules that keep internal records out of their reach."""
+    """The sender of a batch. Only clients are held to the rules that protect internal records."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -88,7 +88,7 @@ class RecordErrors(KafkaError):
 
 
 class ValidationResult(NamedTuple):
-    """Batches ready to be appended, and what the log wants to know of them.
+    """Batches ready to be appended, and what the log needs to know about them.
 
     `offset_of_max_timestamp` is what the time index stores: the last offset of the batch that has the largest
     timestamp, the first such batch if there are several; -1 if no record has a timestamp.
@@ -103,29 +103,33 @@ class ValidationResult(NamedTuple):
 
 
 def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
-    """The one batch that a partition of a Produce request must carry, or the error that Kafka gives."""
+    """Return the header of the one batch that a partition of a Produce request must carry, or raise the error
+    that Kafka raises.
+    """
     view = memoryview(data if data is not None else b"").cast("B")
     if len(view) > MAGIC_POSITION and view[MAGIC_POSITION] < MAGIC:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"version {version} of Produce takes batches of magic {MAGIC}, not {view[MAGIC_POSITION]}",
+            f"Produce requests with version {version} are only allowed to contain record batches with magic "
+            f"version {MAGIC}, not {view[MAGIC_POSITION]}",
         )
     batches = list(iter_batches(view))
     if not batches:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"version {version} of Produce needs a batch for each partition",
+            f"Produce requests with version {version} must have at least one record batch per partition",
         )
     if len(batches) > 1:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"version {version} of Produce takes one batch per partition, not {len(batches)}",
+            f"Produce requests with version {version} are only allowed to contain exactly one record batch "
+            f"per partition, not {len(batches)}",
         )
     header = batches[0][1]
     if version < PRODUCE_VERSION_WITH_ZSTD and header.codec is Codec.ZSTD:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            f"version {version} of Produce does not know zstd",
+            f"Produce requests with version {version} are not allowed to use ZStandard compression",
         )
     return header
 
@@ -146,11 +150,11 @@ def validate_and_assign_offsets(
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     origin: AppendOrigin = AppendOrigin.CLIENT,
 ) -> ValidationResult:
-    """Check `data` and give it its place in the log: offsets from `first_offset` on in `leader_epoch`.
+    """Validate `data` and assign its place in the log: offsets from `first_offset` on in `leader_epoch`.
 
     A writable buffer is patched in place and returned; another one is copied first. `codec_target` is the
     topic's `compression.type`, None for 'producer'. Clients send one batch; other origins may send several.
-    An incomplete batch at the end is cut off, as Kafka does.
+    An incomplete batch at the end is cut off, as in Kafka.
     """
     if (
         origin is AppendOrigin.CLIENT
@@ -250,7 +254,9 @@ def _writable(data: Buffer) -> memoryview:
 
 
 def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) -> memoryview:
-    """Check one batch and place it at `offset`: the same memory if it could be patched, new memory if not."""
+    """Validate one batch and place it at `offset`; return the same memory if it could be patched in place,
+    new memory if not.
+    """
     _check_header(header, rules)
     verify_crc(batch, 0, header)
     try:
@@ -285,25 +291,29 @@ def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) 
 
 
 def _check_header(header: BatchHeader, rules: _Rules) -> None:
-    """The rules that the header alone can break, in Kafka's order."""
+    """Check the rules that the header alone can break, in Kafka's order."""
     if rules.origin is AppendOrigin.CLIENT and header.base_offset != 0:
-        raise _invalid(f"the base offset of a batch to append should be 0, but it is {header.base_offset}")
+        raise _invalid(
+            f"The baseOffset of the record batch in the append should be 0, but it is {header.base_offset}"
+        )
     _check_size(header.size, rules)
     if header.last_offset_delta < 0:
-        raise _invalid(f"the batch has an invalid offset range: [0, {header.last_offset_delta}]")
+        raise _invalid(f"Batch has an invalid offset range: [0, {header.last_offset_delta}]")
     if rules.origin is not AppendOrigin.CLIENT:
         return
     if header.count <= 0:
-        raise _invalid(f"the batch reports {header.count} records")
+        raise _invalid(f"Invalid reported count for record batch: {header.count}")
     if header.last_offset_delta != header.count - 1:
         raise _invalid(
-            f"offset range [0, {header.last_offset_delta}] and count of records {header.count} disagree"
+            f"Inconsistent batch offset range [0, {header.last_offset_delta}] and count of records "
+            f"{header.count}"
         )
     if header.is_control:
-        raise _invalid("control records are written by brokers only")
+        raise _invalid("Clients are not allowed to write control records")
     if header.has_producer_id and header.base_sequence < 0:
         raise _invalid(
-            f"the batch of producer id {header.producer_id} has sequence number {header.base_sequence}"
+            f"Invalid sequence number {header.base_sequence} in record batch with producerId "
+            f"{header.producer_id}"
         )
 
 
@@ -311,7 +321,8 @@ def _check_size(size: int, rules: _Rules) -> None:
     if size > rules.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"the batch of {size} bytes exceeds the {rules.max_message_bytes} bytes of max.message.bytes",
+            f"The record batch size in the append is {size} bytes which exceeds the maximum configured value "
+            f"of {rules.max_message_bytes} (max.message.bytes).",
         )
 
 
@@ -325,22 +336,29 @@ def _refusal(refused: int, details: list[tuple[int, int, int, int]], rules: _Rul
     code = ErrorCode.INVALID_RECORD
     for index, reason, offset, timestamp in details:
         if reason == NO_KEY:
-            errors.append(RecordError(index, "the record has no key, which a compacted topic needs"))
+            errors.append(RecordError(index, "Compacted topic cannot accept message without key."))
             continue
         code = ErrorCode.INVALID_TIMESTAMP
         if reason == TIMESTAMP_OUT_OF_RANGE:
             text = (
-                f"the timestamp {timestamp} of the record at offset {offset} is not between "
-                f"{earliest} and {latest} (message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
+                f"Timestamp {timestamp} of message with offset {offset} is out of range. The timestamp "
+                f"should be within [{earliest}, {latest}] (message.timestamp.before.max.ms, "
+                "message.timestamp.after.max.ms)"
             )
         else:
-            text = f"record {index} is marked with LogAppendTime, which only a broker may do"
+            text = (
+                f"Invalid timestamp type in message {index}. Producer should not set timestamp type to "
+                "LogAppendTime."
+            )
         errors.append(RecordError(index, text))
     if code is ErrorCode.INVALID_TIMESTAMP:
-        message = "there are records whose timestamps are not allowed"
+        message = "One or more records have been rejected due to invalid timestamp"
     else:
         shown = "; ".join(f"{error.index}: {error.message}" for error in errors[:3])
-        message = f"{refused} records are refused, the first of them: {shown}"
+        message = (
+            f"One or more records have been rejected due to {refused} record errors in total, and only "
+            f"showing the first three errors at most: {shown}"
+        )
     return RecordErrors(code, message, tuple(errors))
 
 
@@ -353,7 +371,9 @@ def _rewritten(
     max_timestamp: int,
     rules: _Rules,
 ) -> memoryview:
-    """The batch with another codec or with offset deltas that count up; its producer and transaction stay."""
+    """Write the batch with another codec or with offset deltas that count up; its producer and transaction
+    stay.
+    """
     append_time = rules.timestamp_type is TimestampType.LOG_APPEND_TIME
     base_timestamp = header.base_timestamp
     if not contiguous or header.timestamp_type is TimestampType.LOG_APPEND_TIME:

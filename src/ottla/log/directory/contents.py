@@ -54,7 +54,8 @@ def open_directory(directory: LogDirectory, *, lock: bool) -> Lock | None:
     except BlockingIOError as error:
         raise KafkaError(
             ErrorCode.KAFKA_STORAGE_ERROR,
-            f"the log directory {path} is in use by another process, which holds {path}/.lock",
+            f"Failed to acquire lock on file .lock in {path}. A Kafka instance in another process or thread "
+            "is using this directory.",
         ) from error
     except OSError as error:
         directory.fail(f"it could not be opened: {error}")

@@ -1,3 +1,3 @@
-"""Producer, consumer and admin client: asyncio first, over `ottla.runtime`, against any Kafka broker from
-2.1 on.
+"""The producer, consumer and admin clients: asyncio first, on `ottla.runtime`, for any Kafka broker from 2.1
+on.
 """

@@ -41,7 +41,7 @@ Partition = TopicPartition | tuple[str, int]
 
 
 class _Client:
-    """A loop in a thread, and calls on it."""
+    """A client whose event loop runs in a thread of its own."""
 
     def __init__(self, name: str) -> None:
         self._thread = LoopThread(f"ottla-{name}")
@@ -57,7 +57,7 @@ class _Client:
         return self._thread.call(coroutine)
 
     def _do(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
-        """A plain call, on the client's loop."""
+        """Run a plain function on the client's loop."""
 
         async def there() -> T:
             return call(*args, **keywords)
@@ -73,7 +73,7 @@ class _Client:
 
 
 class Future:
-    """What `Producer.send_nowait` returns: `result()` blocks until the record was delivered or failed."""
+    """The result of `Producer.send_nowait`: `result()` blocks until the record is delivered or has failed."""
 
     __slots__ = ("_delivery", "_thread")
 
@@ -125,7 +125,7 @@ class Producer(_Client):
         return self._call(self._producer.send(topic, value, **fields))
 
     def send_nowait(self, topic: str, value: Any, **fields: Any) -> Future:
-        """Waits for room, if need be, but not for the broker."""
+        """Wait for room in the buffer if necessary, but not for the broker."""
 
         async def there() -> Delivery:
             await self._producer.ready(topic)
@@ -134,7 +134,7 @@ class Producer(_Client):
         return Future(self._thread, self._call(there()))
 
     def send_many(self, topic: str, values: Iterable[Any], **fields: Any) -> list[RecordMetadata]:
-        """Sends many values at the price of one crossing to the loop, and waits for all of them."""
+        """Send many values with one switch to the loop's thread, and wait for all of them."""
 
         async def there() -> list[RecordMetadata]:
             deliveries = []
@@ -156,7 +156,7 @@ class Producer(_Client):
         return self._call(self._producer.partitions_for(topic))
 
     def transaction(self) -> Transaction:
-        """A transaction as `with`: committed at the end of the block, aborted if it raises."""
+        """Return a transaction for `with`: committed at the end of the block, aborted if it raises."""
         return Transaction(self, self._producer.transaction())
 
     # Transactions step by step.
@@ -178,7 +178,7 @@ class Producer(_Client):
 
 
 class Transaction:
-    """One transaction, by `producer.transaction()`."""
+    """One transaction, made by `producer.transaction()`."""
 
     def __init__(self, producer: Producer, transaction: producers.Transaction) -> None:
         self._producer = producer
@@ -310,7 +310,7 @@ class Consumer(_Client, Generic[K, V]):
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord[K, V]]:
-        """Records for ever, one poll's worth at a time. Leaving the loop gives the rest back."""
+        """Yield records without end, one poll at a time. Leaving the loop makes the rest readable again."""
         records: list[ConsumerRecord[K, V]] = []
         at = 0
         try:
@@ -343,7 +343,7 @@ class Consumer(_Client, Generic[K, V]):
         return self._call(self._consumer.commit(offsets))
 
     def commit_nowait(self, offsets: Mapping[Partition, CommittedOffset | int] | None = None) -> None:
-        """Begins a commit; closing waits for it, and the log tells if it failed."""
+        """Start a commit; closing waits for it, and a failure is logged."""
         self._do(self._consumer.commit_nowait, offsets)
 
     def group_member(self) -> producers.GroupMember:
@@ -380,7 +380,7 @@ class Admin(_Client):
 
 
 class _Group:
-    """A group of admin calls, blocking."""
+    """A group of admin calls, each blocking."""
 
     __slots__ = ("_admin", "_calls")
 

@@ -1,4 +1,4 @@
-"""What a client knows of the cluster: an immutable view, replaced whole whenever metadata comes in."""
+"""The metadata of a cluster that a client holds: immutable, and replaced as a whole with every response."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`topic_id` is None on brokers that do not know ids. `error` tells why there are no partitions."""
+    """A topic with its partitions. `topic_id` is None on brokers without topic ids; `error` says why there
+    are no partitions.
+    """
 
     name: str
     topic_id: bytes | None
@@ -48,6 +50,8 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
+    """Brokers and topics as of the last metadata responses."""
+
     cluster_id: str | None = None
     controller_id: int = -1
     brokers: Mapping[int, Broker] = field(default_factory=dict)
@@ -55,9 +59,7 @@ class ClusterMetadata:
     names_by_id: Mapping[bytes, str] = field(default_factory=dict)
 
     def leader(self, partition: TopicPartition) -> PartitionInfo | None:
-        """The partition with a leader that is known to the cluster, or None when metadata has to be asked
-        again.
-        """
+        """Return the partition if its leader is a known broker, or None when metadata has to be refreshed."""
         topic = self.topics.get(partition.topic)
         if topic is None or partition.partition >= len(topic.partitions):
             return None
@@ -65,9 +67,9 @@ class ClusterMetadata:
         return info if info.leader in self.brokers else None
 
     def updated(self, response: MetadataResponse, *, all_topics: bool) -> ClusterMetadata:
-        """This view with a metadata response in it. Where all topics were asked for, others are forgotten; a
-        partition whose leader epoch went back keeps what is known, as the answer came from a broker that
-        lags.
+        """Return this metadata with a response applied. A response for all topics removes the others. A
+        partition whose leader epoch went back keeps what is known, as the response came from a broker that
+        lags behind.
         """
         topics = {} if all_topics else dict(self.topics)
         for entry in response.topics:

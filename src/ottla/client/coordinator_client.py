@@ -1,4 +1,4 @@
-"""Asking the coordinator of a group or a transactional id, wherever it moves to."""
+"""Requests to the coordinator of a group or a transactional id, which may move to another broker."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ __all__ = ["CoordinatorClient"]
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Response)
-# The transaction before is ending; that takes milliseconds, not a back-off made for outages.
+# The previous transaction is ending, which takes milliseconds: shorter than a backoff that is made for
+# outages.
 BRIEF_WAIT_S = 0.02
 _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
 _LATER = frozenset({*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 
 
 class CoordinatorClient:
-    """`call` repeats a request while there is no coordinator to answer it; what else an answer says is the
-    caller's business.
-    """
+    """`call` repeats a request while no coordinator can answer it; the caller handles all other errors."""
 
     __slots__ = ("_cluster", "_key", "_kind", "_lane", "request_timeout_ms", "timeout_ms")
 
@@ -49,9 +48,11 @@ class CoordinatorClient:
         self.request_timeout_ms = request_timeout_ms or cluster.config.request_timeout_ms
 
     async def connection(self) -> BrokerConnection:
+        """Return the connection to the coordinator; find the coordinator if it is not known."""
         return await self._cluster.coordinator(self._kind, self._key, self._lane)
 
     def forget(self) -> None:
+        """Make the next request find the coordinator again."""
         self._cluster.forget_coordinator(self._kind, self._key)
 
     async def once(
@@ -63,7 +64,7 @@ class CoordinatorClient:
         unstable: bool = False,
         timeout_ms: int | None = None,
     ) -> R:
-        """One attempt. A connection that fails makes the next attempt look for the coordinator anew."""
+        """Make one attempt. After a connection failure the next attempt finds the coordinator again."""
         try:
             connection = await self.connection()
             version = connection.version_for(type(request), at_most=at_most, unstable=unstable)
@@ -78,9 +79,10 @@ class CoordinatorClient:
     async def once_waiting(
         self, request: Request, response_type: type[R], *, timeout_ms: int, look_every_ms: int
     ) -> R:
-        """One attempt with a request that waits at the coordinator for others to come. A machine that lost
-        its power does not even say good-bye, so it is watched meanwhile: NOT_COORDINATOR once another one has
-        taken over, ConnectionLost if it has come back without knowing of the request.
+        """Make one attempt with a request that the coordinator holds until other members arrive. A host that
+        loses power closes no connection, so the coordinator is checked meanwhile: NOT_COORDINATOR once
+        another broker has taken over, ConnectionLost if the host has restarted without knowing of the
+        request.
         """
         try:
             connection = await self.connection()
@@ -100,8 +102,8 @@ class CoordinatorClient:
             raise
 
     async def _watch(self, asked: BrokerConnection, every_s: float, timeout_ms: int) -> None:
-        """Look up the coordinator, and send the one that was asked a few bytes: a machine that does not know
-        the connection any more resets it.
+        """Look up the coordinator periodically, and send a few bytes to the one that holds the request: a
+        host that has forgotten the connection resets it.
         """
         while asked.is_open:
             await asyncio.sleep(every_s)
@@ -130,8 +132,8 @@ class CoordinatorClient:
         timeout_ms: int | None = None,
         request_timeout_ms: int | None = None,
     ) -> R:
-        """The answer, once no code that `errors` finds in it says to come again; `also_later` names further
-        ones that do. After `timeout_ms` the last error is raised.
+        """Return the response once no code that `errors` finds in it asks for a retry; `also_later` names
+        further retriable codes. After `timeout_ms` the last error is raised.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000

@@ -1,8 +1,8 @@
-"""What can go wrong on the client's side, one class per cause.
+"""Errors that a client finds itself, one class for each cause.
 
-Every failure is a `KafkaError` with a code, so one `except` catches all and `retriable` always answers
-whether trying again can help. The classes here are for what no broker said: the address that could not be
-reached, the connection that ended, the answer that did not come.
+Every failure is a `KafkaError` with a code, so one `except` catches all of them, and `retriable` says whether
+another attempt can help. These classes are for failures that no broker reported: an address that could not be
+reached, a connection that ended, a response that did not come.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = [
 
 
 class BufferFull(ClientFailure):
-    """`buffer.memory` is used up by records that wait for their brokers: await `ready` before sending on."""
+    """Records that wait for their brokers use up `buffer.memory`: await `ready` before sending more."""
 
     __slots__ = ()
     CODE = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
 
 class TransactionAborted(ClientFailure):
-    """The record, or the commit, went down with its transaction. The text says what broke it."""
+    """The record, or the commit, failed with its transaction. The text says what failed first."""
 
     __slots__ = ()
     CODE = ErrorCode.TRANSACTION_ABORTABLE
 
 
 class BootstrapFailed(ClientFailure):
-    """None of the bootstrap servers could be used. The text names each address and what was wrong with it.
+    """No bootstrap server could be used. The text names each address and its failure.
 
-    Retriable, as brokers may come back; what starts a client tells it at once all the same.
+    Retriable, as brokers may come back; a client that starts raises it at once all the same.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""A group's committed offsets: reading and writing them, for members and for anyone else."""
+"""The committed offsets of a group: fetch and commit, for members and for other clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ SINGLE_GROUP = 7
 
 
 class CommittedOffset(NamedTuple):
-    """The next record to read; `leader_epoch` is that of the record before it, -1 if not known."""
+    """The offset of the next record to read; `leader_epoch` is that of the record before it, -1 if
+    unknown.
+    """
 
     offset: int
     leader_epoch: int = -1
@@ -41,7 +43,7 @@ class CommittedOffset(NamedTuple):
 
 
 class GroupMemberIdentity(NamedTuple):
-    """Who commits. The default is nobody: allowed while the group has no members."""
+    """The member that commits. The default, no member, is allowed while the group has no members."""
 
     member_id: str = ""
     epoch: int = -1
@@ -49,6 +51,8 @@ class GroupMemberIdentity(NamedTuple):
 
 
 class GroupOffsets:
+    """OffsetFetch and OffsetCommit for one group."""
+
     __slots__ = ("_cluster", "_coordinator", "_group_id")
 
     def __init__(self, cluster: NetworkClient, group_id: str, coordinator: CoordinatorClient) -> None:
@@ -74,7 +78,7 @@ class GroupOffsets:
         member: GroupMemberIdentity | None = None,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What the group has committed, for these partitions or for all; those without a commit are left
+        """Return the committed offsets of these partitions, or of all; partitions without a commit are left
         out. The first error is raised.
         """
         indexes: dict[str, list[int]] | None = None
@@ -151,7 +155,7 @@ class GroupOffsets:
         member: GroupMemberIdentity = GroupMemberIdentity(),  # noqa: B008
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Commits, and gives what came of each partition. Retried while the coordinator moves."""
+        """Commit, and return the error of each partition, or None. Retried while the coordinator moves."""
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
         for (topic, index), committed in offsets.items():
             topics.setdefault(topic, []).append(

@@ -1,10 +1,10 @@
-"""The cluster as a client sees it: a connection for each broker, current metadata, and who answers what.
+"""The network side of a client: connections to brokers, current metadata, and the coordinators.
 
-`NetworkClient` is shared by everything that one client does. It keeps at most one connection to a broker, and
-further ones only for what a broker may sit on for long (`Lane`), as it answers each connection in order. At
-most one metadata request is under way; whoever needs either meanwhile waits for the same one. A broker that
-cannot be reached is left alone for a growing while, so that a dead address costs little. When no known
-broker answers, the bootstrap servers are asked again: the cluster may have moved.
+All components of one client share one `NetworkClient`. It has at most one connection to a broker, and further
+ones only for requests that a broker may hold for long (`Lane`), as a broker answers each connection in order.
+At most one metadata request is in flight; components that need metadata meanwhile wait for the same one. A
+broker that cannot be reached is left alone for a growing time, so that a dead address costs little. When no
+known broker answers, the bootstrap servers are tried again: the cluster may have moved.
 """
 
 from __future__ import annotations
@@ -39,25 +39,28 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorType(IntEnum):
+    """The key types of FindCoordinator."""
+
     GROUP = 0
     TRANSACTION = 1
     SHARE = 2
 
 
 def _mark_retrieved(task: asyncio.Future[Any]) -> None:
-    """Whoever waited for it may have gone; its failure is then nobody's, and not worth a warning."""
+    """The callers may all be gone, and then the failure is not worth a warning."""
     if not task.cancelled():
         task.exception()
 
 
 def _covers(asked: MetadataRequest | None, wanted: set[str], *, all_topics: bool) -> bool:
+    """Whether a metadata request includes the wanted topics."""
     if asked is None or asked.topics is None:
         return True
     return not all_topics and wanted <= {topic.name for topic in asked.topics}
 
 
 class NetworkClient:
-    """Use `async with Cluster(...)`, or `start` and `close`."""
+    """Use `async with NetworkClient(...)`, or `start` and `close`."""
 
     def __init__(self, runtime: Runtime, config: ConnectionConfig) -> None:
         self.runtime = runtime
@@ -76,7 +79,7 @@ class NetworkClient:
         self._topics: set[str] = set()
         self._all_topics = False
         self._refresh: asyncio.Task[ClusterMetadata] | None = None
-        # What the refresh under way has asked for; None before it has, as then it will ask for everything.
+        # The request of the refresh in flight; None before it is sent, as it will then ask for all topics.
         self._asked: MetadataRequest | None = None
         self._refreshed_at: float | None = None
         self._coordinators: dict[tuple[CoordinatorType, str], Broker] = {}
@@ -90,7 +93,9 @@ class NetworkClient:
         await self.close()
 
     async def start(self) -> None:
-        """Reaches a bootstrap server and learns the cluster; BootstrapFailed says why none can be used."""
+        """Connect to a bootstrap server and fetch the metadata; BootstrapFailed says why no server can be
+        used.
+        """
         await self.refresh()
 
     async def close(self) -> None:
@@ -105,7 +110,7 @@ class NetworkClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is any connection that would have to be closed."""
+        """Whether there is any connection to close."""
         return any(channel.is_connected for channel in self._channels.values())
 
     def new_backoff(self) -> ExponentialBackoff:
@@ -116,7 +121,7 @@ class NetworkClient:
     # Connections.
 
     async def connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection:
-        """The connection to a broker of the current view, made if there is none."""
+        """Return the connection to a broker of the current metadata; make it if there is none."""
         broker = self.metadata.brokers.get(node_id)
         if broker is None:
             raise KafkaError(
@@ -126,7 +131,7 @@ class NetworkClient:
         return await self._connect(Address(broker.host, broker.port), lane)
 
     def open_connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection | None:
-        """The connection to a broker if there is one right now."""
+        """Return the connection to a broker if it is open right now."""
         broker = self.metadata.brokers.get(node_id)
         if broker is None:
             return None
@@ -159,6 +164,7 @@ class NetworkClient:
     async def request(
         self, node_id: int, request: Request, response_type: type[R], *, timeout_ms: int | None = None
     ) -> R:
+        """Send a request to a broker and return the response."""
         connection = await self.connection(node_id)
         return await connection.request(
             request,
@@ -167,7 +173,7 @@ class NetworkClient:
         )
 
     async def any_connection(self) -> BrokerConnection:
-        """The open connection with the least to do, or else the first that can be made."""
+        """Return the open connection with the fewest requests in flight, or the first that can be made."""
         if not self.metadata.brokers:
             await self.refresh()
         open_ones = [
@@ -189,11 +195,12 @@ class NetworkClient:
         raise BootstrapFailed(f"no broker can be reached. {reasons}")
 
     async def request_any(self, request: Request, response_type: type[R]) -> R:
+        """Send a request to any broker and return the response."""
         connection = await self.any_connection()
         return await connection.request(request, response_type, timeout_ms=self.config.request_timeout_ms)
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], *, timeout_ms: int, what: str) -> T:
-        """Repeats `attempt` while it fails with a retriable error, with back-off, until `timeout_ms` have
+        """Repeat `attempt` with backoff while it fails with a retriable error, until `timeout_ms` have
         passed.
         """
         loop = asyncio.get_running_loop()
@@ -212,7 +219,7 @@ class NetworkClient:
     # Metadata.
 
     async def refresh(self, *, topics: Iterable[str] = (), all_topics: bool = False) -> ClusterMetadata:
-        """Fresh metadata for all topics of interest, these included. Joins a refresh under way if it covers
+        """Fetch metadata for all topics of interest, these included. Joins a refresh in flight if it covers
         them.
         """
         wanted = set(topics)
@@ -253,12 +260,13 @@ class NetworkClient:
 
     @property
     def metadata_age_ms(self) -> float | None:
+        """The time since the last metadata response; None before the first."""
         if self._refreshed_at is None:
             return None
         return (asyncio.get_running_loop().time() - self._refreshed_at) * 1000
 
     async def topic(self, name: str, *, timeout_ms: int) -> TopicInfo:
-        """The topic's partitions, waiting up to `timeout_ms` for it to come into being."""
+        """Return the topic's partitions; wait up to `timeout_ms` for the topic to be created."""
 
         async def look() -> TopicInfo:
             known = self.metadata.topics.get(name)
@@ -273,7 +281,9 @@ class NetworkClient:
         return await self.retrying(look, timeout_ms=timeout_ms, what=f"metadata of topic {name!r}")
 
     async def leader_connection(self, partition: TopicPartition) -> BrokerConnection:
-        """The connection to the partition's leader; LEADER_NOT_AVAILABLE (retriable) while there is none."""
+        """Return the connection to the partition's leader; LEADER_NOT_AVAILABLE (retriable) while it has
+        none.
+        """
         info = self.metadata.leader(partition)
         if info is None:
             info = (await self.refresh(topics=[partition.topic])).leader(partition)
@@ -286,7 +296,9 @@ class NetworkClient:
     async def coordinator(
         self, kind: CoordinatorType, key: str, lane: Lane = Lane.COMMON
     ) -> BrokerConnection:
-        """The connection to a group's or transactional id's coordinator; `forget_coordinator` asks anew."""
+        """Return the connection to the coordinator of a group or a transactional id. `forget_coordinator`
+        makes the next call find it again.
+        """
         broker = self._coordinators.get((kind, key))
         if broker is None:
             broker = self._coordinators[kind, key] = await self._find_coordinator(kind, key)
@@ -297,7 +309,7 @@ class NetworkClient:
             raise
 
     async def coordinator_address(self, kind: CoordinatorType, key: str) -> Address:
-        """Where the coordinator is by what a broker says now, whatever was known before."""
+        """Ask a broker where the coordinator is now, regardless of what is known."""
         broker = await self._find_coordinator(kind, key)
         return Address(broker.host, broker.port)
 
@@ -324,7 +336,12 @@ class NetworkClient:
 
 
 class MetadataUpdater:
-    """Works while its task `run` does."""
+    """Keeps metadata fresh in the background: on request, when a component finds it stale, and by age.
+
+    One refresh runs at a time, however many are requested, and the next begins no sooner than the backoff
+    allows, so a topic without a leader is looked up at a moderate rate. `on_update` is called after each
+    success. It works while its task `run` does.
+    """
 
     def __init__(self, cluster: NetworkClient, on_update: Callable[[], object]) -> None:
         self._cluster = cluster
@@ -334,7 +351,7 @@ class MetadataUpdater:
         self.last_error: KafkaError | None = None
 
     def request_update(self, topics: Iterable[str] = ()) -> None:
-        """Something is stale: refresh soon, these topics included."""
+        """Refresh soon, these topics included."""
         self._topics.update(topics)
         self._asked.set()
 

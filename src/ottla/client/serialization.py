@@ -1,4 +1,4 @@
-"""From a user's objects to bytes and back. Any callable will do; these are the common ones by name."""
+"""Serializers and deserializers: any callable, or one of the common ones by name."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _DESERIALIZERS: dict[str, Deserializer | None] = {
 
 
 def serializer(chosen: Serializer | str | None) -> Serializer | None:
-    """A callable for "str", "json" or "int" (eight bytes, as Java's Long); None, for "bytes", leaves bytes as
-    they are.
+    """Return a callable for "str", "json" or "int" (eight bytes, as Java's Long); None, for "bytes", leaves
+    bytes unchanged.
     """
     found: Serializer | None = _chosen(chosen, _SERIALIZERS, "serializer")
     return found
 
 
 def deserializer(chosen: Deserializer | str | None) -> Deserializer | None:
-    """The way back of `serializer`."""
+    """Return the inverse of `serializer`."""
     found: Deserializer | None = _chosen(chosen, _DESERIALIZERS, "deserializer")
     return found
 

@@ -1,4 +1,6 @@
-"""Settings by Kafka's dotted names or by keyword, from text or as values, checked against one dataclass."""
+"""Settings of clients by Kafka's dotted names or by keyword, as text or as values, checked against a
+dataclass.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ DEFAULT_PORT = 9092
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """The settings that every client shares, with Kafka's names, meanings and defaults; only the sizes of
-    socket buffers are left to the system (-1) if none are given.
+    """The settings that all clients share, with Kafka's names, meanings and defaults; only the sizes of
+    socket buffers are left to the system (-1) if they are not given.
     """
 
     bootstrap_servers: str | Iterable[str]
@@ -37,7 +39,8 @@ class ConnectionConfig:
 
 
 def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
-    """`host:port` pairs from a list or from one text with commas. ValueError names the one that is wrong.
+    """Parse `host:port` pairs from a list or from one text with commas. ValueError names the one that is
+    wrong.
 
     >>> parse_addresses("localhost, [::1]:9093")
     [Address(host='localhost', port=9092), Address(host='::1', port=9093)]
@@ -67,16 +70,16 @@ T = TypeVar("T")
 _SECURITY = ("security_", "ssl_", "sasl_")
 
 Servers = str | Iterable[str] | Mapping[str, Any] | None
-"""Where to start, or all settings at once as a mapping with Kafka's names."""
+"""The bootstrap servers, or all settings as a mapping with Kafka's names."""
 
 
 def dotted(name: str) -> str:
-    """The name of a setting as Kafka writes it."""
+    """Return the name of a setting as Kafka writes it."""
     return name.replace("_", ".")
 
 
 def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) -> T:
-    """`kind` made from a mapping (or the bootstrap servers) and from keywords, which win.
+    """Make `kind` from a mapping (or the bootstrap servers) and from keywords, which take precedence.
 
     ValueError names a setting that does not exist, or whose text is not of its type.
     """
@@ -108,7 +111,7 @@ def is_about_security(name: str) -> bool:
 
 
 def _refuse_security(name: str, value: Any) -> None:
-    """Better no client than one that its user takes for a safe one."""
+    """Refuse settings of TLS and SASL: a client that ignored them would only look secure."""
     if name != "security.protocol" or str(value).upper() != "PLAINTEXT":
         shown = f"{name}={value!r}" if name in ("security.protocol", "sasl.mechanism") else name
         raise ValueError(
@@ -118,7 +121,7 @@ def _refuse_security(name: str, value: Any) -> None:
 
 
 def connection_config(config: Any) -> ConnectionConfig:
-    """The part of a client's settings that is about connections."""
+    """Return the part of a client's settings that is about connections."""
     shared = {field.name for field in fields(ConnectionConfig)} & {field.name for field in fields(config)}
     return ConnectionConfig(**{name: getattr(config, name) for name in shared})
 

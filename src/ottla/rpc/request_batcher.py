@@ -24,7 +24,7 @@ _MAX_PENDING: Final = 100_000
 
 class RequestBatcher(Generic[Q, A]):
     """`send` takes requests to a broker and returns their responses in the same order. Two requests with the
-    same `key` never share an RPC, as their responses could not be told apart.
+    same `key` never share an RPC, as their responses could not be distinguished.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""The admin client: everything that a cluster can be asked about or told to change.
+"""The admin client: describe a cluster, and change it.
 
     async with Admin("localhost:9092") as admin:
         await admin.topics.create("orders", partitions=6)
         print(await admin.offsets.end("orders"))
 
-Calls are grouped by what they are about, as the command line is. One about a single thing raises
-`KafkaError`; one about many things returns what came of each, an error among the results where one failed.
+Calls are grouped by subject, as on the command line. A call for a single thing raises `KafkaError`; a call
+for many returns a result for each, which is the error of those that failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Admin", "AdminConfig"]
 
 @dataclass(frozen=True, slots=True)
 class AdminConfig:
-    """A call is repeated while it fails for a passing reason, within `default_api_timeout_ms`."""
+    """A call is retried while it fails with a retriable error, within `default_api_timeout_ms`."""
 
     bootstrap_servers: str | Iterable[str] = "localhost:9092"
     client_id: str | None = "ottla-admin"
@@ -66,7 +66,7 @@ class Admin:
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         connections = replace(
             connection_config(self.config),
-            # Whoever wants an answer soon does not want to wait longer for a connection.
+            # A connection must not take longer than a whole call may.
             socket_connection_setup_timeout_ms=min(
                 self.config.default_api_timeout_ms, self.config.socket_connection_setup_timeout_ms
             ),
@@ -80,7 +80,7 @@ class Admin:
         if not getattr(self, "_closed", True) and self._cluster.is_connected:
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
-    # Each is imported when it is first asked for: a short command needs one or two of them.
+    # Each is imported on first use: a short command needs one or two of them.
 
     @cached_property
     def topics(self) -> TopicsAdmin:
@@ -142,7 +142,7 @@ class Admin:
         await self.close()
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         self._closed = True
         await self._cluster.close()
         if self._own_runtime:

@@ -83,7 +83,7 @@ class ClusterAdmin:
         )
 
     async def quorum(self) -> Quorum:
-        """The controllers' quorum, with how far each voter and observer has come."""
+        """The quorum of the controllers, with the log end offset of each voter and observer."""
         topic = DescribeQuorumRequestTopicData(
             topic_name=CLUSTER_METADATA_TOPIC,
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
@@ -101,8 +101,8 @@ class ClusterAdmin:
         )
 
     async def add_voter(self, voter_id: int, directory_id: bytes, listeners: Mapping[str, Address]) -> None:
-        """Makes a controller that follows the quorum one of its voters; `listeners` are its controller
-        listeners by name. DUPLICATE_VOTER if it is one.
+        """Make a controller that follows the quorum a voter; `listeners` are its controller listeners by
+        name. DUPLICATE_VOTER if it is one already.
         """
         request = AddRaftVoterRequest(
             cluster_id=None,
@@ -118,13 +118,13 @@ class ClusterAdmin:
         raise_error(answer, f"voter {voter_id}")
 
     async def remove_voter(self, voter_id: int, directory_id: bytes) -> None:
-        """Takes a voter out of the quorum; VOTER_NOT_FOUND if there is none of this id and directory."""
+        """Remove a voter from the quorum; VOTER_NOT_FOUND if there is none with this id and directory."""
         request = RemoveRaftVoterRequest(cluster_id=None, voter_id=voter_id, voter_directory_id=directory_id)
         answer = await self._requests.controller(request, RemoveRaftVoterResponse, lambda r: [r.error_code])
         raise_error(answer, f"voter {voter_id}")
 
     async def api_versions(self) -> list[tuple[int, int, int]]:
-        """(API key, first version, last version) of what a broker announces, by key."""
+        """The (API key, first version, last version) that a broker announces, by key."""
         request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
         answer = await self._requests.any(request, ApiVersionsResponse)
         if answer.error_code:
@@ -132,7 +132,7 @@ class ClusterAdmin:
         return sorted((api.api_key, api.min_version, api.max_version) for api in answer.api_keys)
 
     async def features(self) -> dict[str, Feature]:
-        """Features by name: the levels that brokers support, and the one that is in force."""
+        """Features by name: the levels that brokers support, and the one in force."""
         request = ApiVersionsRequest(client_software_name="ottla", client_software_version=__version__)
         answer = await self._requests.any(request, ApiVersionsResponse)
         if answer.error_code:
@@ -150,7 +150,7 @@ class ClusterAdmin:
         upgrade_type: UpgradeType = UpgradeType.UPGRADE,
         validate_only: bool = False,
     ) -> None:
-        """Sets features to these levels; 0 removes one."""
+        """Set features to these levels; 0 removes one."""
         request = UpdateFeaturesRequest(
             timeout_ms=self._requests.timeout_ms,
             feature_updates=[
@@ -165,7 +165,9 @@ class ClusterAdmin:
             raise_error(result, f"feature {result.feature!r}")
 
     async def unregister_broker(self, broker_id: int) -> None:
-        """Forgets a broker that will not come back; BROKER_ID_NOT_REGISTERED if there is none of this id."""
+        """Unregister a broker that will not come back; BROKER_ID_NOT_REGISTERED if there is none with this
+        id.
+        """
         request = UnregisterBrokerRequest(broker_id=broker_id)
         answer = await self._requests.controller(request, UnregisterBrokerResponse, lambda r: [r.error_code])
         raise_error(answer, f"broker {broker_id}")

@@ -1,4 +1,6 @@
-"""Configurations of topics, brokers, groups and client metrics: describe, change, list what has any."""
+"""Configurations of topics, brokers, groups and client metrics: describe, alter, and list resources that have
+one.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class ResourceType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from, the strongest first."""
+    """The source of a value, the strongest first."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -58,9 +60,7 @@ class _Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A setting's value and where it comes from. `synonyms` are all places that set it, the strongest
-    first.
-    """
+    """The value of a setting and its source. `synonyms` are all sources that set it, the strongest first."""
 
     name: str
     value: str | None
@@ -89,7 +89,7 @@ class ConfigsAdmin:
         keys: Iterable[str] | None = None,
         documentation: bool = False,
     ) -> dict[str, Config]:
-        """The settings of one resource by name. A broker's own settings are asked of that broker."""
+        """The settings of one resource by name. The settings of a broker are requested from that broker."""
         request = DescribeConfigsRequest(
             resources=[
                 DescribeConfigsResource(
@@ -133,7 +133,7 @@ class ConfigsAdmin:
         subtract: Mapping[str, str] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Changes settings of one resource, all or none. An empty broker name means the default of all
+        """Change settings of one resource, all or none. An empty broker name means the default of all
         brokers.
         """
         changes = [
@@ -164,7 +164,7 @@ class ConfigsAdmin:
         raise_error(answer.responses[0], f"{resource_type.name.lower()} {name!r}")
 
     async def resources(self, *types: ResourceType) -> list[tuple[ResourceType, str]]:
-        """What has a configuration of its own: all kinds, or those asked for."""
+        """The resources that have a configuration of their own, of all types or of these."""
         connection = await self._requests.cluster.any_connection()
         request = ListConfigResourcesRequest(resource_types=list(types))
         if connection.version_for(ListConfigResourcesRequest) == 0:

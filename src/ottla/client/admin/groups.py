@@ -1,4 +1,4 @@
-"""Groups: list and describe them, read, move and delete their offsets, remove members, delete them."""
+"""Groups: list and describe them, read, alter and delete their offsets, remove members, delete groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORT
 
 
 class ListedGroupInfo(NamedTuple):
-    """`state` and `type` are empty on brokers that do not tell them."""
+    """`state` and `type` are empty on brokers that do not report them."""
 
     group_id: str
     protocol_type: str
@@ -56,7 +56,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """`type` is "classic" or "consumer"; `assignor` names the strategy that spread the partitions."""
+    """`type` is "classic" or "consumer"; `assignor` names the assignor that was used."""
 
     group_id: str
     type: str
@@ -82,8 +82,8 @@ class GroupsAdmin:
         return GroupOffsets(self._requests.cluster, group_id, self._coordinator(group_id))
 
     async def list(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[ListedGroupInfo]:
-        """The groups of all brokers by name; only those in one of these states and of these types, if any
-        are named.
+        """The groups of all brokers by name; only those in these states and of these types, if any
+        are given.
         """
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
         brokers = (await self._requests.cluster.refresh()).brokers
@@ -102,7 +102,7 @@ class GroupsAdmin:
         ]
 
     async def describe(self, group_id: str) -> GroupInfo:
-        """A group with its members; GROUP_ID_NOT_FOUND if there is none of this name."""
+        """A group with its members; GROUP_ID_NOT_FOUND if there is none with this name."""
         try:
             return await self._describe_consumer(group_id)
         except KafkaError as error:
@@ -151,7 +151,7 @@ class GroupsAdmin:
         group = answer.groups[0]
         _check(group_id, group.error_code, group.error_message)
         if group.group_state == "Dead":
-            # How brokers before version 6 of the API say that there is none.
+            # Brokers before version 6 of the API report an unknown group so.
             _check(group_id, ErrorCode.GROUP_ID_NOT_FOUND, None)
         return GroupInfo(
             group_id,
@@ -175,15 +175,15 @@ class GroupsAdmin:
     async def offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What the group has committed, of these partitions or of all; those without a commit are left
-        out.
+        """The committed offsets of the group, of these partitions or of all; partitions without a commit are
+        left out.
         """
         return await self._offsets(group_id).fetch(partitions, require_stable=False)
 
     async def alter_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Commits offsets in a group's name; refused while it has members."""
+        """Commit offsets for a group; refused while it has members."""
         if not offsets:
             return {}
         await self._requests.cluster.refresh(topics={partition.topic for partition in offsets})
@@ -192,7 +192,7 @@ class GroupsAdmin:
     async def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Makes a group forget offsets; refused for topics that a member is subscribed to."""
+        """Delete committed offsets of a group; refused for topics to which a member is subscribed."""
         request = OffsetDeleteRequest(
             group_id=group_id,
             topics=[
@@ -224,8 +224,8 @@ class GroupsAdmin:
         instance_ids: Iterable[str] = (),
         reason: str = "removed by an admin client",
     ) -> dict[str, KafkaError | None]:
-        """Makes members leave, named by member id or, for static ones, by instance id; all if none is named.
-        What came of each, by the name that was given. A member that still runs joins again.
+        """Make members leave, by member id or, for static ones, by instance id; all if none is given. Returns
+        the result of each, by the given name. A member that still runs joins again.
         """
         leaving = [MemberIdentity(member_id=name, reason=reason) for name in member_ids]
         leaving += [
@@ -253,13 +253,13 @@ class GroupsAdmin:
         }
 
     async def delete(self, *group_ids: str) -> None:
-        """Deletes groups without members; the first failure is raised after all were tried."""
+        """Delete groups without members; the first failure is raised after all were tried."""
         for error in (await self.delete_many(group_ids)).values():
             if error is not None:
                 raise error
 
     async def delete_many(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
-        """Deletes groups and tells what came of each."""
+        """Delete groups, and return the result of each."""
         results: dict[str, KafkaError | None] = {}
         for group_id in group_ids:
             answer = await self._coordinator(group_id).call(
@@ -272,7 +272,7 @@ class GroupsAdmin:
 
 
 def _classic_assignment(protocol_type: str, data: bytes) -> tuple[TopicPartition, ...]:
-    """What a member of a consumer group has. Other kinds of groups say it in a form of their own."""
+    """Return the assignment of a member of a consumer group. Other kinds of groups have their own formats."""
     if protocol_type != CONSUMER or not data:
         return ()
     try:

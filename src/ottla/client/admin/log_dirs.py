@@ -1,6 +1,4 @@
-"""The directories that brokers keep their logs in: what is where, how large, and moving replicas between
-them.
-"""
+"""Log directories of brokers: their replicas and sizes, and moving replicas between them."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """One directory of one broker. Sizes are None where the broker does not tell them."""
+    """One directory of one broker. Sizes are None if the broker does not report them."""
 
     broker_id: int
     path: str
@@ -55,8 +53,8 @@ class LogDirsAdmin:
     async def describe(
         self, *, brokers: Iterable[int] | None = None, topics: Iterable[str] | None = None
     ) -> list[LogDir]:
-        """The directories of all brokers, or of some; with only the replicas of some topics if these are
-        named.
+        """The directories of all brokers, or of these; with only the replicas of some topics if these are
+        given.
         """
         view = await self._requests.cluster.refresh()
         wanted = None
@@ -93,7 +91,7 @@ class LogDirsAdmin:
     async def move(
         self, broker_id: int, moves: Mapping[TopicPartition, str]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Moves replicas of one broker to other directories of it."""
+        """Move replicas of one broker to other directories of it."""
         by_path: dict[str, list[TopicPartition]] = {}
         for partition, path in moves.items():
             by_path.setdefault(path, []).append(partition)

@@ -1,4 +1,4 @@
-"""Where partitions begin and end, offsets by time, and moving the beginning forward."""
+"""First and last offsets of partitions, offsets by time, and deleting records before an offset."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 __all__ = ["FoundOffset", "OffsetSpec", "OffsetsAdmin"]
 
 
-# Kafka's name for a reader that any replica answers, not only the leader.
+# Kafka's replica id for a reader that any replica answers, not only the leader.
 _DEBUGGING_CONSUMER = -2
 
 
 class OffsetSpec(IntEnum):
-    """Special timestamps: ask for one of these instead of a time in milliseconds."""
+    """Special timestamps, to be given instead of a time in milliseconds."""
 
     LATEST = -1
     EARLIEST = -2
@@ -43,7 +43,7 @@ class OffsetSpec(IntEnum):
 
 
 class FoundOffset(NamedTuple):
-    """`offset` is -1 where no record matches."""
+    """`offset` is -1 if no record matches."""
 
     offset: int
     timestamp: int
@@ -59,7 +59,7 @@ class OffsetsAdmin:
     async def list(
         self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> dict[TopicPartition, FoundOffset | KafkaError]:
-        """For each partition the first offset at or after a timestamp, or an `OffsetSpec`."""
+        """For each partition the first offset at or after a timestamp, or that of an `OffsetSpec`."""
 
         async def ask(
             node_id: int, partitions: list[TopicPartition]
@@ -96,7 +96,9 @@ class OffsetsAdmin:
     async def of_replica(
         self, broker_id: int, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int | KafkaError]:
-        """How far one broker's replicas have come, whoever leads: where each ends for those who read it."""
+        """The end offsets of one broker's replicas, leader or not, as a consumer of that replica sees
+        them.
+        """
         request = ListOffsetsRequest(
             replica_id=_DEBUGGING_CONSUMER,
             topics=[
@@ -134,14 +136,14 @@ class OffsetsAdmin:
         return {p: found.offset for p, found in (await self.of_topic(topic, OffsetSpec.EARLIEST)).items()}
 
     async def end(self, topic: str, *, read_committed: bool = False) -> dict[int, int]:
-        """The offset behind the last record, or behind the last that is committed, by partition."""
+        """The offset after the last record, or after the last committed one, by partition."""
         found = await self.of_topic(topic, OffsetSpec.LATEST, read_committed=read_committed)
         return {p: entry.offset for p, entry in found.items()}
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | KafkaError]:
-        """Deletes what lies before an offset (-1: before the high watermark); gives the new first offsets."""
+        """Delete records before an offset (-1: before the high watermark); returns the new first offsets."""
 
         async def ask(
             node_id: int, partitions: list[TopicPartition]

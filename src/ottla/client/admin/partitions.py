@@ -1,4 +1,4 @@
-"""Replicas of partitions: reassignment, leader elections, and the producers that a leader remembers."""
+"""Replicas of partitions: reassignment, leader elections, and the producer states of leaders."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PartitionsAdmin:
     async def reassign(
         self, targets: Mapping[TopicPartition, Sequence[int] | None]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Starts moving partitions to other replicas; None cancels a move under way."""
+        """Start to move partitions to other replicas; None cancels a reassignment in progress."""
         request = AlterPartitionReassignmentsRequest(
             timeout_ms=self._requests.timeout_ms,
             topics=[
@@ -88,7 +88,7 @@ class PartitionsAdmin:
     async def reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, Reassignment]:
-        """The moves that are under way, of all partitions or of these."""
+        """The reassignments in progress, of all partitions or of these."""
         wanted = None
         if partitions is not None:
             wanted = [
@@ -111,7 +111,7 @@ class PartitionsAdmin:
     async def elect_leaders(
         self, election: ElectionType, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Lets the preferred (or, at the risk of losing records, any) replica lead; None means all
+        """Elect the preferred replica (or, at the risk of losing records, any) as leader; None means all
         partitions.
         """
         wanted = None

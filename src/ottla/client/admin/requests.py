@@ -1,4 +1,4 @@
-"""How an admin request finds the node that answers it, and what is tried again."""
+"""Which node an admin request is sent to, and which failures are retried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HasError(Protocol):
 
 
 def error_of(result: HasError, subject: str) -> KafkaError | None:
-    """What a result says went wrong with `subject`, in the broker's words where it has some."""
+    """Return the error of a result about `subject`, in the broker's words if it has some."""
     if not result.error_code:
         return None
     code = ErrorCode.of(result.error_code)
@@ -39,7 +39,9 @@ def raise_error(result: HasError, subject: str) -> None:
 
 
 class AdminRequests:
-    """Sends to any node, to the controller, or to the leaders of partitions, within one time limit a call."""
+    """Sends requests to any node, to the controller, or to the leaders of partitions, within one time limit
+    for a call.
+    """
 
     __slots__ = ("cluster", "timeout_ms")
 
@@ -63,7 +65,7 @@ class AdminRequests:
     async def controller(
         self, request: Request, response_type: type[R], errors: Callable[[R], Iterable[int]]
     ) -> R:
-        """To the node that metadata names as the controller, again while the answer says that it is
+        """Send to the node that metadata names as controller, and again while the response says that it is
         another.
         """
 
@@ -77,7 +79,7 @@ class AdminRequests:
                 else:
                     answer = await self.cluster.request_any(request, response_type)
             except ClientFailure:
-                # Nobody there, or nobody who answers: by the next time it may be another.
+                # The controller cannot be reached or does not answer: another one may have taken over.
                 with contextlib.suppress(KafkaError):
                     await self.cluster.refresh()
                 raise
@@ -89,7 +91,7 @@ class AdminRequests:
         return await self.retrying(attempt, type(request).__name__)
 
     async def partitions_of(self, topic: str) -> list[TopicPartition]:
-        """All partitions of a topic that exists; UNKNOWN_TOPIC_OR_PARTITION otherwise."""
+        """Return all partitions of an existing topic; UNKNOWN_TOPIC_OR_PARTITION otherwise."""
         view = await self.cluster.refresh(topics=[topic])
         info = view.topics.get(topic)
         if info is None or info.error:
@@ -103,10 +105,8 @@ class AdminRequests:
         ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, T | KafkaError]]],
         what: str,
     ) -> dict[TopicPartition, T | KafkaError]:
-        """Asks each partition's leader, all leaders at once, and again for what failed retriably, after
-        fresh metadata.
-
-        What still fails at the end of the time limit is among the results, as its error.
+        """Send to the leaders of all partitions at once, and again for retriable failures, after a metadata
+        refresh. Partitions that still fail at the end of the time limit have their error as result.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.timeout_ms / 1000
@@ -136,7 +136,7 @@ class AdminRequests:
     def _no_leader(self, partition: TopicPartition) -> KafkaError:
         topic = self.cluster.metadata.topics.get(partition.topic)
         if topic is None or topic.error or partition.partition >= len(topic.partitions):
-            # Not retried: a typing error should be told at once.
+            # Not retried: a typing error should show at once.
             return _Final(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} does not exist")
         return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
 

@@ -1,4 +1,4 @@
-"""Topics: create, list, describe, grow and delete them."""
+"""Topics: create, list and describe them, add partitions, delete them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["NewTopic", "TopicsAdmin"]
 @dataclass(frozen=True, slots=True)
 class NewTopic:
     """A topic to create. `partitions` and `replication_factor` of -1 take the broker's defaults;
-    `assignments` name the replicas of each partition instead of both.
+    `assignments` give the replicas of each partition instead of both.
     """
 
     name: str
@@ -59,7 +59,7 @@ class TopicsAdmin:
         assignments: Mapping[int, Sequence[int]] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Creates one topic; TOPIC_ALREADY_EXISTS if there is one of this name."""
+        """Create one topic; TOPIC_ALREADY_EXISTS if there is one with this name."""
         topic = NewTopic(name, partitions, replication_factor, configs or {}, assignments or {})
         error = (await self.create_many([topic], validate_only=validate_only))[name]
         if error is not None:
@@ -68,7 +68,9 @@ class TopicsAdmin:
     async def create_many(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> dict[str, KafkaError | None]:
-        """Creates topics and tells what came of each; `validate_only` only looks whether it could."""
+        """Create topics, and return the result of each; `validate_only` only checks whether they could be
+        created.
+        """
         request = CreateTopicsRequest(
             topics=[
                 CreatableTopic(
@@ -92,13 +94,13 @@ class TopicsAdmin:
         return {result.name: error_of(result, f"topic {result.name!r}") for result in answer.topics}
 
     async def delete(self, *names: str) -> None:
-        """Deletes topics by name; the first failure is raised after all were tried."""
+        """Delete topics by name; the first failure is raised after all were tried."""
         for error in (await self.delete_many(names)).values():
             if error is not None:
                 raise error
 
     async def delete_many(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
-        """Deletes topics and tells what came of each."""
+        """Delete topics, and return the result of each."""
         wanted = list(names)
         request = DeleteTopicsRequest(
             topics=[DeleteTopicState(name=name) for name in wanted],
@@ -127,7 +129,7 @@ class TopicsAdmin:
         ]
 
     async def describe(self, name: str) -> TopicInfo:
-        """The topic as the cluster knows it now; UNKNOWN_TOPIC_OR_PARTITION if there is none of this name."""
+        """The topic by fresh metadata; UNKNOWN_TOPIC_OR_PARTITION if there is none with this name."""
         info = (await self._requests.cluster.refresh(topics=[name])).topics.get(name)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
@@ -142,7 +144,7 @@ class TopicsAdmin:
         assignments: Sequence[Sequence[int]] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Grows a topic to `total` partitions; `assignments` name the replicas of each new one."""
+        """Increase a topic to `total` partitions; `assignments` give the replicas of each new one."""
         request = CreatePartitionsRequest(
             topics=[
                 CreatePartitionsTopic(

@@ -1,4 +1,4 @@
-"""Transactions: list and describe them, find those that hang, and end these by force."""
+"""Transactions: list and describe them, find hanging ones, and abort these."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that is open in a partition. `transactional_id` is None where no coordinator knows it."""
+    """An open transaction of a partition. `transactional_id` is None if no coordinator knows it."""
 
     partition: TopicPartition
     producer: ProducerState
@@ -73,7 +73,7 @@ class TransactionsAdmin:
         longer_than_ms: int | None = None,
         pattern: str | None = None,
     ) -> list[ListedTransaction]:
-        """The transactions that all coordinators know, by their ids; only those that fit all filters."""
+        """The transactions of all coordinators, by their ids; only those that match all filters."""
         request = ListTransactionsRequest(
             state_filters=list(states),
             producer_id_filters=list(producer_ids),
@@ -117,8 +117,8 @@ class TransactionsAdmin:
         )
 
     async def fence(self, transactional_id: str) -> tuple[int, int]:
-        """Shuts out whoever uses this transactional id and aborts what it has open; the producer id and epoch
-        that it would have next.
+        """Fence the producer of this transactional id and abort its open transaction; returns the producer id
+        and epoch that the next producer would get.
         """
         answer = await self._coordinator(transactional_id).call(
             InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1),
@@ -142,9 +142,8 @@ class TransactionsAdmin:
     async def find_hanging(
         self, partitions: Iterable[TopicPartition], *, now_ms: int, longer_than_ms: int
     ) -> Sequence[OpenTransaction]:
-        """Transactions that are open in these partitions, were not written to for a time, and that no
-        coordinator will end: it does not know the producer, or not that this partition is part of its
-        transaction.
+        """Transactions that are open in these partitions, had no write for a time, and that no coordinator
+        will end: it does not know the producer, or not that the partition is part of its transaction.
         """
         described = await self._partitions.producers(partitions)
         candidates = []
@@ -179,8 +178,8 @@ class TransactionsAdmin:
         return hanging
 
     async def open_at(self, partition: TopicPartition, start_offset: int) -> ProducerState:
-        """The producer whose transaction in this partition began at an offset; INVALID_TXN_STATE if none
-        did.
+        """The producer whose transaction in this partition began at an offset; INVALID_TXN_STATE if
+        none did.
         """
         producers = (await self._partitions.producers([partition]))[partition]
         if isinstance(producers, KafkaError):
@@ -193,11 +192,11 @@ class TransactionsAdmin:
         )
 
     async def abort(self, partition: TopicPartition, producer: ProducerState) -> None:
-        """Ends a producer's open transaction in one partition, without its coordinator."""
+        """Abort a producer's open transaction in one partition, without its coordinator."""
         marker = WritableTxnMarker(
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
-            # -1 is what a coordinator that never wrote to this partition has.
+            # -1 is the epoch of a coordinator that never wrote to this partition.
             coordinator_epoch=max(producer.coordinator_epoch, 0),
             transaction_result=False,
             topics=[WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],

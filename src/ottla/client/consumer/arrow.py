@@ -1,6 +1,6 @@
-"""Fetched fetches as columns, with the topic and the partition that they come from.
+"""Completed fetches as columns, with their topic and partition.
 
-What is here may run beside the event loop: it reads fetches and changes none.
+All functions here may run outside the event loop: they read fetches and change none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SOURCE = {
 
 @lru_cache(maxsize=64)
 def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The schema of a table with these columns, in their order."""
+    """Return the schema of a table with these columns, in their order."""
     inner = record_schema([name for name in columns if name not in _SOURCE])
     return pa.schema([_SOURCE[name] if name in _SOURCE else inner.field(name) for name in columns])
 
@@ -34,8 +34,8 @@ def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
 def decode_fetches(
     fetches: Iterable[tuple[CompletedFetch, int]], columns: Sequence[str]
 ) -> tuple[list[pa.RecordBatch], KafkaError | None]:
-    """One batch for each fetch, from the position given with it on; up to the first that cannot be read, and
-    why it cannot.
+    """Decode each fetch, from the position given with it, to one batch; stop at the first that cannot be
+    decoded, and return its error.
     """
     schema = arrow_schema(tuple(columns))
     inner = [name for name in columns if name not in _SOURCE]

@@ -1,7 +1,8 @@
-"""How the leader of a classic group gives partitions to members: Kafka's four ways.
+"""How the leader of a classic group assigns partitions to members: Kafka's four assignors.
 
-An assignor sees the members' subscriptions and the partitions of each topic, and returns what each member
-gets. All of them are deterministic: members and topics are taken in order of name.
+An assignor gets the subscriptions of the members and the partition counts of the topics, and returns the
+partitions of each member. All assignors are deterministic: members and topics are processed in the order of
+their names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_MOVES_PER_PARTITION = 4
 
 
 class MemberView(NamedTuple):
-    """A member as the leader sees it; `owned` is what it had in `generation`."""
+    """A member as the leader of the group sees it; `owned` are its partitions in `generation`."""
 
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
@@ -35,7 +36,9 @@ class Assignor(Protocol):
 
 
 def _in_order(members: Mapping[str, MemberView]) -> list[str]:
-    """By instance id where there is one, so that a static member keeps its place over restarts."""
+    """Sort members, by instance id where there is one, so that a static member keeps its place over
+    restarts.
+    """
     return sorted(members, key=lambda m: (members[m].instance_id is None, members[m].instance_id or "", m))
 
 
@@ -46,7 +49,9 @@ def _subscribed(members: Mapping[str, MemberView], partitions: Mapping[str, int]
 
 
 class RangeAssignor:
-    """Each topic for itself: neighbouring partitions to the same member, the first members get one more."""
+    """Assigns each topic separately: consecutive partitions to the same member, one more to the first
+    members.
+    """
 
     name = "range"
     cooperative = False
@@ -64,7 +69,7 @@ class RangeAssignor:
 
 
 class RoundRobinAssignor:
-    """All partitions in a row, dealt like cards to those who want them."""
+    """Assigns all partitions in turn to the members that are subscribed to them."""
 
     name = "roundrobin"
     cooperative = False
@@ -84,7 +89,7 @@ class RoundRobinAssignor:
 
 
 class StickyAssignor:
-    """As even as possible, and of all such ways one that moves little."""
+    """Balances as well as possible, and moves few partitions."""
 
     name = "sticky"
     cooperative = False
@@ -93,7 +98,7 @@ class StickyAssignor:
         takers = _subscribed(members, partitions)
         plan = self._kept(members, partitions)
         taken = {p for owned in plan.values() for p in owned}
-        # Those that few want first: the others can still go elsewhere.
+        # Topics with few subscribers first: the others can still go to other members.
         for topic, candidates in sorted(takers.items(), key=lambda entry: len(entry[1])):
             for index in range(partitions[topic]):
                 partition = TopicPartition(topic, index)
@@ -103,7 +108,9 @@ class StickyAssignor:
         return {member: sorted(owned) for member, owned in plan.items()}
 
     def _kept(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
-        """What members own and may keep; of two who claim the same, the one with the later generation."""
+        """Return the partitions that members own and may keep; of two members that claim the same one, the
+        later generation wins.
+        """
         owner: dict[TopicPartition, str] = {}
         for member in _in_order(members):
             view = members[member]
@@ -121,7 +128,9 @@ class StickyAssignor:
         return plan
 
     def _even_out(self, plan: Plan, takers: Mapping[str, Sequence[str]]) -> None:
-        """Moves from those with the most to those with the least who may have it, while that evens out."""
+        """Move partitions from the members with most to those with fewest that may have them, while that
+        improves the balance.
+        """
         left = MAX_MOVES_PER_PARTITION * sum(len(owned) for owned in plan.values())
         moved = True
         while moved and left > 0:
@@ -137,7 +146,9 @@ class StickyAssignor:
 
 
 class CooperativeStickyAssignor(StickyAssignor):
-    """The sticky way in two steps: a partition that moves is first given up, and given on the next time."""
+    """The sticky assignor in two steps: a partition that moves is revoked first, and assigned in the next
+    rebalance.
+    """
 
     name = "cooperative-sticky"
     cooperative = True
@@ -157,7 +168,7 @@ ASSIGNORS: dict[str, Assignor] = {
 
 
 def user_data(assignor: Assignor, owned: Sequence[TopicPartition], generation: int) -> bytes | None:
-    """What Java's assignors of this name expect of a member beside its subscription."""
+    """Return the user data that Java's assignor of this name expects in a subscription."""
     if assignor.name == "cooperative-sticky":
         return struct.pack(">i", generation)
     if assignor.name != "sticky":

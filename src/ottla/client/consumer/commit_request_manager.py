@@ -1,7 +1,7 @@
-"""Commits: those the user asks for, and those that happen by themselves.
+"""Commits of offsets, on request and automatically.
 
-An automatic commit never runs ahead of the user: it is made within `poll`, of what earlier polls handed out,
-and so are the last ones, before partitions are given up and when the consumer closes.
+An automatic commit never runs ahead of the user: it is made within `poll`, for records that earlier polls
+returned, and once more before partitions are revoked and when the consumer closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 STALE_RETRIES = 5
 MAX_ASYNC_COMMITS = 1_000
-# The group has moved on to a newer epoch, and this member perhaps with it.
+# The group is in a newer epoch, and this member may be too.
 _STALE = frozenset(
     {ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
 )
@@ -37,6 +37,8 @@ Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
 class CommitRequestManager:
+    """The commits of one consumer."""
+
     def __init__(
         self,
         config: ConsumerConfig,
@@ -57,8 +59,8 @@ class CommitRequestManager:
         return self.membership.member if self.membership is not None else GroupMemberIdentity()
 
     def require_member(self) -> GroupMemberIdentity:
-        """Who commits. KafkaError UNKNOWN_MEMBER_ID after this consumer fell out of its group: as nobody the
-        broker might let it pass, over what the partitions' new owner committed.
+        """Return the committing member. KafkaError UNKNOWN_MEMBER_ID when this consumer is not in its group:
+        a commit without a member could pass, and overwrite that of the partitions' new owner.
         """
         member = self.member
         if self.membership is not None and member.epoch <= 0:
@@ -69,10 +71,11 @@ class CommitRequestManager:
         return member
 
     async def fetch(self, partitions: list[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+        """Return the committed offsets of these partitions."""
         return await self._offsets.fetch(partitions)
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commits all of them or raises why not."""
+        """Commit all offsets, or raise the first error."""
         for attempt in range(STALE_RETRIES):
             results = await self._offsets.commit(offsets, member=self.require_member())
             error = next((error for error in results.values() if error is not None), None)
@@ -90,7 +93,7 @@ class CommitRequestManager:
             raise error
 
     def commit_in_turn(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Begins a commit that nobody waits for, after those that began before it."""
+        """Start a commit in the background, after those that were started before it."""
         if len(self._async_commits) >= MAX_ASYNC_COMMITS:
             raise RuntimeError(f"{MAX_ASYNC_COMMITS} commits wait for their turn already; await one of them")
         before = self._async_commits[-1:]
@@ -111,14 +114,14 @@ class CommitRequestManager:
             log.warning("commit: %s", error)
 
     async def wait_for_async_commits(self) -> None:
-        """Waits for the commits that nobody waits for."""
+        """Wait for the commits in the background."""
         if self._async_commits:
             await asyncio.wait(list(self._async_commits))
 
-    # By themselves.
+    # Automatic commits.
 
     def maybe_auto_commit(self) -> None:
-        """Called with each poll, before anything new is handed out."""
+        """Start an automatic commit if it is due. Called by each poll, before it returns new records."""
         if not self._config.enable_auto_commit:
             return
         now = asyncio.get_running_loop().time()
@@ -132,7 +135,7 @@ class CommitRequestManager:
                 self._under_way = asyncio.get_running_loop().create_task(self._auto_commit(offsets))
 
     async def maybe_auto_commit_sync(self) -> None:
-        """Before partitions go: waits for the commit."""
+        """Make an automatic commit before partitions are revoked, and wait for it."""
         if not self._config.enable_auto_commit:
             return
         if self._under_way is not None:
@@ -145,7 +148,7 @@ class CommitRequestManager:
         return {p: offset for p, offset in self._positions().items() if self._last.get(p) != offset}
 
     def forget(self, partitions: list[TopicPartition]) -> None:
-        """Partitions that are not ours any more; somebody else may commit for them."""
+        """Forget the last commits of partitions that were revoked; other members may commit for them."""
         for partition in partitions:
             self._last.pop(partition, None)
 

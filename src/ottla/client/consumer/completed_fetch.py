@@ -1,7 +1,7 @@
-"""Fetched bytes of one partition that wait for the user, decoded only as far as he asks.
+"""The fetched data of one partition, decoded only as far as the user reads.
 
-A fetch is one fetch's worth. `take` decodes it piece by piece, a few batches at a time. What was decoded
-and not taken stays in `_decoded`. `decode_arrow` turns all that is left into columns at once.
+`take` decodes it piece by piece, a few batches at a time; decoded records that were not taken stay in
+`_decoded`. `decode_arrow` decodes all the rest to columns at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CODEC_BITS = 0x07
 
 
 class SerializationFailed(KafkaError):
-    """A deserializer refused a record. `partition` and `offset` tell which: seek past it to go on."""
+    """A deserializer refused a record. `partition` and `offset` say which: seek past it to continue."""
 
     __slots__ = ("offset", "partition")
 
@@ -48,6 +48,8 @@ class SerializationFailed(KafkaError):
 
 
 class CompletedFetch:
+    """The data of one fetch response for one partition."""
+
     __slots__ = (
         "_aborted",
         "_at",
@@ -120,8 +122,8 @@ class CompletedFetch:
     def take(
         self, most: int, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
     ) -> list[ConsumerRecord[Any, Any]]:
-        """Up to `most` records; moves the position behind them. None of them, with the position moved, where
-        all that is left is not for the user.
+        """Return up to `most` records, and advance the position past them. None if the rest has no records
+        for users; the position advances all the same.
         """
         state = self.state
         while not self._decoded:
@@ -147,8 +149,9 @@ class CompletedFetch:
         return found
 
     def _passed(self) -> None:
-        """The position is the fetch's end. The last batch may be one that no user sees, as a marker; its
-        epoch is the one to ask for all the same, or the next leader would seem to have cut the log before it.
+        """Move the position to the end of the fetch. The last batch may have no records for users, such as a
+        marker; its epoch still counts for validation, or the next leader would seem to have truncated the log
+        before it.
         """
         state = self.state
         state.position = max(state.position or 0, self.next_offset)
@@ -163,7 +166,7 @@ class CompletedFetch:
                 break
             at += LOG_OVERHEAD + length
         if at == begin:
-            self._at = size  # the torn end of a fetch, which the next one brings whole
+            self._at = size  # the incomplete end of a fetch, which the next one brings as a whole
             return
         source: ConsumerRecord[None, None] = ConsumerRecord(*self.state.partition, self._fetch_offset)
         try:
@@ -173,8 +176,8 @@ class CompletedFetch:
         self._at = at
 
     def decode_arrow(self, columns: Sequence[str], position: int) -> pa.RecordBatch:
-        """All that is left from `position` on, as columns. Changes nothing, so that it may run in another
-        thread: `taken_arrow` makes it count.
+        """Return the rest from `position` on as columns. Changes no state, so that it may run in another
+        thread: `taken_arrow` does.
         """
         from ottla.records.arrow import ArrowDecoder
 
@@ -186,7 +189,7 @@ class CompletedFetch:
             expected_bytes=self.size - (0 if partly else at),
         )
         decoder.set_aborted(self._aborted)
-        # From the beginning, as what lies behind may hold the end of an aborted transaction.
+        # From the beginning, as earlier batches may contain the end of an aborted transaction.
         try:
             decoder.feed(self._buf if partly or self._aborted else self._buf[at:])
         except KafkaError as error:
@@ -194,7 +197,7 @@ class CompletedFetch:
         return decoder.finish()
 
     def taken_arrow(self) -> None:
-        """The user has all of it: the position is the fetch's end."""
+        """Mark all of it as consumed: the position is the end of the fetch."""
         self._at, self._decoded = self.size, []
         self._passed()
 

@@ -25,14 +25,14 @@ class Reset(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetPolicy:
-    """Where to begin without a valid offset; `back_ms` counts for BY_DURATION."""
+    """Where to begin without a valid offset; `back_ms` is for BY_DURATION."""
 
     reset: Reset
     back_ms: int = 0
 
 
 def parse_reset(text: str) -> ResetPolicy:
-    """The meaning of `auto.offset.reset`.
+    """Parse `auto.offset.reset`.
 
     >>> parse_reset("by_duration:PT1H30M").back_ms
     5400000
@@ -53,7 +53,9 @@ def parse_reset(text: str) -> ResetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """`prefetch_max_bytes` is our own: fetched bytes that may wait for their `poll`, over all partitions."""
+    """`prefetch_max_bytes` is a setting of Ottla's: fetched bytes that may wait for `poll`, over all
+    partitions.
+    """
 
     bootstrap_servers: str | Iterable[str] = "localhost:9092"
     client_id: str | None = "ottla-consumer"

@@ -1,9 +1,9 @@
-"""The consumer's face: from partitions to records in the user's hands.
+"""The consumer: from assigned partitions to records.
 
-Three tasks work behind it, each on its own: `MetadataUpdater` keeps metadata, `OffsetFetcher` finds where to
-begin, and `Fetcher` keeps bytes ready. A call of the user only takes what they have prepared, so records that
-were handed out are exactly those below the positions. In a group, a `GroupMembership` says which partitions;
-it does so within `poll`, and nowhere else are partitions taken away.
+Three tasks run behind it: `MetadataUpdater` keeps metadata fresh, `OffsetFetcher` finds the positions to
+begin at, and `Fetcher` fetches ahead. A call of the user only takes what they have prepared. Invariant: the
+records that were returned are exactly those below the positions. In a group, a `GroupMembership` decides
+which partitions are assigned; it does so within `poll`, and partitions are revoked nowhere else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["ARROW_COLUMNS", "Consumer", "ConsumerInterceptor"]
 
 
 class ConsumerInterceptor(Protocol):
-    """Asked within `poll` and `async for`, not by `poll_arrow`."""
+    """Called by `poll` and `async for`, not by `poll_arrow`."""
 
     def on_consume(self, records: list[ConsumerRecord[Any, Any]]) -> list[ConsumerRecord[Any, Any]]: ...
 
@@ -64,10 +64,10 @@ class Consumer(Generic[K, V]):
     mapping in the first argument.
 
     Keys and values are bytes unless deserializers are given: a callable, or "str", "json", "int". `subscribe`
-    shares topics with the other members of `group.id`; `assign` takes partitions regardless of anyone.
+    shares topics with the other members of `group.id`; `assign` takes partitions without a group.
 
-    `on_stalled` is called when nobody has polled for `max.poll.interval.ms` and the member leaves its group:
-    at once, in the thread of the heartbeats, as the user's loop may be what is stuck.
+    `on_stalled` is called when the user has not polled for `max.poll.interval.ms` and the member leaves its
+    group: at once, in the thread of the heartbeats, as the user's loop may be what is blocked.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Consumer(Generic[K, V]):
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     async def start(self) -> None:
-        """Reaches the cluster; BootstrapFailed says why it cannot."""
+        """Connect to the cluster; BootstrapFailed says why it cannot."""
         if self._tasks or self._closed:
             raise RuntimeError("a consumer starts once")
         try:
@@ -151,7 +151,7 @@ class Consumer(Generic[K, V]):
         ]
 
     async def close(self) -> None:
-        """Commits, if commits are automatic, leaves the group and disconnects."""
+        """Commit if commits are automatic, leave the group, and disconnect."""
         if self._closed:
             return
         self._closed = True
@@ -177,8 +177,8 @@ class Consumer(Generic[K, V]):
     # What to read.
 
     def assign(self, partitions: Iterable[Partition]) -> None:
-        """Read exactly these partitions, in no group's name. Replaces what was assigned before; a partition
-        that stays keeps its position.
+        """Read exactly these partitions, without a group. Replaces the previous assignment; a partition that
+        stays keeps its position.
         """
         self._check_open()
         if self._membership is not None or self._starting_membership is not None:
@@ -192,8 +192,8 @@ class Consumer(Generic[K, V]):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Share these topics, or those whose whole name matches `pattern`, with the group's other members.
-        Replaces what was subscribed before. The group is joined within `poll`, which also calls `listener`.
+        """Share these topics, or those whose whole name matches `pattern`, with the other members of the
+        group. Replaces the previous subscription. `poll` joins the group and calls `listener`.
         """
         self._check_open()
         if self.config.group_id is None:
@@ -212,7 +212,7 @@ class Consumer(Generic[K, V]):
         self.wake()
 
     async def unsubscribe(self) -> None:
-        """Leaves the group; partitions are given up as in any rebalance."""
+        """Leave the group; partitions are revoked as in any rebalance."""
         self._starting_membership = None
         if self._membership is not None:
             membership, self._membership = self._membership, None
@@ -227,25 +227,25 @@ class Consumer(Generic[K, V]):
         return self._subscriptions.partitions
 
     def pause(self, *partitions: Partition) -> None:
-        """Keeps the partitions and their positions, and gives no records of them."""
+        """Return no records of these partitions, but keep them and their positions."""
         for state in self._states(partitions):
             state.paused = True
             self._fetch_collector.rewind({state.partition})
 
     def resume(self, *partitions: Partition) -> None:
-        """Goes on with partitions that were paused."""
+        """Return records of paused partitions again."""
         for state in self._states(partitions):
             state.paused = False
         self._on_position_change()
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are held back."""
+        """The partitions that are paused."""
         return [state.partition for state in self._subscriptions if state.paused]
 
     # Where to read.
 
     def seek(self, partition: Partition, offset: int, *, leader_epoch: int = -1) -> None:
-        """The next record from this partition is the one at `offset`, or the first after it."""
+        """Continue this partition with the record at `offset`, or the first one after it."""
         if offset < 0:
             raise ValueError(f"offset {offset} is negative; use seek_to_beginning or seek_to_end")
         state = self._subscriptions.of(TopicPartition(*partition))
@@ -254,15 +254,17 @@ class Consumer(Generic[K, V]):
         self._on_metadata_update()
 
     def seek_to_beginning(self, *partitions: Partition) -> None:
-        """To the first record of these partitions, or of all that are assigned."""
+        """Continue with the first record of these partitions, or of all that are assigned."""
         self._seek_by(partitions, ResetPolicy(Reset.EARLIEST))
 
     def seek_to_end(self, *partitions: Partition) -> None:
-        """Behind the last record; with read_committed, behind the last one of an ended transaction."""
+        """Continue after the last record; with read_committed, after the last one of a completed
+        transaction.
+        """
         self._seek_by(partitions, ResetPolicy(Reset.LATEST))
 
     def seek_to_committed(self) -> None:
-        """Back to what the group has committed, in all partitions, as after a transaction was aborted."""
+        """Return to the committed offsets of the group in all partitions, as after an aborted transaction."""
         self._seek_by((), None)
 
     def _seek_by(self, partitions: Sequence[Partition], policy: ResetPolicy | None) -> None:
@@ -273,7 +275,7 @@ class Consumer(Generic[K, V]):
         self._offset_fetcher.wake()
 
     async def seek_to_timestamp(self, timestamp_ms: int, *partitions: Partition) -> None:
-        """To the first record at or after a time; to the end where there is none."""
+        """Continue with the first record at or after a time, or at the end if there is none."""
         wanted = [TopicPartition(*p) for p in partitions] or self.assignment()
         found = await self.offsets_for_times(dict.fromkeys(wanted, timestamp_ms))
         for partition, offset in found.items():
@@ -283,7 +285,7 @@ class Consumer(Generic[K, V]):
                 self.seek(partition, offset.offset, leader_epoch=offset.leader_epoch)
 
     async def position(self, partition: Partition) -> int:
-        """The offset of the next record that the user gets; waits until it is known."""
+        """Return the offset of the next record that `poll` returns; wait until it is known."""
         state = self._subscriptions.of(TopicPartition(*partition))
         deadline = self._deadline(self.config.default_api_timeout_ms)
         while state.position is None:
@@ -301,22 +303,24 @@ class Consumer(Generic[K, V]):
         return self._fetch_collector.unread().get(state.partition, state.position)
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
-        """All positions that are known, as `commit` would commit them."""
+        """All known positions, as `commit` would commit them."""
         return self._fetch_collector.positions()
 
     def lag(self, partition: Partition) -> int | None:
-        """Records between the position and the end, as of the last fetch; None before the first."""
+        """The number of records between the position and the end, as of the last fetch; None before the
+        first.
+        """
         state = self._subscriptions.of(TopicPartition(*partition))
         end = state.last_stable_offset if self.config.read_committed else state.high_watermark
         position = self._fetch_collector.unread().get(state.partition, state.position)
         return max(end - position, 0) if end is not None and position is not None else None
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offsets of the first records, whether assigned or not."""
+        """The offsets of the first records of any partitions, assigned or not."""
         return await self._ends(partitions, OffsetSpec.EARLIEST)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offsets behind the last records; with read_committed, of those in ended transactions."""
+        """The offsets after the last records; with read_committed, after those of completed transactions."""
         return await self._ends(partitions, OffsetSpec.LATEST)
 
     async def _ends(self, partitions: Iterable[TopicPartition], spec: int) -> dict[TopicPartition, int]:
@@ -326,7 +330,7 @@ class Consumer(Generic[K, V]):
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, FoundOffset | None]:
-        """For each partition the first record at or after a time, None where there is none."""
+        """For each partition the first record at or after a time; None where there is none."""
         found = await self._list(times_ms)
         return {partition: result if result.offset >= 0 else None for partition, result in found.items()}
 
@@ -335,7 +339,7 @@ class Consumer(Generic[K, V]):
         return all_or_raise(found)
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic, waiting up to `default.api.timeout.ms` for it to come into being."""
+        """The partitions of a topic; waits up to `default.api.timeout.ms` for the topic to be created."""
         info = await self._cluster.topic(topic, timeout_ms=self.config.default_api_timeout_ms)
         return [TopicPartition(topic, p.partition) for p in info.partitions]
 
@@ -344,8 +348,9 @@ class Consumer(Generic[K, V]):
     async def poll(
         self, max_records: int | None = None, *, timeout_ms: float | None = 1_000
     ) -> list[ConsumerRecord[K, V]]:
-        """Records as soon as there are any, up to `max_records` (default: `max.poll.records`); none after
-        `timeout_ms`. None waits for ever. Raises what stops a partition, once; the others go on.
+        """Return records as soon as there are any, up to `max_records` (default: `max.poll.records`), or none
+        after `timeout_ms`; None waits without limit. Raises an error that stops a partition, once; the other
+        partitions continue.
         """
         self._fetch_collector.rewind()
         return await self._poll(max_records or self.config.max_poll_records, timeout_ms)
@@ -370,9 +375,9 @@ class Consumer(Generic[K, V]):
         timeout_ms: float | None = 1_000,
         columns: Sequence[str] = ARROW_COLUMNS,
     ) -> pa.Table:
-        """All records that wait, as one table with the columns of Spark's Kafka source, without a Python
+        """Return all fetched records as one table with the columns of Spark's Kafka source, without a Python
         object for each record; an empty table after `timeout_ms`. Takes whole fetches until they hold
-        `max_bytes`, if that is given.
+        `max_bytes`, if it is given.
         """
         try:
             import pyarrow as pa
@@ -406,9 +411,9 @@ class Consumer(Generic[K, V]):
         return reader.next()
 
     async def _turn(self) -> None:
-        """What each poll begins with: commits that are due, and the group."""
+        """Begin a poll: make commits that are due, and let the group membership work."""
         self._check_open()
-        # Whoever only polls must not keep the loop from receiving what comes next, nor from its other tasks.
+        # A loop that only polls must not keep the event loop from receiving data and from its other tasks.
         await asyncio.sleep(0)
         self._fetcher.arrived.clear()
         if self._commit_manager is not None:
@@ -425,8 +430,8 @@ class Consumer(Generic[K, V]):
     async def committed(
         self, partitions: Iterable[Partition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What the group has committed for these partitions, or for all assigned; None where it has
-        nothing.
+        """The committed offsets of the group for these partitions, or for all assigned; None where there is
+        none.
         """
         wanted = self.assignment() if partitions is None else [TopicPartition(*p) for p in partitions]
         found = await self._commits().fetch(wanted)
@@ -435,8 +440,8 @@ class Consumer(Generic[K, V]):
     async def commit(
         self, offsets: Mapping[Partition, CommittedOffset | int] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Commits these offsets, or the positions: everything that was handed out. Gives what was committed;
-        KafkaError names a partition that was refused.
+        """Commit these offsets, or the positions: all records that were returned. Returns the committed
+        offsets; KafkaError names a partition that was refused.
         """
         return await self._commit(self._to_commit(offsets))
 
@@ -462,17 +467,17 @@ class Consumer(Generic[K, V]):
     def commit_nowait(
         self, offsets: Mapping[Partition, CommittedOffset | int] | None = None
     ) -> asyncio.Task[dict[TopicPartition, CommittedOffset]]:
-        """As `commit`, beside whatever comes next. One such commit is made after the other, in the order of
-        the calls, with the positions of the moment of the call; closing waits for them. Await what is
-        returned, or give it a callback, to learn what came of it; a failure is logged in any case.
+        """Commit in the background. Such commits are made one after the other, in the order of the calls,
+        with the positions at the time of the call; closing waits for them. Await the returned task, or add a
+        callback, for the result; a failure is logged in any case.
         """
         self._check_open()
         wanted = self._to_commit(offsets)
         return self._commits().commit_in_turn(partial(self._commit, wanted))
 
     def group_member(self) -> GroupMember:
-        """In whose name a transaction commits this consumer's offsets. KafkaError UNKNOWN_MEMBER_ID if it is
-        out of its group, and its partitions may be another's.
+        """The member in whose name a transaction commits this consumer's offsets. KafkaError
+        UNKNOWN_MEMBER_ID if it is not in its group, as its partitions may belong to another member.
         """
         if self.config.group_id is None:
             raise ValueError("committed offsets belong to a group; set group.id")
@@ -483,7 +488,7 @@ class Consumer(Generic[K, V]):
             raise ValueError("committed offsets belong to a group; set group.id")
         return self._commit_manager
 
-    # For the membership.
+    # `MembershipOwner`.
 
     async def _join(self, subscription: Subscription) -> None:
         assert self._commit_manager is not None
@@ -510,7 +515,7 @@ class Consumer(Generic[K, V]):
         return self._subscriptions.partitions
 
     def assign_from_subscribed(self, partitions: Iterable[TopicPartition]) -> None:
-        """From now on exactly these partitions."""
+        """Read exactly these partitions from now on."""
         wanted = list(partitions)
         gone = [p for p in self._subscriptions.partitions if p not in set(wanted)]
         self._fetch_collector.drop(gone)
@@ -529,7 +534,7 @@ class Consumer(Generic[K, V]):
     def wake(self) -> None:
         self._fetcher.arrived.set()
 
-    # Inside.
+    # Internals.
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,9 +1,9 @@
-"""Membership in a classic group: join, be assigned, heartbeat, and join again when the group changes.
+"""Membership in a classic group: join, sync, heartbeat, and rejoin when the group rebalances.
 
     OUTSIDE -> JOINING -> STABLE -> OUTSIDE, whenever the group rebalances
 
-Joining runs as a task, as it can take as long as the slowest member; everything that the user has to do with
-runs in `poll`, within his `poll`. With the cooperative protocol he keeps reading meanwhile.
+Joining runs as a task, as it can take as long as the slowest member. Listeners and assignments run in `poll`,
+within the user's `poll`. With the cooperative protocol the user keeps reading meanwhile.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class _Joined(NamedTuple):
     member: GroupMemberIdentity
     assignor: Assignor
     assigned: list[TopicPartition]
-    # As leader: how many partitions each subscribed topic had, to see when that changes.
+    # As leader of the group: the partition counts of the subscribed topics, to notice when they change.
     basis: dict[str, int] | None
 
 
 def assignors_of(names: str | object) -> list[Assignor]:
-    """The assignors by Kafka's names; the class names of the Java client are understood, too."""
+    """Return the assignors by Kafka's names; the class names of the Java client are accepted too."""
     texts = names.split(",") if isinstance(names, str) else list(names)  # type: ignore[call-overload]
     found = []
     for text in texts:
@@ -99,6 +99,8 @@ def assignors_of(names: str | object) -> list[Assignor]:
 
 
 class ClassicConsumerCoordinator:
+    """The `GroupMembership` of the classic protocol."""
+
     def __init__(
         self,
         cluster: NetworkClient,
@@ -122,7 +124,7 @@ class ClassicConsumerCoordinator:
         self._owner = owner
         self._listener: RebalanceListener | None = None
         self._assignors = assignors_of(config.partition_assignment_strategy)
-        # Members can mix protocols only if all of theirs let partitions stay; otherwise all are given up.
+        # Partitions are kept over a rebalance only if all assignors of this member are cooperative.
         self._cooperative = all(assignor.cooperative for assignor in self._assignors)
         self._subscription = Subscription()
         self._phase = _Phase.OUTSIDE
@@ -157,7 +159,9 @@ class ClassicConsumerCoordinator:
         self._heartbeats.on_poll()
 
     def on_metadata_update(self) -> None:
-        """The leader looks whether the topics are still those that it dealt out."""
+        """As leader of the group, rejoin when the topics or their partitions differ from those that were
+        assigned.
+        """
         if self._phase is _Phase.STABLE and self._joined is not None and self._joined.basis is not None:
             basis = self._joined.basis
             now = self._partitions(basis if self._subscription.pattern is None else self._topics())
@@ -165,7 +169,9 @@ class ClassicConsumerCoordinator:
                 self._rejoin("topics or partitions changed")
 
     async def refresh_epoch(self) -> bool:
-        """A join under way ends in a new generation: who keeps partitions meanwhile may commit in it."""
+        """A join in progress ends in a new generation, in which a member that keeps its partitions may
+        commit.
+        """
         joining = self._joining
         if joining is None or not self._cooperative:
             return False
@@ -173,7 +179,7 @@ class ClassicConsumerCoordinator:
         return joining.done() and not joining.cancelled() and joining.exception() is None
 
     def _on_heartbeat_error(self, code: ErrorCode) -> None:
-        """What a heartbeat brought, other than success."""
+        """Handle the error code of a heartbeat."""
         if self._phase is not _Phase.STABLE:
             return
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
@@ -261,7 +267,7 @@ class ClassicConsumerCoordinator:
         self._backoff_until = loop.time() + wait
         loop.call_later(wait, self._owner.wake)
 
-    # The exchange with the coordinator.
+    # Requests to the coordinator.
 
     async def _join(self) -> _Joined:
         await self._cluster.refresh(
@@ -340,7 +346,7 @@ class ClassicConsumerCoordinator:
         )
 
     async def _ask(self, request: Request, response_type: type[R]) -> R:
-        """What is answered when all members have come to that point."""
+        """Send a request that the coordinator answers when all members have sent theirs."""
         return await self._coordinator.once_waiting(
             request,
             response_type,
@@ -382,7 +388,7 @@ class ClassicConsumerCoordinator:
             raise KafkaError(error, f"cannot {what} group {self._group_id!r}{hint}: {error.text}")
 
     async def leave(self) -> None:
-        """Says good-bye, unless the member is static: its partitions wait for its return."""
+        """Leave the group, unless the member is static: then its partitions wait for its return."""
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
@@ -443,7 +449,10 @@ _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILAB
 
 
 class ClassicHeartbeatSender:
-    """`run` is over there; `beat_as` and `polled` are called here. `on_error` is told here."""
+    """Sends the heartbeats of a member from the heartbeat thread. A member whose user stops polling leaves
+    the group, so that other members get its partitions; the user learns it with the next poll. `run` runs in
+    the thread; the user's loop calls `beat_as` and `on_poll`, and `on_error` is called there.
+    """
 
     def __init__(
         self,
@@ -461,7 +470,7 @@ class ClassicHeartbeatSender:
         self._member: GroupMemberIdentity | None = None
         self._changed: asyncio.Event | None = None
         self._last_poll = 0.0
-        # The last heartbeat that was answered, in the clock of the loop over there.
+        # The time of the last response to a heartbeat, by the clock of the thread's loop.
         self._last_answer = 0.0
 
     def beat_as(self, member: GroupMemberIdentity) -> None:
@@ -470,7 +479,7 @@ class ClassicHeartbeatSender:
     def on_poll(self) -> None:
         self._thread.post(self._note_poll)
 
-    # Over there.
+    # In the heartbeat thread.
 
     def _set_member(self, member: GroupMemberIdentity) -> None:
         self._member = member
@@ -497,7 +506,8 @@ class ClassicHeartbeatSender:
                 continue
             code = await self._beat(member)
             if code and member is self._member:
-                # A member that is asked to join again goes on until it does, lest it be taken for dead.
+                # A member that has to rejoin continues its heartbeats until it does, so that it is not
+                # considered dead.
                 if code is not ErrorCode.REBALANCE_IN_PROGRESS:
                     self._member = None
                 self._thread.call_back(self._on_error, code)
@@ -523,7 +533,7 @@ class ClassicHeartbeatSender:
             )
         except KafkaError as error:
             log.debug("group %r: heartbeat: %s", self._group_id, error)
-            # Not heard for a whole session: the group has given this member up.
+            # No response for a whole session: the group has removed this member.
             if (loop.time() - self._last_answer) * 1000 > self._config.session_timeout_ms:
                 return ErrorCode.UNKNOWN_MEMBER_ID
             return None

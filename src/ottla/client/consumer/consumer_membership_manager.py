@@ -1,8 +1,8 @@
-"""Membership in a group of the consumer protocol: the broker decides, the member follows.
+"""Membership in a group of the consumer protocol (KIP-848): the coordinator assigns, the member reconciles.
 
-Everything goes through heartbeats (`ConsumerHeartbeatRequestManager`, beside the user's loop). They bring
-what this member shall own; `poll`, within the user's poll, gives up what is not in it, takes over the rest,
-and reports what is owned now. There is no barrier: other members go on meanwhile.
+Everything goes through heartbeats (`ConsumerHeartbeatRequestManager`, in the heartbeat thread). They bring
+the target assignment of this member; `poll`, within the user's poll, revokes partitions that are not in it,
+takes over the new ones, and reports what is owned. There is no barrier: other members continue meanwhile.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ EPOCH_WAIT_S = 5.0
 
 
 class ConsumerMembershipManager:
+    """The `GroupMembership` of the consumer protocol."""
+
     def __init__(
         self,
         cluster: NetworkClient,
@@ -56,7 +58,7 @@ class ConsumerMembershipManager:
         self._owner = owner
         self._listener: RebalanceListener | None = None
         self._subscription = Subscription()
-        # What the group wants this member to own, until it does.
+        # The target assignment, until the member owns it.
         self._target: Target | None = None
         self._owned_once = False
         self._lost = False
@@ -100,7 +102,9 @@ class ConsumerMembershipManager:
             self._owner.wake()
 
     async def refresh_epoch(self) -> bool:
-        """The epoch moves with the group; a commit under the old one is repeated under the new."""
+        """Wait for the next epoch: a commit that was refused under the old one is repeated under the
+        new one.
+        """
         self._epoch_changed.clear()
         self._thread.post(self._heartbeats.wake)
         try:
@@ -110,7 +114,7 @@ class ConsumerMembershipManager:
             return False
         return self._heartbeats.epoch > 0
 
-    # Told from beside.
+    # Called back by the heartbeat thread.
 
     def _on_target(self, target: Target) -> None:
         self._target = target
@@ -143,7 +147,7 @@ class ConsumerMembershipManager:
     async def _reconcile(self, target: Target) -> None:
         names = await self._names(target)
         if names is None:
-            return  # a topic is not known yet; metadata will come
+            return  # a topic is not known yet; metadata will follow
         assigned = {
             TopicPartition(names[topic], p) for topic, partitions in target.items() for p in partitions
         }
@@ -152,7 +156,7 @@ class ConsumerMembershipManager:
             await self._owner.commit_before_revocation()
             await notify_listener(self._listener, "on_partitions_revoked", owned - assigned)
         if target is not self._target or self._lost:
-            return  # the group has thought better of it meanwhile
+            return  # a newer target assignment has arrived
         self._target = None
         new = assigned - owned
         self._owner.assign_from_subscribed(sorted(assigned))
@@ -202,7 +206,9 @@ _LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 
 
 class ConsumerHeartbeatRequestManager:
-    """`epoch` and `member_id` may be read from anywhere; the rest is over there."""
+    """Sends the heartbeats from the heartbeat thread, with full state in the first one and only changes after
+    that. Other threads may read `epoch` and `member_id`; the rest belongs to the heartbeat thread.
+    """
 
     def __init__(
         self,
@@ -229,7 +235,7 @@ class ConsumerHeartbeatRequestManager:
         self._on_stalled = on_stalled
         self._subscription: Subscription | None = None
         self._owned: Target = {}
-        # Whether there is something to say before the next beat is due, and of what kind.
+        # Which fields the next heartbeat has to send; any of them makes it due at once.
         self._send_all = True
         self._send_subscription = False
         self._send_owned = False
@@ -241,7 +247,7 @@ class ConsumerHeartbeatRequestManager:
         self._last_poll = 0.0
         self._last_answer = 0.0
 
-    # Posted from the user's side.
+    # Posted from the user's loop.
 
     def subscribe(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -256,7 +262,7 @@ class ConsumerHeartbeatRequestManager:
         self.wake()
 
     def rejoin(self) -> None:
-        """Everything was given up; join as a new member."""
+        """Join as a new member, after all partitions were given up."""
         self.epoch = JOIN_EPOCH
         self._owned = {}
         self._send_all = True
@@ -276,14 +282,14 @@ class ConsumerHeartbeatRequestManager:
         self.wake()
 
     async def left(self, timeout_ms: int) -> None:
-        """On the user's side: waits until the good-bye was said, or could not be."""
+        """On the user's loop: wait until the leave request was sent, or could not be."""
         try:
             async with asyncio.timeout(min(timeout_ms, LEAVE_TIMEOUT_MS) / 1000):
                 await self._gone.wait()
         except TimeoutError:
             pass
 
-    # Over there.
+    # In the heartbeat thread.
 
     async def run(self) -> None:
         self._wake = asyncio.Event()
@@ -305,7 +311,7 @@ class ConsumerHeartbeatRequestManager:
             self._thread.call_back(self._gone.set)
 
     def _until_next_beat(self) -> float:
-        """The interval, or less if the user's silence becomes too long before."""
+        """The heartbeat interval, or less if `max.poll.interval.ms` ends before."""
         stalls_at = self._last_poll + self._config.max_poll_interval_ms / 1000
         return max(min(self._interval_s, stalls_at - asyncio.get_running_loop().time() + 0.001), 0.001)
 
@@ -338,13 +344,13 @@ class ConsumerHeartbeatRequestManager:
         self._lose()
 
     def _lose(self) -> None:
-        """Nothing more is said until the user's side has given everything up."""
+        """Stop heartbeats until the user's loop has given up all partitions."""
         self.epoch = JOIN_EPOCH
         self._active = False
         self._thread.call_back(self._on_lost)
 
     async def _heartbeat(self) -> bool:
-        """One exchange; False if it should be repeated after a back-off."""
+        """Send one heartbeat; False if it should be repeated after a backoff."""
         request = self._request()
         sent_owned = self._owned if request.topic_partitions is not None else None
         sent_subscription = self._subscription if request.subscribed_topic_names is not None else None
@@ -355,7 +361,7 @@ class ConsumerHeartbeatRequestManager:
                 self._fail(error)
                 return True
             log.debug("group %r: heartbeat: %s", self._group_id, error)
-            self._send_all = True  # whether it was heard is not known
+            self._send_all = True  # the coordinator may not have received it
             return False
         code = ErrorCode.of(answer.error_code)
         if code in _MOVED:
@@ -402,7 +408,7 @@ class ConsumerHeartbeatRequestManager:
             request.rebalance_timeout_ms = self._config.max_poll_interval_ms
             request.server_assignor = self._config.group_remote_assignor
         if self._send_all or self._send_subscription:
-            # Names are told as empty beside a pattern, to take back those of an earlier subscription.
+            # An empty list beside a pattern removes the names of an earlier subscription.
             request.subscribed_topic_names = sorted(subscription.topics)
             request.subscribed_topic_regex = subscription.pattern or ("" if self.epoch > 0 else None)
         if self._send_all or self._send_owned:

@@ -1,7 +1,7 @@
-"""Takes records out of what was fetched, and keeps the positions true to what the user has in his hands.
+"""Collects records from completed fetches, and keeps the positions equal to what the user has received.
 
-`async for` takes a poll's worth at a time. What of it was not given out yet is the `leftover`: positions are
-told as if it had not been read, and whoever polls otherwise gets it again.
+`async for` takes the records of one poll at a time. Those that were not yielded yet are the `leftover`:
+positions are reported as if they had not been read, and another poll returns them again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 DECODED_ASIDE_BYTES = 16 * 1024 * 1024
-"""What takes some milliseconds. Below, a thread costs more than it gains: the bytes change caches with it."""
+"""Data that takes some milliseconds to decode. For less, a thread costs more than it gains."""
 COMPRESSED_EFFORT = 16
-"""A compressed byte takes about as long as so many plain ones."""
+"""The cost of a compressed byte, in plain bytes."""
 
 
 class FetchCollector(Generic[K, V]):
+    """Decodes completed fetches to records or columns."""
+
     def __init__(
         self,
         fetcher: Fetcher,
@@ -53,7 +55,7 @@ class FetchCollector(Generic[K, V]):
         self._at = 0
 
     def take(self, most: int) -> list[ConsumerRecord[K, V]]:
-        """Decodes up to `most` records. An error waits where there are records before it."""
+        """Decode up to `most` records. An error is raised only when there are no records before it."""
         taken: list[ConsumerRecord[K, V]] = []
         while len(taken) < most:
             fetch = self._fetcher.first_readable()
@@ -70,8 +72,8 @@ class FetchCollector(Generic[K, V]):
         return taken
 
     async def take_arrow(self, columns: Sequence[str], max_bytes: int | None) -> list[pa.RecordBatch]:
-        """Decodes whole fetches to columns until they hold `max_bytes`, aside if it is much: meanwhile the
-        loop receives what comes next. Nothing is taken before all is decoded, so a cancelled wait loses
+        """Decode whole fetches to columns until they hold `max_bytes`, in the pool if they are large:
+        meanwhile the loop receives more. Nothing is consumed before all is decoded, so a cancelled call loses
         nothing.
         """
         from ottla.client.consumer.arrow import decode_fetches
@@ -87,7 +89,7 @@ class FetchCollector(Generic[K, V]):
             decoded, error = await self._pool.run(decode_fetches, work, columns)
         batches: list[pa.RecordBatch] = []
         for fetch, batch in zip(fetches, decoded, strict=False):
-            # The user may have sought or paused meanwhile.
+            # The user may have called `seek` or `pause` meanwhile.
             if fetch.is_readable:
                 fetch.taken_arrow()
                 self._fetcher.finish(fetch)
@@ -98,7 +100,7 @@ class FetchCollector(Generic[K, V]):
         return batches
 
     async def wait(self, deadline: float | None) -> bool:
-        """Waits for something new; False when the time is over."""
+        """Wait for new data or an error; False at the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._fetcher.arrived.wait()
@@ -106,7 +108,7 @@ class FetchCollector(Generic[K, V]):
             return False
         return True
 
-    # One by one.
+    # Records one by one.
 
     @property
     def has_next(self) -> bool:
@@ -121,7 +123,7 @@ class FetchCollector(Generic[K, V]):
         self._leftover, self._at = records, 0
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
-        """Where each partition goes on for the user, as it would be committed."""
+        """Return the position of each partition as it would be committed."""
         unread = self.unread()
         return {
             s.partition: CommittedOffset(unread.get(s.partition, s.position), s.position_epoch)
@@ -130,14 +132,14 @@ class FetchCollector(Generic[K, V]):
         }
 
     def unread(self) -> dict[TopicPartition, int]:
-        """The offset of each partition's first record that was polled and not given out."""
+        """Return the offset of each partition's first record that was polled and not yielded."""
         first: dict[TopicPartition, int] = {}
         for record in self._leftover[self._at :]:
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
         return first
 
     def rewind(self, only: Collection[TopicPartition] | None = None) -> None:
-        """Makes what was not given out readable again, by fetching it again."""
+        """Make records that were not yielded readable again, by fetching them again."""
         if not self.has_next:
             return
         for partition, offset in self.unread().items():
@@ -148,7 +150,7 @@ class FetchCollector(Generic[K, V]):
         self.drop(only)
 
     def drop(self, only: Collection[TopicPartition] | None) -> None:
-        """Forgets what was not given out, of these partitions or of all."""
+        """Forget records that were not yielded, of these partitions or of all."""
         rest = self._leftover[self._at :]
         self._at = 0
         self._leftover = [] if only is None else [r for r in rest if (r.topic, r.partition) not in only]

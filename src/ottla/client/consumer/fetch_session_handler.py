@@ -1,7 +1,7 @@
-"""A fetch session with one broker: after the first full request, only what changed is said.
+"""A fetch session with one broker: after the first full request, requests contain only changes.
 
-The invariant: `_sent` is exactly what the broker remembers of this session, given that it got every request
-so far. Whenever that is in doubt (no answer, or one that denies the session) the next request is full again.
+Invariant: `_sent` is exactly what the broker remembers of this session, provided that it got every request so
+far. Whenever that is in doubt (no response, or one that denies the session) the next request is full again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DENIED = frozenset(
 
 
 class Wanted(NamedTuple):
-    """What is asked for one partition; the same again need not be said again."""
+    """The fetch parameters of one partition; unchanged ones are not sent again."""
 
     topic_id: bytes | None
     offset: int
@@ -36,21 +36,23 @@ class Wanted(NamedTuple):
 
 
 class FetchSessionHandler:
+    """The client's side of a fetch session."""
+
     __slots__ = ("_epoch", "_id", "_sent")
 
     def __init__(self) -> None:
         self._id = 0
-        self._epoch = 0  # 0 asks for a new session, and ends the one with this id
+        self._epoch = 0  # 0 asks for a new session, and closes the one with this id
         self._sent: dict[TopicPartition, Wanted] = {}
 
     def fill(self, request: FetchRequest, wanted: Mapping[TopicPartition, Wanted]) -> None:
-        """Puts partitions and session into a request, as if the broker will get it."""
+        """Put partitions and session into a request, assuming that the broker will get it."""
         request.session_id, request.session_epoch = self._id, self._epoch
         if not self._epoch:
             request.topics = _topics(wanted)
         else:
             changed = {p: want for p, want in wanted.items() if self._sent.get(p) != want}
-            # A topic of the same name and another id is another topic.
+            # A topic with the same name and another id is a different topic.
             gone = {
                 p: was
                 for p, was in self._sent.items()
@@ -61,7 +63,7 @@ class FetchSessionHandler:
         self._sent = dict(wanted)
 
     def handle_response(self, session_id: int, error: int) -> bool:
-        """Takes the head of an answer; False if the session is denied and its body means nothing."""
+        """Take the session of a response; False if the broker denied it and the response is void."""
         if error:
             if error in _DENIED:
                 self._id = 0
@@ -75,7 +77,7 @@ class FetchSessionHandler:
         return True
 
     def handle_error(self) -> None:
-        """The next request is a full one."""
+        """Make the next request a full one."""
         self._epoch = 0
 
 

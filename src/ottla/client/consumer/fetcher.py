@@ -1,8 +1,8 @@
-"""Fetches ahead of the user: one request under way to each broker, for all partitions that want bytes.
+"""Fetches ahead of the user: one request in flight to each broker, for all partitions that need data.
 
-A partition wants bytes while few fetches of it wait. What waits and what may come in is bounded:
-each broker has an equal share of `prefetch.max.bytes`, and a request never asks for more than is left of
-it. (Only a single batch larger than that is delivered all the same, as Kafka promises.)
+A partition needs data while few of its completed fetches wait. Memory is bounded: each broker has an equal
+share of `prefetch.max.bytes`, and a request never asks for more than is left of it. (Only a single batch that
+is larger is delivered all the same, as Kafka promises.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STALE_METADATA = frozenset(
 
 
 class _Sent(NamedTuple):
-    """A partition in a request: an answer counts only if nobody has sought elsewhere since."""
+    """A partition of a request; the response counts only if there was no seek since."""
 
     state: TopicPartitionState
     offset: int
@@ -56,7 +56,7 @@ class _Sent(NamedTuple):
 
 
 class Fetcher:
-    """`run` is its task. `on_reset` is called when a partition's position has to be found out anew."""
+    """`run` is its task. `on_reset` is called when the position of a partition has to be found again."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._sessions: dict[int, FetchSessionHandler] = {}
         self._under_way: dict[int, asyncio.Task[None]] = {}
-        # Arrived and not used up, oldest first, and their bytes by the broker they came from.
+        # Completed fetches that are not consumed, oldest first, and their bytes by broker.
         self.fetches: deque[CompletedFetch] = deque()
         self._waiting_bytes: dict[int, int] = {}
-        # Set when there is something for whoever polls: bytes, or an error.
+        # Set when there is something for `poll`: data, or an error.
         self.arrived = asyncio.Event()
 
     def wake(self) -> None:
-        """Positions, the assignment or metadata changed, or bytes were used up."""
+        """Look for work: positions, the assignment or metadata changed, or a fetch was consumed."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -101,7 +101,7 @@ class Fetcher:
         return sum(self._waiting_bytes.values())
 
     def first_readable(self) -> CompletedFetch | None:
-        """The oldest fetch that the user may get from now; drops those that nobody needs any more."""
+        """Return the oldest fetch that the user may read now; drop those that are no longer needed."""
         for _ in range(len(self.fetches)):
             fetch = self.fetches[0]
             if not fetch.dropped and not fetch.is_empty:
@@ -110,7 +110,7 @@ class Fetcher:
         return next((fetch for fetch in self.fetches if fetch.is_readable), None)
 
     def readable(self, max_bytes: int | None) -> list[CompletedFetch]:
-        """All fetches that the user may get, oldest first, until they hold `max_bytes`."""
+        """Return all fetches that the user may read, oldest first, until they hold `max_bytes`."""
         first = self.first_readable()
         found: list[CompletedFetch] = []
         size = 0
@@ -123,14 +123,14 @@ class Fetcher:
         return found
 
     def finish(self, fetch: CompletedFetch) -> None:
-        """The fetch is used up, or of no use."""
+        """Remove a fetch that is consumed or no longer needed."""
         self.fetches.remove(fetch)
         self._waiting_bytes[fetch.node_id] -= fetch.size
         if not fetch.dropped:
             fetch.state.fetches.remove(fetch)
         self._wake.set()
 
-    # Asking.
+    # Requests.
 
     def _dispatch(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -152,7 +152,7 @@ class Fetcher:
             if node_id in self._under_way:
                 continue
             if node_id in full and not any(self._is_behind(state) for state, _ in wanting):
-                continue  # it would wait for news, and those that have bytes would run out meanwhile
+                continue  # it would wait for new data, and the others would run out of theirs
             room = self._room(node_id, nodes)
             if room > 0:
                 self._ask(node_id, wanting, room)
@@ -163,17 +163,17 @@ class Fetcher:
             and state.error is None
             and not (state.paused or state.revoking or state.fetching)
             and len(state.fetches) < FETCHES_AHEAD
-            # A position from before the leader changed has to be checked first.
+            # A position from before a change of leader has to be validated first.
             and (state.position_epoch < 0 or state.validated_epoch >= info.leader_epoch)
         )
 
     def _is_behind(self, state: TopicPartitionState) -> bool:
-        """Whether there are bytes for it, as far as was heard."""
+        """Whether the partition has data beyond the fetch offset, by the last response."""
         end = state.last_stable_offset if self._config.read_committed else state.high_watermark
         return end is None or state.fetch_offset < end
 
     def _source(self, state: TopicPartitionState, info: PartitionInfo, now: float) -> int:
-        """The replica that the leader told to read from while that is valid, or the leader."""
+        """Return the preferred read replica while that is valid, or the leader."""
         chosen = state.preferred_replica
         if chosen < 0:
             return info.leader
@@ -188,7 +188,7 @@ class Fetcher:
 
     def _room(self, node_id: int, nodes: int) -> int:
         share = self._config.prefetch_max_bytes // max(nodes, 1)
-        # No crumbs: a request is worth it when a good part of the share is free.
+        # No tiny requests: wait until a good part of the share is free.
         most = share * 3 // 4
         if self._waiting_bytes.get(node_id, 0) > most:
             self._make_room(node_id)
@@ -198,8 +198,8 @@ class Fetcher:
         return max(min(self._config.fetch_max_bytes, share - waiting), 1)
 
     def _make_room(self, node_id: int) -> None:
-        """Lets go of what nobody is going to read soon: bytes of former positions, and of partitions that are
-        paused, which fetch them again when they go on. Otherwise those that are read would wait for them.
+        """Drop data that is not read soon: of former positions, and of paused partitions, which fetch it
+        again when they are resumed. Otherwise the partitions that are read would wait for room.
         """
         for fetch in [c for c in self.fetches if c.node_id == node_id and (c.dropped or c.state.paused)]:
             if not fetch.dropped:
@@ -207,7 +207,9 @@ class Fetcher:
             self.finish(fetch)
 
     def _ask(self, node_id: int, wanting: list[tuple[TopicPartitionState, PartitionInfo]], room: int) -> None:
-        """Asks a broker for bytes: at once if it is connected, as it can then work while the user does."""
+        """Send a fetch to a broker: at once if it is connected, as the broker can then work while the user
+        does.
+        """
         sent = {state.partition: _Sent(state, state.fetch_offset, state.seeks) for state, _ in wanting}
         wanted = {
             state.partition: Wanted(
@@ -224,7 +226,7 @@ class Fetcher:
             try:
                 answer = self._send(connection, node_id, wanted, room)
             except KafkaError:
-                # It is tried again below, and what is wrong then shows there; this one was not heard.
+                # It is sent again below, where the failure shows; the broker did not get this one.
                 self._session(node_id).handle_error()
         for entry in sent.values():
             entry.state.fetching = True
@@ -256,7 +258,7 @@ class Fetcher:
         room: int,
         answer: asyncio.Future[FetchResponse] | None,
     ) -> None:
-        """Sees one request through, from the connection, where there is none yet, to what came of it."""
+        """Complete one request: connect if there is no connection, and handle the response or the failure."""
         try:
             if answer is None:
                 connection = await self._cluster.connection(node_id, Lane.FETCH)
@@ -267,7 +269,7 @@ class Fetcher:
             self._session(node_id).handle_error()
             await self._handle_fetch_failure(node_id, sent, error)
         except Exception as error:
-            # A fault of ours: whoever polls shall hear of it, rather than wait for ever.
+            # A bug of this client: `poll` raises it, rather than wait without end.
             log.exception("fetch from broker %d", node_id)
             self._session(node_id).handle_error()
             for partition, entry in sent.items():
@@ -278,7 +280,7 @@ class Fetcher:
             for entry in sent.values():
                 entry.state.fetching = False
             self._wake.set()
-        self._dispatch()  # before whoever waits for these bytes gets to work on them
+        self._dispatch()  # before the user works on the data
 
     def _session(self, node_id: int) -> FetchSessionHandler:
         return self._sessions.setdefault(node_id, FetchSessionHandler())
@@ -296,7 +298,7 @@ class Fetcher:
         self._metadata_updater.request_update({partition.topic for partition in sent})
         await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 
-    # Answers.
+    # Responses.
 
     async def _handle_fetch_response(
         self,
@@ -377,9 +379,9 @@ class Fetcher:
     def _handle_offset_out_of_range(self, node_id: int, entry: _Sent) -> None:
         state = entry.state
         if state.preferred_replica == node_id:
-            state.preferred_replica = -1  # a follower may lag; the leader knows
+            state.preferred_replica = -1  # a follower may lag behind; the leader decides
         elif state.fetches:
-            pass  # found beyond what the user has; he reads that first
+            pass  # the user reads what was fetched before it first
         elif self._config.reset_policy.reset is Reset.NONE:
             self._stop_partition(
                 state,

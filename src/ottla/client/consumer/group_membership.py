@@ -1,4 +1,4 @@
-"""What a consumer and its membership in a group want of each other, whichever protocol the group speaks."""
+"""The contract between a consumer and its membership in a group, for both group protocols."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ log = logging.getLogger(__name__)
 
 
 class RebalanceListener(Protocol):
-    """Told within `poll`, before partitions are given up and after new ones came; plain or async. Lost
-    partitions may belong to another member already: nothing can be committed for them any more.
+    """Called within `poll`, before partitions are revoked and after new ones are assigned; plain or async.
+    Lost partitions may belong to another member already: their offsets can no longer be committed.
     """
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
-        """These are about to go; what was read of them can still be committed."""
+        """These partitions are about to be revoked; their offsets can still be committed."""
         ...
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
-        """These have come, in addition to those that stayed."""
+        """These partitions were assigned, in addition to those that stayed."""
         ...
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
-        """These went without notice; whoever has no such method gets `on_partitions_revoked`."""
+        """These partitions were lost without notice. A listener without this method gets
+        `on_partitions_revoked`.
+        """
         ...
 
 
 class Stalled(NamedTuple):
-    """A member of a group whose user has not polled for `silent_ms`, and which therefore leaves."""
+    """A member of a group whose user has not polled for `silent_ms`, and which therefore leaves the group."""
 
     group_id: str
     member_id: str
@@ -58,7 +60,7 @@ OnStalled = Callable[[Stalled], object]
 
 
 def report_stall(stalled: Stalled, config: ConsumerConfig, on_stalled: OnStalled | None) -> None:
-    """Says in the log, and to the user if he wants to hear it, why a member leaves."""
+    """Log why a member leaves, and call `on_stalled` if there is one."""
     log.warning(
         "group %r: no poll for %d ms (max.poll.interval.ms=%d), so this member leaves; "
         "poll more often, or ask for fewer records at a time (max.poll.records)",
@@ -75,13 +77,13 @@ def report_stall(stalled: Stalled, config: ConsumerConfig, on_stalled: OnStalled
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Names, or a pattern that whole names must match."""
+    """Topic names, or a pattern that whole names must match."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
 
     def matching(self, view: ClusterMetadata, *, internal: bool) -> list[str]:
-        """The topics of it that exist."""
+        """Return the subscribed topics that exist."""
         if self.pattern is None:
             return [t for t in self.topics if t in view.topics and not view.topics[t].error]
         whole = re.compile(self.pattern)
@@ -93,20 +95,20 @@ class Subscription:
 
 
 class MembershipOwner(Protocol):
-    """What a membership may do with its consumer."""
+    """The consumer as its group membership sees it."""
 
     def owned_partitions(self) -> list[TopicPartition]: ...
 
     def assign_from_subscribed(self, partitions: Iterable[TopicPartition]) -> None:
-        """From now on exactly these partitions."""
+        """Read exactly these partitions from now on."""
         ...
 
     async def commit_before_revocation(self) -> None:
-        """The last commit before partitions go, if commits are automatic."""
+        """Make the last commit before partitions are revoked, if commits are automatic."""
         ...
 
     def wake(self) -> None:
-        """There is work for the next `poll`."""
+        """Let `poll` return to the membership, which has work."""
         ...
 
 
@@ -116,7 +118,7 @@ class GroupMembership(Protocol):
 
     @property
     def is_stable(self) -> bool:
-        """Whether the member has what the group gave it, and nothing is being moved."""
+        """Whether the member has what the group assigned to it, and no rebalance is in progress."""
         ...
 
     async def start(self) -> None: ...
@@ -124,18 +126,18 @@ class GroupMembership(Protocol):
     def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None: ...
 
     async def poll(self) -> None:
-        """Does what has to be done within `poll`: listeners, and taking over what was assigned."""
+        """Do the work that belongs into the user's `poll`: call listeners, and apply the assignment."""
         ...
 
     def on_poll(self) -> None:
-        """The user is alive."""
+        """Note that the user has polled."""
         ...
 
     def on_metadata_update(self) -> None: ...
 
     async def refresh_epoch(self) -> bool:
-        """After a commit was refused as stale: waits for a newer epoch, or generation. False if there is none
-        to expect.
+        """Wait for a newer epoch or generation after a commit was refused as stale. False if none is to be
+        expected.
         """
         ...
 

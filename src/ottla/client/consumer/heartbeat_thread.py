@@ -1,8 +1,9 @@
-"""A second loop for a group member's heartbeats, so that they go on while the user's loop is busy.
+"""An event loop in its own thread for the heartbeats of a group member, so that they continue while the
+user's loop is busy.
 
-A member that does not heartbeat is taken for dead, its partitions go to others, and its work is done twice.
-User code that computes for a minute on the event loop must not cause that. So heartbeats have a thread, a
-loop and connections of their own; only messages cross over. In the simulator, where there is one thread,
+A member that sends no heartbeats is considered dead, its partitions go to other members, and its work is done
+twice. User code that computes for a minute on the event loop must not cause that. So heartbeats have a
+thread, a loop and connections of their own; only calls cross over. In the simulator, which has one thread,
 they share the loop, and nothing else changes.
 """
 
@@ -22,7 +23,9 @@ __all__ = ["HeartbeatThread"]
 
 
 class HeartbeatThread:
-    """`post` goes there, `call_back` comes back; `coordinator` is to be used over there only."""
+    """`post` calls a function in the thread, `call_back` one on the user's loop; only the thread may use
+    `coordinator`.
+    """
 
     def __init__(
         self, runtime: Runtime, config: ConnectionConfig, group_id: str, *, timeout_ms: int, threaded: bool
@@ -38,7 +41,7 @@ class HeartbeatThread:
         self.coordinator: CoordinatorClient
 
     async def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `main` over there until `stop`."""
+        """Run `main` in the thread until `stop`."""
         self._home = asyncio.get_running_loop()
         if self._thread is None:
             self._begin(main)
@@ -63,7 +66,7 @@ class HeartbeatThread:
             self._home.call_soon(call, *args)
 
     def call_back(self, call: Callable[..., object], *args: Any) -> None:
-        """From over there to the user's loop; nothing is told to a loop that has ended."""
+        """Call a function on the user's loop, unless it is closed."""
         assert self._home is not None
         if self._thread is None:
             self._home.call_soon(call, *args)

@@ -1,8 +1,8 @@
-"""Finds out where each partition begins, and whether a position survived a change of leader.
+"""Finds the position at which each partition begins, and validates positions after a change of leader.
 
-A partition without a position gets the group's committed offset or, without one, what the reset policy
-says. A position is checked against the new leader's history whenever the leader's epoch grows: if the
-record before it has been truncated away, the position goes back to where the histories part.
+A partition without a position gets the committed offset of the group or, if there is none, the one of the
+reset policy. A position is validated with the new leader whenever the leader epoch grows: if the record
+before it was truncated, the position goes back to where the logs diverge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FetchCommitted = Callable[[list[TopicPartition]], Awaitable[dict[TopicPartition,
 
 
 class OffsetFetcher:
-    """`run` is its task; `wake` it after the assignment, a position or metadata changed."""
+    """`run` is its task; `wake` it after a change of the assignment, of a position or of metadata."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OffsetFetcher:
         self._fetch_committed = fetch_committed
         self._wake = asyncio.Event()
         self.offsets = OffsetsAdmin(AdminRequests(cluster, config.default_api_timeout_ms))
-        # One attempt at a time: those that can be answered do not wait for those that cannot.
+        # One attempt without retries: partitions that have an answer do not wait for those that have none.
         self._once = OffsetsAdmin(AdminRequests(cluster, 0))
 
     def wake(self) -> None:
@@ -91,7 +91,7 @@ class OffsetFetcher:
             committed = await self._fetch_committed([state.partition for state in new])
         for state in new:
             if state.seeks != seeks[state.partition] or state.position is not None:
-                continue  # the user has sought meanwhile
+                continue  # there was a seek meanwhile
             found = committed.get(state.partition)
             if found is not None and found.offset >= 0:
                 state.seek(found.offset, found.leader_epoch)
@@ -109,7 +109,7 @@ class OffsetFetcher:
         waiting = {
             s.partition: (s, s.seeks, self._timestamp(s.reset))
             for s in self._subscriptions
-            # Without a leader nobody can be asked; metadata will tell of one.
+            # A partition without a leader has to wait for new metadata.
             if s.reset is not None
             and s.error is None
             and self._cluster.metadata.leader(s.partition) is not None
@@ -117,7 +117,7 @@ class OffsetFetcher:
         if not waiting:
             return
         await self._find(waiting)
-        # By time, where no record is that young: the end.
+        # By time, if no record is that recent: the end.
         late = {
             s.partition: (s, s.seeks, int(OffsetSpec.LATEST))
             for s, seeks, _ in waiting.values()
@@ -162,7 +162,7 @@ class OffsetFetcher:
                 return OffsetSpec.LATEST
         return self._cluster.runtime.clock.wall_ms() - policy.back_ms
 
-    # After a change of leader.
+    # Validation after a change of leader.
 
     async def _validate_positions(self) -> None:
         by_leader: dict[int, list[tuple[TopicPartitionState, int, int]]] = {}
@@ -171,7 +171,7 @@ class OffsetFetcher:
             if info is None or state.position is None or state.position_epoch < 0:
                 continue
             if state.validated_epoch < info.leader_epoch:
-                state.forget_fetched()  # fetched under the leader before, beyond what is checked here
+                state.forget_fetched()  # fetched from the previous leader, beyond what is validated here
                 by_leader.setdefault(info.leader, []).append((state, state.seeks, info.leader_epoch))
         changed = False
         for node_id, states in by_leader.items():
@@ -185,7 +185,7 @@ class OffsetFetcher:
         if connection.versions is None or not connection.versions.supports(
             OffsetForLeaderEpochRequest.API_KEY, 3
         ):
-            # Brokers before Kafka 2.3 do not let consumers ask.
+            # Brokers before Kafka 2.3 do not allow consumers to ask.
             for state, _, epoch in states:
                 state.validated_epoch = epoch
             return True
@@ -226,7 +226,9 @@ class OffsetFetcher:
         return True
 
     def _compare(self, state: TopicPartitionState, epoch: int, end_epoch: int, end_offset: int) -> None:
-        """`end_offset` is where the leader's history of the position's epoch ends; -1 if it has none."""
+        """Compare a position with the end of its epoch in the leader's log: `end_offset`, or -1 if it has
+        none.
+        """
         state.validated_epoch = epoch
         assert state.position is not None
         if end_offset < 0 or end_epoch < 0:
@@ -249,7 +251,7 @@ class OffsetFetcher:
                 "%s: the log was truncated; going back from %s to %d", state.partition, state.position, good
             )
             state.seek(good, good_epoch)
-            state.validated_epoch = epoch  # the leader of this epoch said so itself
+            state.validated_epoch = epoch  # by the leader of this epoch itself
         else:
             log.warning(
                 "%s: the log was truncated; starting at %s", state.partition, self._config.auto_offset_reset

@@ -1,8 +1,8 @@
-"""What a consumer reads and how far it is: one `TopicPartitionState` for each partition assigned to it.
+"""The partitions that a consumer reads and their positions: one `TopicPartitionState` for each.
 
 `position` is the offset of the next record that the user gets; everything fetched beyond it waits in
-`fetches`. It is None until the positions task has found out where to begin, and nothing is fetched before.
-`seeks` counts the jumps: an answer to a fetch that was sent before a jump is thrown away.
+`fetches`. It is None until `OffsetFetcher` has found where to begin, and nothing is fetched before. `seeks`
+counts the seeks: a response to a fetch that was sent before a seek is discarded.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class TopicPartitionState:
         self.position: int | None = None
         # The leader epoch of the record before `position`, -1 if it is not known.
         self.position_epoch = NO_EPOCH
-        # The leader's epoch that `position` was last found to be good for.
+        # The leader epoch for which `position` was last validated.
         self.validated_epoch = NO_EPOCH
-        # Where to begin by the log's ends or by time, while `position` is to be found out that way.
+        # How to find `position`, by an end of the log or by time, while it has to be found that way.
         self.reset: ResetPolicy | None = None
         self.seeks = 0
         self.paused = False
@@ -62,7 +62,7 @@ class TopicPartitionState:
         self.log_start_offset: int | None = None
         self.preferred_replica = -1
         self.preferred_until = 0.0
-        # What stops this partition until the user has been told.
+        # The error that stops this partition until it is raised to the user.
         self.error: KafkaError | None = None
 
     def seek(self, offset: int, leader_epoch: int = NO_EPOCH) -> None:
@@ -72,7 +72,7 @@ class TopicPartitionState:
         self.error = None
 
     def seek_by(self, reset: ResetPolicy | None) -> None:
-        """The position is to be found out anew; None begins with what is committed."""
+        """Discard the position, to be found by a policy; None begins with the committed offset."""
         self.forget_fetched()
         self.position, self.position_epoch = None, NO_EPOCH
         self.reset = reset
@@ -86,7 +86,7 @@ class TopicPartitionState:
 
     @property
     def fetch_offset(self) -> int:
-        """Where the next fetch begins."""
+        """The offset at which the next fetch begins."""
         if self.fetches:
             return self.fetches[-1].next_offset
         assert self.position is not None, f"{self.partition} has no position yet"
@@ -94,7 +94,7 @@ class TopicPartitionState:
 
 
 class SubscriptionState:
-    """The partitions that a consumer reads now, in the order they came."""
+    """The partitions that a consumer reads now, in the order of their assignment."""
 
     __slots__ = ("_states",)
 
@@ -121,7 +121,7 @@ class SubscriptionState:
         return list(self._states)
 
     def replace(self, partitions: Iterable[TopicPartition]) -> None:
-        """Exactly these; one that was there keeps its state."""
+        """Assign exactly these partitions; a partition that stays keeps its state."""
         old = self._states
         self._states = {
             partition: old.get(partition) or TopicPartitionState(partition) for partition in partitions
@@ -131,7 +131,7 @@ class SubscriptionState:
                 state.forget_fetched()
 
     def take_error(self) -> KafkaError | None:
-        """An error that the user has not been told yet; the partition is then tried again."""
+        """Return an error that was not raised yet; its partition is then tried again."""
         for state in self._states.values():
             if state.error is not None:
                 error, state.error = state.error, None

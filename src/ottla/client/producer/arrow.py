@@ -1,4 +1,6 @@
-"""Rows of Arrow tables to batches: partitioned and encoded by columns, without a Python object for a row."""
+"""Rows of Arrow tables to record batches: partitioned and encoded by columns, without a Python object for
+each row.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ _IGNORED = frozenset({"topic", "offset", "timestampType"})
 def encoders_of(
     data: pa.Table | pa.RecordBatch, route: TopicRoute, router: RecordRouter, *, now_ms: int, batch_bytes: int
 ) -> Iterator[tuple[int, Encoder]]:
-    """(partition, encoded records of one batch) for all rows; rows of one partition keep their order.
+    """Yield (partition, encoded records of one batch) for all rows; rows of one partition keep their order.
 
-    A `partition` column says where a row goes; where it is null or missing, the key does, and rows without
-    either go to one partition after the other, a batch's worth each.
+    A `partition` column chooses the partition of a row; where it is null or missing, the key does, and rows
+    without either go to one partition after the other, one batch each.
     """
     import pyarrow as pa
 
@@ -56,7 +58,7 @@ def _of_batch(
         for encoder in encode_rows(records, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
             yield 0, encoder
         return
-    # Sorted by partition, each partition's rows are one slice; the sort keeps the order of equals.
+    # Sorted by partition, each partition's rows are one slice; the sort is stable.
     order = pc.array_sort_indices(places)
     places, records = places.take(order), records.take(order)
     counts = pc.value_counts(places.drop_null())
@@ -74,7 +76,7 @@ def _of_batch(
 
 
 def _places(batch: pa.RecordBatch, route: TopicRoute) -> pa.Array | None:
-    """The partition of each row, null where any will do; None where any will do for all."""
+    """Return the partition of each row, null where any will do; None where any will do for all rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

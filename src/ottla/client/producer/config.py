@@ -15,8 +15,8 @@ ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1, -1: -1, 0: 0, 1: 1}
 
 @dataclass(frozen=True, slots=True)
 class ProducerConfig:
-    """`acks` is "all", 1 or 0. Idempotence, on by default, keeps order and doubles nothing across retries;
-    it needs acks=all and at most five requests in flight for each broker.
+    """`acks` is "all", 1 or 0. Idempotence, on by default, keeps the order and prevents duplicates across
+    retries; it needs acks=all and at most five requests in flight for each broker.
     """
 
     bootstrap_servers: str | Iterable[str] = "localhost:9092"
@@ -92,7 +92,7 @@ class ProducerConfig:
 
     @property
     def idempotent(self) -> bool:
-        """Asked for, or not ruled out by the other settings."""
+        """Whether idempotence is requested, or not excluded by the other settings."""
         if self.enable_idempotence is not None:
             return self.enable_idempotence
         return self._against_idempotence() is None

@@ -1,6 +1,4 @@
-"""Who a producer is to the brokers: its id and epoch, by which they recognise retries and fence off the
-past.
-"""
+"""The producer id and epoch, by which brokers recognise retries and fence former producers."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ NO_TRANSACTION_TIMEOUT = 2**31 - 1
 
 
 class ProducerIdentity(Protocol):
-    """What the sender asks and tells; without transactions most of it is nothing."""
+    """What the sender needs of a producer's identity; without transactions most of it does nothing."""
 
     producer_id: int
     epoch: int
@@ -30,11 +28,11 @@ class ProducerIdentity(Protocol):
     def is_known(self) -> bool: ...
 
     async def obtain(self) -> None:
-        """Asks for an id if there is none."""
+        """Get an id from a broker if there is none."""
         ...
 
     def begin_new_epoch(self) -> None:
-        """After a hole in a partition's sequence: the next epoch, or a new id when there is none left."""
+        """Begin the next epoch after a gap in a partition's sequence, or a new id when no epoch is left."""
         ...
 
     def may_send_to(self, partition: TopicPartition) -> bool: ...
@@ -47,8 +45,8 @@ class ProducerIdentity(Protocol):
 
 
 class IdempotentProducerIdentity:
-    """Of an idempotent producer without transactions: an id from any broker, and epochs that it counts
-    itself.
+    """The identity of an idempotent producer without transactions: an id from any broker, and epochs that it
+    counts itself.
     """
 
     __slots__ = ("_cluster", "epoch", "producer_id")

@@ -1,8 +1,8 @@
-"""Which partition a record goes to, when its sender does not say.
+"""The partition that a record goes to, if its sender does not choose it.
 
-With a key: Java's murmur2 of it, so that all of Kafka's clients agree where a key lives. Without: one
-partition is kept for about a batch's worth of bytes, then another is drawn; partitions of slow brokers are
-drawn less often.
+With a key: Java's murmur2 of it, so that all of Kafka's clients agree on the partition of a key. Without: one
+partition is used for about the bytes of a batch, then another is drawn; partitions of slow brokers are drawn
+less often.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Partitioner(Protocol):
 
 
 class RoundRobinPartitioner:
-    """One after the other, whatever the key."""
+    """Chooses one partition after the other, regardless of the key."""
 
     __slots__ = ("_next",)
 
@@ -52,7 +52,9 @@ class RoundRobinPartitioner:
 
 
 def partitioner_of(chosen: Partitioner | str | None) -> Partitioner | None:
-    """None is Kafka's own way: by key, and sticky without one. "round_robin" or any callable instead."""
+    """Return the chosen partitioner: "round_robin", any callable, or None for Kafka's own, which goes by key
+    and is sticky without one.
+    """
     if chosen == "round_robin":
         return RoundRobinPartitioner()
     if chosen is None or callable(chosen):
@@ -61,20 +63,20 @@ def partitioner_of(chosen: Partitioner | str | None) -> Partitioner | None:
 
 
 class BuiltInPartitioner:
-    """For one topic's records without a key: stays with a partition until `batch_size` bytes went to it."""
+    """The sticky partitioner of one topic's records without a key: it changes after `batch_size` bytes."""
 
     __slots__ = ("_batch_size", "_random", "current", "left")
 
     def __init__(self, random: Random, batch_size: int) -> None:
         self._random = random
         self._batch_size = max(batch_size, 1)
-        # Bytes that may still go to the current partition; at zero it is time to choose again.
+        # Bytes that may still go to the current partition; at zero another one is drawn.
         self.left = 0
         self.current = -1
 
     def choose(self, partitions: int, queued: Sequence[tuple[int, int]]) -> int:
-        """Draws a partition. `queued` lists the partitions that have a leader with the batches waiting for
-        each: the fewer wait, the likelier the draw. Without any leader known, all are alike.
+        """Draw a partition. `queued` lists the partitions that have a leader, with their number of waiting
+        batches: fewer batches make the draw more likely. If no leader is known, all are equally likely.
         """
         self.left = self._batch_size
         if not queued:
@@ -87,7 +89,7 @@ class BuiltInPartitioner:
 
 
 class TopicRoute:
-    """A topic that records go to: its queues by partition, and where those without a key go for now."""
+    """A topic that records are sent to: the queues of its partitions, and the sticky partition."""
 
     __slots__ = ("count", "info", "name", "queues", "sticky", "view")
 
@@ -96,12 +98,14 @@ class TopicRoute:
         self.sticky = sticky
         self.info = info
         self.count = 0
-        # The metadata that it was last compared with.
+        # The metadata with which it was last compared.
         self.view: ClusterMetadata | None = None
         self.queues: list[PartitionQueue] = []
 
 
 class RecordRouter:
+    """From the name of a topic to the queue of the partition that a record goes to."""
+
     def __init__(
         self,
         cluster: NetworkClient,
@@ -120,7 +124,7 @@ class RecordRouter:
         return topic in self.routes
 
     def route(self, topic: str) -> TopicRoute:
-        """The topic's partitions as metadata has them now; KafkaError if it has none."""
+        """Return the topic's partitions by current metadata; KafkaError if there are none."""
         known = self.routes.get(topic)
         view = self._cluster.metadata
         if known is not None and known.view is view:
@@ -131,7 +135,7 @@ class RecordRouter:
             return known
         if info is None or info.error or not info.partitions:
             if known is not None:
-                return known  # what is on its way to a topic that is gone fails by itself
+                return known  # records for a deleted topic fail by themselves
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"topic {topic!r} is not known yet; await ready({topic!r}) first",
@@ -140,7 +144,7 @@ class RecordRouter:
             sticky = BuiltInPartitioner(self._cluster.runtime.random, self._config.batch_size)
             known = self.routes[topic] = TopicRoute(topic, sticky, info)
         known.info, known.view = info, view
-        known.sticky.left = 0  # the partition it was at may be gone, or have no leader
+        known.sticky.left = 0  # its current partition may be gone, or have no leader
         known.count = len(info.partitions)
         known.queues = [self._accumulator.queue(TopicPartition(topic, p.partition)) for p in info.partitions]
         return known
@@ -154,7 +158,7 @@ class RecordRouter:
         return self.sticky(route, len(value) if value is not None else 0)
 
     def sticky(self, route: TopicRoute, size: int) -> int:
-        """The partition that records without a key go to for now."""
+        """Return the partition for records without a key."""
         sticky = route.sticky
         sticky.left -= size
         if sticky.left <= 0:

@@ -1,4 +1,4 @@
-"""The producer's face: from a record to its batch."""
+"""The producer: from a record to its batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Producer", "ProducerInterceptor", "ProducerRecord", "QueuedRows", "S
 
 @dataclass(slots=True)
 class ProducerRecord:
-    """A record as its sender gave it, before serializers."""
+    """A record as given by the user, before serializers."""
 
     topic: str
     value: Any
@@ -43,7 +43,7 @@ class ProducerRecord:
 
 
 class ProducerInterceptor(Protocol):
-    """`on_send` gives the record to send, its own or another; what it raises, the sender of the record gets.
+    """`on_send` returns the record to send, the same or another; what it raises is raised by `send`.
     `on_acknowledgement` gets the handle once it is done, on the event loop.
     """
 
@@ -58,7 +58,7 @@ ARROW_BATCH_BYTES = 1_000_000
 
 
 class SentBatch(NamedTuple):
-    """Where rows of a table went: `rows` of them, from `base_offset` on."""
+    """A batch of a table's rows that was delivered: `rows` of them, from `base_offset` on."""
 
     topic: str
     partition: int
@@ -67,7 +67,7 @@ class SentBatch(NamedTuple):
 
 
 class QueuedRows:
-    """Rows of a table on their way, by `Producer.queue_arrow`."""
+    """Rows of a table that are being sent, made by `Producer.queue_arrow`."""
 
     __slots__ = ("_batches",)
 
@@ -75,7 +75,9 @@ class QueuedRows:
         self._batches = batches
 
     async def delivered(self) -> list[SentBatch]:
-        """Where the rows went, once the brokers have them. The first error is raised after all were tried."""
+        """Wait until the brokers have the rows, and return where they are. The first error is raised after
+        all were tried.
+        """
         for batch in self._batches:
             await asyncio.shield(batch.done())
         found = [part for batch in self._batches for part in batch.leaves()]
@@ -90,8 +92,9 @@ class Producer:
     mapping in the first argument.
 
     Keys and values are bytes unless serializers are given: a callable, or "str", "json", "int". `send` waits
-    for the broker's word; `send_nowait` returns at once with a handle that can be awaited. Closing waits for
-    everything that was sent. With `cluster`, one that others use too, connections are shared; it stays open.
+    for the broker's acknowledgement; `send_nowait` returns at once with a handle that can be awaited. Closing
+    waits for everything that was sent. With `cluster`, a `NetworkClient` that others use too, connections are
+    shared; it stays open.
     """
 
     def __init__(
@@ -151,8 +154,8 @@ class Producer:
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     async def start(self, *, keep_prepared: bool = False) -> None:
-        """Reaches the cluster; BootstrapFailed says why it cannot. With a transactional id, takes it over:
-        what another producer left open is aborted, unless it was prepared and `keep_prepared` is given.
+        """Connect to the cluster; BootstrapFailed says why it cannot. A transactional id is taken over: the
+        open transaction of another producer is aborted, unless it was prepared and `keep_prepared` is given.
         """
         if self._tasks or self._closed:
             raise RuntimeError("a producer starts once")
@@ -174,14 +177,14 @@ class Producer:
             task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task that dies takes everything with it, rather than let senders wait for ever."""
+        """Fail all records when a task of the producer dies, rather than let callers wait without end."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer has broken down: {error!r}"))
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
-        """Delivers what was sent (within `timeout_ms`, if given; what is left then fails) and disconnects. A
-        transaction that is open is left to be aborted by its timeout, or by the next producer of its id.
+        """Deliver what was sent (within `timeout_ms`, if given; the rest then fails) and disconnect. An open
+        transaction is left to be aborted by its timeout, or by the next producer of its id.
         """
         if self._closed:
             return
@@ -223,8 +226,8 @@ class Producer:
         timestamp: int | None = None,
         headers: Headers = (),
     ) -> RecordMetadata:
-        """Sends one record and waits until the broker has it, as `acks` asks. Raises KafkaError if it did
-        not work.
+        """Send one record and wait until it is acknowledged, as `acks` requires. Raises KafkaError on
+        failure.
         """
         await self.ready(topic)
         return await self.send_nowait(
@@ -232,7 +235,7 @@ class Producer:
         )
 
     async def ready(self, topic: str) -> None:
-        """Waits, up to `max.block.ms`, until the topic's partitions are known and there is room for more
+        """Wait, up to `max.block.ms`, until the topic's partitions are known and there is room for more
         records.
         """
         self._check_open()
@@ -262,12 +265,12 @@ class Producer:
         timestamp: int | None = None,
         headers: Headers = (),
     ) -> Delivery:
-        """Puts a record on its way and returns a handle. The topic must be known (`ready`), and there must
-        be room: BufferFull otherwise, so that whoever cannot wait learns it.
+        """Queue a record and return a handle. The topic must be known (`ready`), and there must be room:
+        BufferFull is raised otherwise, for callers that cannot wait.
         """
         if self._is_plain:
             return self._send(topic, value, key, partition, timestamp, headers)
-        return self._send_dressed(ProducerRecord(topic, value, key, partition, timestamp, headers))
+        return self._send_intercepted(ProducerRecord(topic, value, key, partition, timestamp, headers))
 
     def _send(
         self,
@@ -278,7 +281,7 @@ class Producer:
         timestamp: int | None,
         headers: Headers,
     ) -> Delivery:
-        """Runs for every record: what seldom matters is looked at in `_route` only."""
+        """Runs for every record: rare cases are handled in `_route` only."""
         route = self._routes.get(topic)
         if route is None or route.view is not self._cluster.metadata:
             route = self._route(topic)
@@ -312,8 +315,8 @@ class Producer:
         self._check_open()
         return self._router.route(topic)
 
-    def _send_dressed(self, record: ProducerRecord) -> Delivery:
-        """The way through interceptors and serializers."""
+    def _send_intercepted(self, record: ProducerRecord) -> Delivery:
+        """Send a record through interceptors and serializers."""
         for interceptor in self._interceptors:
             record = interceptor.on_send(record)
         key, value = record.key, record.value
@@ -327,16 +330,16 @@ class Producer:
         return delivery
 
     async def send_arrow(self, topic: str, data: pa.Table | pa.RecordBatch) -> list[SentBatch]:
-        """Sends all rows of a table and waits until the brokers have them; tells where they went.
+        """Send all rows of a table, wait until the brokers have them, and return where they are.
 
         Columns `key`, `value`, `headers`, `timestamp` and `partition` may each be missing. Without a
-        partition the key decides, as for `send`. Serializers and interceptors are not asked. The first
-        error is raised after all batches were tried.
+        partition the key decides, as in `send`. Serializers and interceptors are not called. The first error
+        is raised after all batches were tried.
         """
         return await (await self.queue_arrow(topic, data)).delivered()
 
     async def queue_arrow(self, topic: str, data: pa.Table | pa.RecordBatch) -> QueuedRows:
-        """As `send_arrow`, but waits for room only; what is returned tells later what came of the rows."""
+        """Send rows as `send_arrow` does, but wait only for room; the returned object has the result."""
         from ottla.client.producer.arrow import encoders_of
 
         await self.ready(topic)
@@ -353,11 +356,11 @@ class Producer:
             sent.append(self._accumulator.enqueue_encoded(queue, encoder, limit))
             self._sender.wake()
             if len(sent) % 8 == 0:
-                await asyncio.sleep(0)  # let what is ready go out while the rest is encoded
+                await asyncio.sleep(0)  # send what is ready while the rest is encoded
         return QueuedRows(sent)
 
     async def flush(self) -> None:
-        """Waits until everything sent before this call was delivered or has failed. Failures show on the
+        """Wait until everything sent before this call is delivered or has failed. Failures show on the
         handles.
         """
         self._accumulator.flushing += 1
@@ -369,14 +372,14 @@ class Producer:
             self._accumulator.flushing -= 1
 
     async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic, waiting up to `max.block.ms` for it to come into being."""
+        """The partitions of a topic; waits up to `max.block.ms` for the topic to be created."""
         info = await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
         return [TopicPartition(topic, p.partition) for p in info.partitions]
 
     # Transactions.
 
     def transaction(self) -> Transaction:
-        """A transaction as `async with`: committed at the end of the block, aborted if it raises."""
+        """Return a transaction for `async with`: committed at the end of the block, aborted if it raises."""
         return self.transactions.transaction()
 
     @property
@@ -386,7 +389,7 @@ class Producer:
             raise ValueError("transactions need a transactional.id")
         return self._transactions
 
-    # Inside.
+    # Internals.
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,8 +1,8 @@
-"""A batch on its way to a partition, and the handle that a sender of one record holds on it.
+"""A batch of records for one partition, and the handle of a caller on one of its records.
 
-A record costs no future of its own: what is awaited is the batch, and a handle only remembers which record
-of it was meant. The invariant: a batch is settled exactly once, with offsets or with an error, and every
-handle then agrees.
+A record has no future of its own: callers await the batch, and a handle only has the index of its record.
+Invariant: a batch is completed exactly once, with offsets or with an error, and all its handles show the
+same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_OFFSET = -1
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went. With acks=0 nobody tells the offset: it is -1."""
+    """The partition and offset of a record. With acks=0 the offset is unknown: -1."""
 
     topic: str
     partition: int
@@ -78,15 +78,15 @@ class ProducerBatch:
         )
         self.count = self.builder.count
         self.encode, self.limit = self.builder.fast_append()
-        # Takes no more records: it was sent before, or its records came all at once.
+        # Takes no more records: it was sent before, or its records were added all at once.
         self.is_closed = encoder is not None
         self.created_at = created_at
-        # Its place among the partition's batches; the parts of one that was split share its place in order.
+        # Its place among the partition's batches; the parts of a split batch share its place, in order.
         self.order: tuple[int, ...] = ()
         self.not_before = 0.0  # loop time before which a failed batch is not tried again
         self.attempts = 0
         self.size = self.builder.uncompressed_size if encoder is not None else 0  # against buffer.memory
-        # Set when the batch is first sent, and kept for every retry, so that the broker can tell it is one.
+        # Set when the batch is first sent, and kept for every retry, so that the broker recognises it.
         self.producer_id = -1
         self.producer_epoch = -1
         self.base_sequence = -1
@@ -97,12 +97,12 @@ class ProducerBatch:
         self.timestamps: list[int] = []
         self._done: asyncio.Future[None] | None = None
         self.callbacks: list[tuple[Callable[[Delivery], object], Delivery]] | None = None
-        # Where a batch was too large for the broker: the smaller ones that carry its records now.
+        # The smaller batches with its records, if it was too large for the broker.
         self.parts: list[ProducerBatch] = []
         self.parent: ProducerBatch | None = None
 
     def try_append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Any) -> int:
-        """Adds a record if there is room for it; the bytes it takes, or 0."""
+        """Add a record if there is room for it; return the bytes it takes, or 0."""
         added = self.encode(timestamp, key, value, headers, None, self.limit)
         if added:
             self.size += added
@@ -133,8 +133,8 @@ class ProducerBatch:
             self.parent._on_done()
 
     def split(self, limit_bytes: int) -> list[ProducerBatch]:
-        """The same records in batches of at most `limit_bytes`, numbered as they were. The handles on this
-        batch stay good: it is settled when all its parts are.
+        """Return the same records in batches of at most `limit_bytes`, with the same sequence numbers. The
+        handles on this batch stay valid: it is done when all its parts are.
         """
         part: ProducerBatch | None = None
         sequence = self.base_sequence
@@ -162,7 +162,7 @@ class ProducerBatch:
         return self.parts
 
     def done(self) -> asyncio.Future[None]:
-        """Done when the batch is settled; it never fails, the handles do."""
+        """Return a future that is done when the batch is; it never fails, the handles do."""
         if self._done is None:
             self._done = asyncio.get_running_loop().create_future()
             if self.is_done:
@@ -170,7 +170,7 @@ class ProducerBatch:
         return self._done
 
     def leaves(self) -> list[ProducerBatch]:
-        """The batches that were sent in the end: itself, or its parts."""
+        """Return the batches that were sent in the end: itself, or its parts."""
         return [leaf for part in self.parts for leaf in part.leaves()] if self.parts else [self]
 
     def failure(self, index: int) -> KafkaError | None:
@@ -195,7 +195,7 @@ class ProducerBatch:
 
 
 class Delivery:
-    """What `send_nowait` returns: await it for the record's metadata, or leave it and `flush` later."""
+    """The result of `send_nowait`: await it for the record's metadata, or ignore it and `flush` later."""
 
     __slots__ = ("_batch", "_index")
 
@@ -205,7 +205,7 @@ class Delivery:
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         if not self._batch.is_done:
-            # Shielded: whoever stops waiting for one record must not disturb those who wait for the others.
+            # Shielded: a caller that is cancelled must not disturb those that wait for other records.
             yield from asyncio.shield(self._batch.done()).__await__()
         return self._batch.metadata(self._index)
 
@@ -214,19 +214,21 @@ class Delivery:
         return self._batch.is_done
 
     def result(self) -> RecordMetadata:
-        """The metadata, or the error raised; InvalidStateError before the record was delivered or failed."""
+        """Return the metadata, or raise the error; InvalidStateError before the record is delivered or
+        failed.
+        """
         if not self._batch.is_done:
             raise asyncio.InvalidStateError("the record is still on its way")
         return self._batch.metadata(self._index)
 
     def exception(self) -> KafkaError | None:
-        """Why the record failed; None if it was delivered, InvalidStateError before either."""
+        """Return the error of the record; None if it was delivered, InvalidStateError before either."""
         if not self._batch.is_done:
             raise asyncio.InvalidStateError("the record is still on its way")
         return self._batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Calls `callback(self)` on the event loop once the record was delivered or failed."""
+        """Call `callback(self)` on the event loop once the record is delivered or has failed."""
         if self._batch.is_done:
             asyncio.get_running_loop().call_soon(callback, self)
         elif self._batch.callbacks is None:

@@ -1,8 +1,8 @@
-"""Records wait here, in batches by partition, until their batch is full or has lingered long enough.
+"""Records wait here, in batches by partition, until their batch is full or has lingered for `linger.ms`.
 
-The order of a partition's batches is the order in which they were opened; a batch that comes back for
-another try goes to its old place. Bytes that wait or are under way are
-counted against `buffer.memory`; who would go beyond has to wait.
+The order of a partition's batches is the order in which they were opened; a batch that is retried returns to
+its place. Bytes that wait or are in flight count against `buffer.memory`; callers that would exceed it have
+to wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SEQUENCE = 2**31 - 1
 
 
 class PartitionQueue:
-    """The batches of one partition, and where it stands in its sequence of numbered records."""
+    """The batches of one partition, and its sequence numbers."""
 
     __slots__ = (
         "batches",
@@ -41,22 +41,22 @@ class PartitionQueue:
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
-        # Not under way; those that were sent before come first.
+        # Not in flight; batches that were sent before come first.
         self.batches: deque[ProducerBatch] = deque()
-        # Sent and not answered, in the order of sending.
+        # Sent and without response, in the order of sending.
         self.in_flight: list[ProducerBatch] = []
-        # How many batches it has had; they keep this order whatever becomes of them.
+        # The number of batches so far; a batch keeps its place in this order.
         self.opened = 0
-        # The sequence number of the next record that is sent for the first time, in this id and epoch.
+        # The sequence number of the next record that is sent for the first time, for this id and epoch.
         self.next_sequence = 0
         self.producer_id = -1
         self.epoch = -1
-        # Whether the broker has taken a batch of this id and epoch. It takes any number as the first, so
-        # until then a second batch must not be on the way: it could be taken for the first.
+        # Whether the broker has accepted a batch of this id and epoch. It accepts any number as the first, so
+        # until then no second batch may be in flight: it could be taken for the first.
         self.is_established = False
-        # A record before those that are waiting will never come: they need a new epoch, numbered from zero.
+        # A record before the waiting ones was given up: they need a new epoch, numbered from zero.
         self.lost_place = False
-        # Compressed share of what was sent last, to guess how much fits into the next batch.
+        # The compression ratio of the last batch, to estimate how much fits into the next one.
         self.ratio = 1.0
 
     @property
@@ -64,8 +64,8 @@ class PartitionQueue:
         return bool(self.in_flight) or (bool(self.batches) and self.batches[0].base_sequence >= 0)
 
     def number(self, batch: ProducerBatch, identity: ProducerIdentity) -> None:
-        """Gives a batch that is sent for the first time its place. A new epoch begins only once nothing of
-        the old one is left, so that a retry keeps the numbers it had.
+        """Assign sequence numbers to a batch that is sent for the first time. A new epoch begins only when
+        nothing of the old one is left, so that a retry keeps its numbers.
         """
         if batch.base_sequence >= 0:
             return
@@ -78,8 +78,8 @@ class PartitionQueue:
         self.next_sequence = (self.next_sequence + batch.count) & MAX_SEQUENCE
 
     def begin_new_epoch(self, identity: ProducerIdentity) -> None:
-        """Nothing is under way, and the brokers refused what waits for its place in the sequence: start
-        over.
+        """Start over with a new epoch: nothing is in flight, and the brokers refused the waiting batches as
+        out of sequence.
         """
         assert not self.in_flight, f"{self.partition}: a new epoch with batches under way"
         if (self.producer_id, self.epoch) == (identity.producer_id, identity.epoch):
@@ -90,7 +90,7 @@ class PartitionQueue:
         self.lost_place = False
 
     def reenqueue(self, batch: ProducerBatch) -> None:
-        """Back to its place among those that wait."""
+        """Return a batch to its place among those that wait."""
         position = 0
         for waiting in self.batches:
             if batch.order < waiting.order:
@@ -110,7 +110,7 @@ class RecordAccumulator:
         self._on_ready = on_ready
         self._codec = config.codec
         self.queues: dict[TopicPartition, PartitionQueue] = {}
-        # Queues that hold a batch; others cost nothing when the sender looks for work.
+        # Queues with a batch; empty ones cost nothing when the sender looks for work.
         self.waiting: dict[TopicPartition, PartitionQueue] = {}
         self.used_bytes = 0
         self._room = asyncio.Event()
@@ -127,7 +127,7 @@ class RecordAccumulator:
         return self.used_bytes < self._config.buffer_memory
 
     async def room(self) -> None:
-        """Waits until some memory is free."""
+        """Wait until some memory is free."""
         while not self.has_room():
             self._room.clear()
             await self._room.wait()
@@ -140,11 +140,11 @@ class RecordAccumulator:
         value: bytes | None,
         headers: Any,
     ) -> Delivery:
-        """Adds a record to the partition's last batch, or to a new one."""
+        """Add a record to the partition's last batch, or to a new one."""
         if queue.batches:
             batch = queue.batches[-1]
-            # What was sent before must stay as it is, and a batch of Arrow's rows is whole. (This is
-            # `try_append`, written out: it runs for every record.)
+            # A batch that was sent before must not change, and a batch of Arrow rows is complete. (This is
+            # `try_append`, inlined: it runs for every record.)
             if not batch.is_closed and (
                 added := batch.encode(timestamp, key, value, headers, None, batch.limit)
             ):
@@ -183,7 +183,7 @@ class RecordAccumulator:
         self._on_ready()
 
     def enqueue_encoded(self, queue: PartitionQueue, encoder: Encoder, limit_bytes: int) -> ProducerBatch:
-        """A batch whose records are encoded already."""
+        """Add a batch whose records are encoded already."""
         batch = ProducerBatch(
             queue.partition,
             limit_bytes=limit_bytes,
@@ -198,14 +198,14 @@ class RecordAccumulator:
         return batch
 
     def withdraw(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """Takes back a batch that was just opened and got no record."""
+        """Remove a batch that was just opened and got no record."""
         queue.batches.pop()
         if not queue.batches:
             del self.waiting[queue.partition]
         self._unsettled.pop(batch, None)
 
     def ready_at(self, queue: PartitionQueue) -> float:
-        """The loop time from which the first batch of the queue may be sent."""
+        """Return the loop time from which the first batch of the queue may be sent."""
         batch = queue.batches[0]
         if batch.attempts:
             return batch.not_before
@@ -226,13 +226,13 @@ class RecordAccumulator:
         self.waiting[queue.partition] = queue
 
     def deallocate(self, batch: ProducerBatch) -> None:
-        """The batch is over: its memory is free."""
+        """Free the memory of a completed batch."""
         self._unsettled.pop(batch, None)
         self.used_bytes -= batch.size
         self._room.set()
 
     def split_and_reenqueue(self, batch: ProducerBatch, parts: Sequence[ProducerBatch]) -> None:
-        """The parts carry on in the place of the batch, and with its memory."""
+        """Put the parts in the place of the batch, with its share of memory."""
         self._unsettled.pop(batch, None)
         self._unsettled.update(dict.fromkeys(parts))
         self.used_bytes += sum(part.size for part in parts) - batch.size
@@ -240,11 +240,11 @@ class RecordAccumulator:
             self.reenqueue(part)
 
     def incomplete_batches(self) -> list[ProducerBatch]:
-        """All batches that wait or are under way."""
+        """Return all batches that wait or are in flight."""
         return list(self._unsettled)
 
     def abort_undrained_batches(self) -> list[ProducerBatch]:
-        """Takes out everything that is not under way."""
+        """Remove and return all batches that are not in flight."""
         dropped: list[ProducerBatch] = []
         for queue in list(self.waiting.values()):
             while queue.batches:
@@ -252,7 +252,7 @@ class RecordAccumulator:
         return dropped
 
     def expired(self, now: float) -> Iterator[ProducerBatch]:
-        """Takes out the waiting batches whose delivery time is over."""
+        """Remove and yield the waiting batches whose `delivery.timeout.ms` is over."""
         limit = now - self._config.delivery_timeout_ms / 1000
         for queue in list(self.waiting.values()):
             while queue.batches and queue.batches[0].created_at < limit:

@@ -1,11 +1,12 @@
-"""Takes batches that are due to the leaders of their partitions, and settles them by what the brokers answer.
+"""Sends batches that are ready to the leaders of their partitions, and completes them by the responses.
 
-Order and exactly-once rest on three rules. A partition's batches leave in order, at most five of them
-unanswered, and in a new epoch only one until it is answered. A batch keeps the sequence number it was first
-sent with, so a broker recognises a retry. And while a failed batch waits to be tried again, nothing behind it
-overtakes it. When a batch was given up, the partition's sequence may have a hole. Then the broker refuses
-what comes after it, so none of that was written, and the partition starts over in a new epoch as soon as
-nothing of it is under way.
+Order and exactly-once rest on three rules. A partition's batches are sent in order, at most five of them
+without response, and in a new epoch only one until it is acknowledged. A batch keeps the sequence number with
+which it was first sent, so a broker recognises a retry. And while a failed batch waits for its retry, no
+later batch overtakes it.
+
+When a batch is given up, the partition's sequence may have a gap. Then the broker refuses later batches, so
+none of them is written, and the partition starts over in a new epoch as soon as nothing of it is in flight.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["Sender"]
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 1.0
-# While the transaction before is ending, which takes milliseconds.
+# While the previous transaction is ending, which takes milliseconds.
 BRIEF_WAIT_MS = 20
 WITHOUT_TOPIC_IDS = 12
 _STALE_METADATA = frozenset(
@@ -50,7 +51,7 @@ _STALE_METADATA = frozenset(
         ErrorCode.NETWORK_EXCEPTION,
     }
 )
-# The broker did not write the batch, because one before it, or the producer's past, is missing there.
+# The broker did not write the batch, because it lacks an earlier one, or the producer's state.
 _OUT_OF_PLACE = frozenset(
     {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -63,7 +64,7 @@ Batches = list[tuple[PartitionQueue, ProducerBatch]]
 
 
 class Sender:
-    """One task, `run`, wakes when there may be work; answers are taken as they come."""
+    """One task, `run`, wakes when there may be work; responses are handled as they arrive."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Sender:
         self._metadata_updater = refresher
         self._wake = asyncio.Event()
         self._in_flight: dict[int, int] = {}  # requests by broker
-        # Until when a broker asked to be left alone, because a quota is used up.
+        # Until when each broker throttles this client.
         self._muted_until: dict[int, float] = {}
         self._connecting: dict[int, asyncio.Task[BrokerConnection]] = {}
         self._draining: set[asyncio.Task[None]] = set()
@@ -106,7 +107,7 @@ class Sender:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _step(self, now: float) -> float:
-        """Sends what is due; the seconds until the next look, if nothing wakes the sender before."""
+        """Send what is ready; return the seconds until the next step, if nothing wakes the sender before."""
         accumulator = self._accumulator
         for batch in accumulator.expired(now):
             self._expire(batch)
@@ -144,10 +145,10 @@ class Sender:
         return max(wait, 0.001)
 
     def _may_send(self, queue: PartitionQueue) -> bool:
-        """Whether order, and a transaction's progress, allow the queue's first batch to go now."""
+        """Whether order, and the state of a transaction, allow the queue's first batch to be sent now."""
         under_way, first = queue.in_flight, queue.batches[0]
         if not self._config.idempotent:
-            # Nothing but idempotence lets a broker put retries in order.
+            # Only with idempotence can a broker put retries in order.
             most = self._config.max_in_flight_requests_per_connection
             return not under_way or (len(under_way) < most and not first.attempts)
         if not self._identity.may_send_to(queue.partition):
@@ -166,7 +167,7 @@ class Sender:
             return first.order < under_way[0].order
         return len(under_way) < self._config.max_in_flight_requests_per_connection
 
-    # To the brokers.
+    # Requests.
 
     def _send_to(self, node_id: int, connection: BrokerConnection, queues: list[PartitionQueue]) -> None:
         limit = self._config.max_in_flight_requests_per_connection
@@ -192,7 +193,7 @@ class Sender:
             queues = left + again
 
     def _send(self, node_id: int, connection: BrokerConnection, batches: Batches) -> None:
-        # Without a topic id, as on older brokers or for a topic that was just deleted, names have to do.
+        # Without a topic id, as on older brokers or for a topic that was just deleted, the name is used.
         ids = {name: self._topic_id(name) for name in {queue.partition.topic for queue, _ in batches}}
         topics: dict[str, TopicProduceData] = {}
         for queue, batch in batches:
@@ -243,7 +244,7 @@ class Sender:
         topic = self._cluster.metadata.topics.get(name)
         return topic.topic_id if topic is not None else None
 
-    # Answers.
+    # Responses.
 
     def _on_produce_done(
         self, node_id: int, batches: list[ProducerBatch], answer: asyncio.Future[ProduceResponse]
@@ -278,7 +279,7 @@ class Sender:
         for batch in batches:
             result = results.get((batch.partition.topic, batch.partition.partition))
             if result is None:
-                # It may be written or not: only a retry with the same numbers can tell.
+                # It may be written or not: only a retry with the same numbers can show it.
                 missing = f"{batch.partition}: the answer has no result for it"
                 self._fail_or_retry(batch, KafkaError(ErrorCode.NETWORK_EXCEPTION, missing))
                 stale.add(batch.partition.topic)
@@ -303,7 +304,7 @@ class Sender:
     def _fail_or_retry(self, batch: ProducerBatch, error: KafkaError) -> None:
         self._remove_in_flight(batch)
         if batch.is_done:
-            return  # given up meanwhile, by an aborted transaction or a close
+            return  # given up meanwhile, by an aborted transaction or by `close`
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             size = batch.builder.uncompressed_size
             self._accumulator.split_and_reenqueue(
@@ -342,7 +343,7 @@ class Sender:
         return error.retriable
 
     def _is_behind_another(self, batch: ProducerBatch) -> bool:
-        """Whether a batch that comes before it is still to be written, so that its refusal means nothing."""
+        """Whether an earlier batch is still to be written, which explains the refusal of this one."""
         queue = self._accumulator.queue(batch.partition)
         return any(other.order < batch.order for other in (*queue.in_flight, *queue.batches))
 
@@ -384,7 +385,7 @@ class Sender:
         task.add_done_callback(connected)
 
     def _send_when_drained(self, connection: BrokerConnection) -> None:
-        """Nothing but the transport's own buffer holds back what is sent with acks=0."""
+        """Send again when the transport's buffer has room: nothing else limits requests with acks=0."""
         if self._draining:
             return
         task = asyncio.get_running_loop().create_task(connection.drain())

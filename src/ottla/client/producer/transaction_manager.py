@@ -1,15 +1,14 @@
-"""A transactional producer's identity, and the one transaction that it may have open.
+"""The state of a transactional producer: its id and epoch, and the one transaction that it may have open.
 
-The states and what leads from one to the other:
+The states and their transitions:
 
     UNINITIALIZED -> READY -> IN_TRANSACTION -> (PREPARED_TRANSACTION ->) READY, by commit or abort
-    IN_TRANSACTION -> ABORTABLE_ERROR when something of it failed: only an abort leads on, if the producer was
-    not replaced any -> FATAL_ERROR when another producer took the transactional id over, or an end remained
-    unknown
+    IN_TRANSACTION -> ABORTABLE_ERROR when a part of it failed: only an abort is possible
+    any -> FATAL_ERROR when another producer took over the transactional id, or the outcome is unknown
 
-With brokers of transaction.version 2 a partition joins by being written to, and each end brings a new epoch,
-so that nothing late can slip into the next transaction. Older brokers have to be told first, and keep the
-epoch.
+With brokers of transaction.version 2 a partition is added by the first write to it, and each end brings a new
+epoch, so that no late write can get into the next transaction. On older brokers partitions have to be added
+first, and the epoch stays.
 """
 
 from __future__ import annotations
@@ -65,11 +64,13 @@ _FATAL = frozenset(
         ErrorCode.TRANSACTION_COORDINATOR_FENCED,
     }
 )
-# The end of the transaction before has not reached all partitions yet; it is a matter of milliseconds.
+# The markers of the previous transaction are not in all partitions yet, which takes milliseconds.
 _CONCURRENT = (ErrorCode.CONCURRENT_TRANSACTIONS,)
 
 
 class TransactionManagerState(Enum):
+    """The states of the module's docstring; a value is their description in messages."""
+
     UNINITIALIZED = "not initialized"
     READY = "no transaction open"
     IN_TRANSACTION = "a transaction is open"
@@ -79,7 +80,7 @@ class TransactionManagerState(Enum):
 
 
 class PreparedTransaction(NamedTuple):
-    """What identifies a prepared transaction across a crash; keep it with the other side's commit."""
+    """The identity of a prepared transaction across a crash; keep it with the commit of the other system."""
 
     producer_id: int
     epoch: int
@@ -94,7 +95,7 @@ class PreparedTransaction(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """In whose name offsets are committed in a transaction: `Consumer.group_member` gives it."""
+    """The group and member for which a transaction commits offsets: `Consumer.group_member` returns it."""
 
     group_id: str
     member: GroupMemberIdentity = GroupMemberIdentity()
@@ -119,15 +120,14 @@ class TransactionManager:
         self.epoch = -1
         self._version_2 = False
         self._cause: KafkaError | None = None
-        # Of the open transaction: partitions the coordinator knows of, those it is being told, and whether
-        # there is anything to end.
+        # Of the open transaction: partitions that are added, those to add, and whether it has offsets.
         self._joined: set[TopicPartition] = set()
         self._wanted: set[TopicPartition] = set()
         self._has_offsets = False
         self._joining: asyncio.Task[None] | None = None
         self.prepared: PreparedTransaction | None = None
 
-    # What the sender asks.
+    # `ProducerIdentity`.
 
     @property
     def is_known(self) -> bool:
@@ -156,15 +156,15 @@ class TransactionManager:
         self._joined.add(partition)
 
     def on_failed(self, partition: TopicPartition, error: KafkaError) -> None:
-        """A record that is missing makes the whole transaction worthless."""
-        self._joined.add(partition)  # whether anything of it was written is not known
+        """A record that is missing makes the whole transaction fail."""
+        self._joined.add(partition)  # it may be written or not
         self._transition_to_abortable_error(error)
 
-    # The life of a transaction.
+    # Begin and end.
 
     async def init(self, *, keep_prepared: bool = False) -> None:
-        """Takes the transactional id over: whoever had it is fenced off, and what he left open is aborted
-        (or kept, if it was prepared and `keep_prepared` asks for it).
+        """Take over the transactional id: its former producer is fenced, and its open transaction is aborted
+        (or kept, if it was prepared and `keep_prepared` is given).
         """
         two_phase = self._config.transaction_two_phase_commit_enable
         answer = await self._coordinator.call(
@@ -195,7 +195,7 @@ class TransactionManager:
                 answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch
             )
             self.state = TransactionManagerState.PREPARED_TRANSACTION
-            self._has_offsets = True  # something is to be ended, whatever it was
+            self._has_offsets = True  # there is a transaction to end
         self._wake()
 
     def begin(self) -> None:
@@ -213,7 +213,7 @@ class TransactionManager:
             raise self._invalid_state("send")
 
     def prepare(self) -> PreparedTransaction:
-        """After everything was flushed: only an end may follow, in this process or in another."""
+        """After a flush: only an end may follow, in this process or in another."""
         if self.state is not TransactionManagerState.IN_TRANSACTION:
             raise self._invalid_state("prepare")
         self.state = TransactionManagerState.PREPARED_TRANSACTION
@@ -221,8 +221,8 @@ class TransactionManager:
         return self.prepared
 
     async def end(self, *, commit: bool, lost_place: bool = False) -> None:
-        """Commits or aborts, after everything was flushed or given up. `lost_place` tells that a batch with
-        a sequence number was given up, so that the next one needs a new epoch.
+        """Commit or abort, after everything was flushed or given up. `lost_place` says that a batch with a
+        sequence number was given up, so that the next one needs a new epoch.
         """
         allowed = {TransactionManagerState.IN_TRANSACTION, TransactionManagerState.PREPARED_TRANSACTION}
         if not commit:
@@ -278,7 +278,7 @@ class TransactionManager:
     # Partitions and offsets.
 
     async def _join(self) -> None:
-        """Tells the coordinator of partitions before they are written to (transaction.version 0 and 1)."""
+        """Add partitions at the coordinator before they are written to (transaction.version 0 and 1)."""
         try:
             while self._wanted - self._joined and self.state is TransactionManagerState.IN_TRANSACTION:
                 wanted = self._wanted - self._joined
@@ -314,7 +314,7 @@ class TransactionManager:
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember
     ) -> None:
-        """Makes a group's commit part of the transaction."""
+        """Make a group's commit part of the transaction."""
         if self.state is not TransactionManagerState.IN_TRANSACTION:
             raise self._invalid_state("commit offsets in it")
         if not offsets:
@@ -374,7 +374,7 @@ class TransactionManager:
         if code:
             raise self._fail(code, f"cannot commit offsets of group {group.group_id!r}")
 
-    # What goes wrong.
+    # Failures.
 
     def _transition_to_abortable_error(self, error: KafkaError) -> None:
         if error.code in _FATAL:
@@ -383,7 +383,7 @@ class TransactionManager:
             self.state, self._cause = TransactionManagerState.ABORTABLE_ERROR, error
 
     def _fail(self, code: ErrorCode, what: str) -> KafkaError:
-        """What to raise for an answer of a coordinator."""
+        """Return the error to raise for an error code of a coordinator."""
         code = _as_fenced(code)
         if code in _FATAL:
             return self._transition_to_fatal_error(code, what)
@@ -414,8 +414,8 @@ class TransactionManager:
 
 
 def _as_fenced(code: ErrorCode) -> ErrorCode:
-    """Coordinators say the one or the other of a producer that has been replaced, by the version of the
-    request. A partition's leader is not believed that much: an abort asks the coordinator.
+    """Map the codes by which coordinators report a replaced producer, depending on the request's version, to
+    one. The code of a partition's leader is not trusted that much: an abort asks the coordinator.
     """
     return ErrorCode.PRODUCER_FENCED if code is ErrorCode.INVALID_PRODUCER_EPOCH else code
 
@@ -433,7 +433,7 @@ def _offset_errors(answer: TxnOffsetCommitResponse) -> list[int]:
 
 
 class OffsetSource(Protocol):
-    """What a transaction needs of a consumer."""
+    """The part of a consumer that a transaction needs."""
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]: ...
 
@@ -443,7 +443,7 @@ class OffsetSource(Protocol):
 
 
 class Transactions:
-    """Begin, commit and abort, for those whom the `async with` of `Transaction` does not suit."""
+    """Begin, commit and abort, for code that the `async with` of `Transaction` does not suit."""
 
     def __init__(
         self,
@@ -457,64 +457,64 @@ class Transactions:
 
     @property
     def state(self) -> TransactionManagerState:
-        """How far the present transaction has come."""
+        """The state of the current transaction."""
         return self._manager.state
 
     async def init(self, *, keep_prepared: bool = False) -> None:
-        """Takes the transactional id over from whoever had it; `Producer.start` does."""
+        """Take over the transactional id; `Producer.start` calls it."""
         await self._manager.init(keep_prepared=keep_prepared)
 
     def check_open(self) -> None:
-        """Raises unless records may be sent now."""
+        """Raise unless records may be sent now."""
         self._manager.check_open()
 
     def transaction(self) -> Transaction:
-        """As `Producer.transaction`."""
+        """Return a transaction, as `Producer.transaction` does."""
         return Transaction(self)
 
     def begin(self) -> None:
-        """Opens a transaction; the records that follow belong to it."""
+        """Open a transaction; the records that follow belong to it."""
         self._manager.begin()
 
     async def commit(self) -> None:
-        """Delivers everything and commits. After an error only `abort` is left."""
+        """Deliver everything and commit. After an error only `abort` is possible."""
         await self._flush()
         await self._manager.end(commit=True)
 
     async def abort(self) -> None:
-        """Gives up what was not sent yet and aborts the rest."""
+        """Give up what was not sent yet and abort the rest."""
         dropped = self._accumulator.abort_undrained_batches()
         for batch in dropped:
             batch.fail(TransactionAborted(f"{batch.partition}: the transaction was aborted"))
             self._accumulator.deallocate(batch)
         await self._flush()
-        # What came back for another try meanwhile was flushed, too, or has failed.
+        # Batches that were to be retried meanwhile were flushed too, or have failed.
         await self._manager.end(commit=False, lost_place=any(batch.base_sequence >= 0 for batch in dropped))
 
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember | str
     ) -> None:
-        """Commits a group's offsets in the transaction."""
+        """Commit offsets of a group in the transaction."""
         member = group if isinstance(group, GroupMember) else GroupMember(group)
         await self._manager.send_offsets(offsets, member)
 
-    # Two phases.
+    # Two-phase commit.
 
     async def prepare(self) -> PreparedTransaction:
-        """The first phase: everything is delivered, and the transaction waits for `complete`, also across a
-        crash. Needs transaction.two.phase.commit.enable here and at the brokers.
+        """The first phase: deliver everything, and let the transaction wait for `complete`, also across a
+        crash. Needs transaction.two.phase.commit.enable here and on the brokers.
         """
         await self._flush()
         return self._manager.prepare()
 
     @property
     def prepared(self) -> PreparedTransaction | None:
-        """The transaction that waits for its end, if there is one."""
+        """The prepared transaction that waits for its end, if there is one."""
         return self._manager.prepared
 
     async def complete(self, prepared: PreparedTransaction) -> bool:
-        """The second phase, after `start(keep_prepared=True)` too: commits if it is this transaction that
-        waits, aborts what waits otherwise. Whether it was committed.
+        """The second phase, also after `start(keep_prepared=True)`: commit if this transaction is the one
+        that waits, abort the waiting one otherwise. Returns whether it was committed.
         """
         commit = self._manager.prepared == prepared
         await self._manager.end(commit=commit)
@@ -522,7 +522,7 @@ class Transactions:
 
 
 class Transaction:
-    """One transaction, by `producer.transaction()`."""
+    """One transaction, made by `producer.transaction()`."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -543,7 +543,9 @@ class Transaction:
             await self._abort()
 
     async def _abort(self) -> None:
-        """Consumers whose offsets were in it go back to what is committed, and read the same again."""
+        """Abort; consumers whose offsets were in it return to the committed ones, and read the same records
+        again.
+        """
         try:
             if self._transactions.state is not TransactionManagerState.FATAL_ERROR:
                 await self._transactions.abort()
@@ -556,7 +558,7 @@ class Transaction:
         source: OffsetSource | Mapping[TopicPartition, CommittedOffset],
         group: GroupMember | str | None = None,
     ) -> None:
-        """Commits a consumer's positions, or given offsets of a group, as part of the transaction."""
+        """Commit the positions of a consumer, or given offsets of a group, as part of the transaction."""
         if isinstance(source, Mapping):
             if group is None:
                 raise ValueError("whose offsets are they? give the group")

@@ -181,7 +181,7 @@ def test_a_start_that_is_refused_formats_nothing(tmp_path: Path) -> None:
     (tmp_path / "full" / "letters").touch()
     both = f"{tmp_path / 'empty'},{tmp_path / 'full'}"
     line = refused(["--set", f"log.dirs={both}", "--listen", "127.0.0.1:0"])
-    assert f"{tmp_path / 'full'} is not empty" in line
+    assert f"{tmp_path / 'full'}, which is not empty" in line
     assert {path.name for path in (tmp_path / "empty").iterdir()} <= {".lock"}
 
 
@@ -210,7 +210,9 @@ def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
 def test_an_authorizer_that_is_not_there_is_pointed_out(tmp_path: Path) -> None:
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     with NodeProcess(tmp_path, "--set", f"authorizer.class.name={authorizer}") as node:
-        assert f"authorizer.class.name={authorizer} is not served yet: no ACL is looked at" in node.stderr()
+        assert (
+            f"authorizer.class.name={authorizer} is not supported yet: ACLs are not checked" in node.stderr()
+        )
         node.terminate()
     with NodeProcess(tmp_path) as node:
         assert "authorizer" not in node.stderr()

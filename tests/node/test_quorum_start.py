@@ -35,7 +35,7 @@ def arguments(directory: Path, ports: list[int], *more: str) -> list[str]:
 def test_one_of_several_nodes_does_not_make_up_a_cluster_of_its_own(tmp_path: Path) -> None:
     done = run_start(arguments(tmp_path / "data", free_ports(4)))
     assert done.returncode == 1
-    assert "not formatted" in done.stderr
+    assert "No `meta.properties` found in" in done.stderr
     assert "--cluster-id" in done.stderr
     assert read_meta_properties(RealDisk(), str(tmp_path / "data")) is None
 

@@ -362,7 +362,9 @@ class Node:
             return
         self._publisher.on_directory_failure(directory)
         if not self.logs.live_directories:
-            self.fail(f"no log directory is left: {directory.path}: {directory.failure}")
+            self.fail(
+                f"Shutdown broker because all log dirs have failed; {directory.path}: {directory.failure}"
+            )
 
     def fail(self, reason: str) -> None:
         """Give up, and let `failed` return the reason."""

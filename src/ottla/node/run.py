@@ -1,4 +1,4 @@
-"""Running a node as a process: its event loop, its signals, its end."""
+"""Runs a node as a process: its event loop, its signals, its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_node(config: NodeConfig, *, ready: Callable[[str, list[str]], None]) -> 
     """Run a node until SIGTERM or SIGINT. `ready` is called once, with the addresses that it serves and the
     directories of its data.
 
-    NodeFailed where it cannot start or has to give up.
+    NodeFailed if it cannot start or has to give up.
     """
     run(_main(config, ready))
 
@@ -53,7 +53,7 @@ async def _main(config: NodeConfig, ready: Callable[[str, list[str]], None]) -> 
     try:
         if not await _started(node, stop):
             return
-        # What has been made so far stays: the collector need not look at it again and again.
+        # The objects made so far stay: the garbage collector need not visit them again.
         gc.freeze()
         addresses = ", ".join(str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators())
         ready(addresses, node.data_directories())

@@ -1,12 +1,11 @@
-"""Taking over the data directories: lock them, see whose they are, format the empty ones.
+"""Opens the data directories of a node: locks them, reads whose they are, formats the empty ones.
 
 A directory that holds something else is never formatted, and one that another node has locked, or that
-belongs to another cluster or node, stops the start with one line, before anything is written to any of them.
-Where no node id was asked for, the node takes the one that the directories have.
+belongs to another cluster or node, ends the start with one line, before anything is written to any of them.
+Without a configured node id, the node takes the one that the directories have.
 
-A directory whose disk fails is left aside, as Kafka does, and the node starts with the others. The one of the
-metadata log has to be there: a node that has data, but not what it promised the quorum and knew of the
-cluster, must not begin anew.
+As in Kafka, a node starts without a directory whose disk fails. The directory of the metadata log has to be
+there: a node that has data, but has lost its votes in the quorum and its metadata, must not start over.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ottla.runtime.runtime import Runtime
 _log = logging.getLogger(__name__)
 
 LOCK_FILE: Final = ".lock"
-# What file systems and desktops leave in a directory that counts as empty.
+# Files of file systems and desktops: a directory with these alone counts as empty.
 _IGNORED: Final = frozenset((LOCK_FILE, "lost+found", ".DS_Store"))
 
 
@@ -59,9 +58,9 @@ class NodeStorage:
 
 
 def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
-    """Lock the data directories, format those that are empty, and say what node this is."""
+    """Lock the data directories and format the empty ones; NodeFailed if they cannot be used."""
     metadata_dir = config.metadata_log_dir
-    # The metadata's comes first: if this is cut short, the next start must not find it alone missing.
+    # The one of the metadata comes first: an interrupted start must not leave it alone unformatted.
     dirs = list(dict.fromkeys((metadata_dir, *config.log_dirs)))
     locks: list[Lock] = []
     failed: dict[str, str] = {}
@@ -72,7 +71,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
                 locks.append(_locked(runtime, path))
                 read_meta_properties(runtime.disk, path)
             except OSError as error:
-                _leave_aside(path, error, metadata_dir, failed)
+                _skip_failed(path, error, metadata_dir, failed)
         usable = [path for path in dirs if path not in failed]
         wanted = config.node_id if config.is_set("node.id") else None
         found = load_directories(runtime.disk, usable, node_id=wanted)
@@ -88,7 +87,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
             try:
                 ids[path] = _formatted(runtime, path, properties, cluster_id, node_id)
             except OSError as error:
-                _leave_aside(path, error, metadata_dir, failed)
+                _skip_failed(path, error, metadata_dir, failed)
         if not any(path in ids for path in config.log_dirs):
             raise StorageError("; ".join(failed.values()))
     except StorageError as error:
@@ -103,8 +102,8 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
     return NodeStorage(cluster_id, node_id, ids, failed, tuple(locks))
 
 
-def _leave_aside(path: str, error: OSError, metadata_dir: str, failed: dict[str, str]) -> None:
-    """Go on without a directory; OSError if it is the one that nothing works without."""
+def _skip_failed(path: str, error: OSError, metadata_dir: str, failed: dict[str, str]) -> None:
+    """Continue without a directory; OSError if it is the one of the metadata."""
     if path == metadata_dir:
         raise error
     failed[path] = _disk_problem(error)
@@ -112,40 +111,40 @@ def _leave_aside(path: str, error: OSError, metadata_dir: str, failed: dict[str,
 
 
 def _check_metadata(runtime: Runtime, found: dict[str, MetaProperties | None], metadata_dir: str) -> None:
-    """Whether the metadata log of directories that have been used is where it is looked for."""
+    """Raise StorageError unless the metadata log of used directories is in the configured one."""
     for path in found:
         elsewhere = posixpath.join(path, METADATA_PARTITION_DIR)
         if path != metadata_dir and runtime.disk.is_dir(elsewhere):
             raise StorageError(
-                f"the metadata log is in {elsewhere}, and is looked for in {metadata_dir}: set "
+                f"the metadata log is in {elsewhere}, and {metadata_dir} is configured for it: set "
                 f"metadata.log.dir to {path}, or move it"
             )
     if found[metadata_dir] is None:
         others = ", ".join(path for path, properties in found.items() if properties is not None)
         raise StorageError(
-            f"{metadata_dir}, which is to have the metadata log, is not formatted, but {others} is: restore "
-            "it from a copy; if it is lost for good, and others have the metadata, format it with `ottla "
-            "storage format --ignore-formatted`"
+            f"No `meta.properties` found in {metadata_dir}, the directory of the metadata log, but {others} "
+            "is formatted: restore it from a copy; if it is lost, and other nodes have the metadata, format "
+            "it with `ottla storage format --ignore-formatted`"
         )
 
 
 def _new_cluster_id(runtime: Runtime, config: NodeConfig, path: str) -> str:
-    """The id of the cluster that empty directories are formatted for. One of several nodes has to be told, as
-    they must agree; and a voter whose disk is empty may have forgotten what it promised.
+    """Choose the id of the cluster that empty directories are formatted for. One of several nodes needs it
+    from the operator, as they must agree; and a voter whose disk is empty may have lost its votes.
     """
     if config.is_set("cluster.id"):
         return config.text("cluster.id")
     if config.alone or voter_ids(config) == {config.node_id}:
         return uuid_text(runtime.random.uuid())
     raise StorageError(
-        f"the data directory {path} is not formatted, and this node is one of several: format it with `ottla "
-        "storage format --config FILE --cluster-id ID`, with the same id for all of them, or start with "
-        "--set cluster.id=ID"
+        f"No `meta.properties` found in {path}, and this node is one of several: format the directory with "
+        "`ottla storage format --config FILE --cluster-id ID`, with the same id for all of them, or start "
+        "with --set cluster.id=ID"
     )
 
 
 def clean_shutdown_epoch(disk: Disk, dirs: Sequence[str]) -> int:
-    """The broker epoch of the last life if every directory says that it ended cleanly, else -1."""
+    """The broker epoch of the last run if every directory has the mark of a clean end, else -1."""
     epochs = {read_clean_shutdown(disk, dir) for dir in dirs}
     epoch = epochs.pop()
     return -1 if epochs or epoch is None else epoch
@@ -162,8 +161,8 @@ def _locked(runtime: Runtime, path: str) -> Lock:
         return runtime.disk.lock(posixpath.join(path, LOCK_FILE))
     except BlockingIOError:
         raise StorageError(
-            f"the data directory {path} is in use by another node; stop that one, or choose another "
-            "directory with --data-dir"
+            f"Failed to acquire lock on file {LOCK_FILE} in {path}. The directory is in use by another node; "
+            "stop that one, or choose another directory with --data-dir"
         ) from None
 
 
@@ -171,8 +170,8 @@ def _check_empty(runtime: Runtime, path: str) -> None:
     others = [name for name in runtime.disk.list_dir(path) if name not in _IGNORED]
     if others and not _is_half_formatted(others):
         raise StorageError(
-            f"{path} is not empty and is not the data directory of a node (it has {others[0]!r} but no "
-            "meta.properties); choose another with --data-dir"
+            f"No `meta.properties` found in {path}, which is not empty (it has {others[0]!r}), so it is not "
+            "the data directory of a node; choose another with --data-dir"
         )
 
 
@@ -189,7 +188,7 @@ def _formatted(
 
 
 def _is_half_formatted(names: list[str]) -> bool:
-    """Whether a start that was interrupted while it formatted left these behind."""
+    """Whether these are the files of a format that was interrupted."""
     return all(name.startswith(("bootstrap.checkpoint", "meta.properties")) for name in names)
 
 
@@ -200,7 +199,7 @@ def _disk_problem(error: OSError) -> str:
         errno.EACCES: "permission denied",
         errno.EPERM: "permission denied",
         errno.ENOSPC: "no space is left on the disk",
-        errno.ENOTDIR: "it, or what should hold it, is not a directory",
+        errno.ENOTDIR: "it, or its parent, is not a directory",
         errno.EEXIST: "it is a file, not a directory",
     }
     reason = reasons.get(error.errno or 0, error.strerror or str(error))

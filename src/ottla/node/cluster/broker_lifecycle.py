@@ -112,8 +112,8 @@ class BrokerLifecycleManager:
             refused = self._refused
             why = "" if refused is None else f"; node.id {self._config.current.node_id}: {refused.text}"
             raise NodeFailed(
-                f"no active controller registered this broker within {limit_ms} ms "
-                f"(initial.broker.registration.timeout.ms){why}"
+                "unable to register with the controller quorum: no active controller registered this broker "
+                f"within {limit_ms} ms (initial.broker.registration.timeout.ms){why}"
             ) from None
         self._task = asyncio.create_task(self._send_heartbeats(), name="broker heartbeats")
 
@@ -126,7 +126,7 @@ class BrokerLifecycleManager:
             retry_seconds=_WAITING_SECONDS,
         )
         if code is not ErrorCode.NONE:
-            raise NodeFailed(f"the controller does not register this broker: {code.name}, {code.text}")
+            raise NodeFailed(f"unable to register with the controller quorum: {code.name}, {code.text}")
         assert isinstance(response, BrokerRegistrationResponse)
         assert response.broker_epoch >= self.epoch, (response.broker_epoch, self.epoch)
         self.epoch = response.broker_epoch

@@ -1,7 +1,7 @@
-"""How settings are shown to clients: value, source, synonyms, documentation, as DescribeConfigs wants them.
+"""Settings as DescribeConfigs shows them to clients: value, source, synonyms, documentation.
 
 A synonym is a place where the value could have come from: the cluster's settings, the start's, the default,
-in the order in which they count. The first synonym is where it does come from. Values of passwords never
+in the order of their precedence. The first synonym is where it does come from. Values of passwords never
 leave the node.
 """
 
@@ -43,7 +43,7 @@ class ConfigValueSource(IntEnum):
 
 
 class ConfigView:
-    """What a client asked to see of the settings: which names, and how much of each."""
+    """The part of the settings that a client asked for: which names, and how much of each."""
 
     __slots__ = ("_config", "_documentation", "_names", "_synonyms")
 
@@ -103,7 +103,7 @@ class ConfigView:
         return results
 
     def broker(self) -> list[DescribeConfigsResourceResult]:
-        """Everything this broker runs by."""
+        """Describe all settings of this broker."""
         config = self._config
         results = []
         for name, key in BROKER.items():
@@ -117,7 +117,7 @@ class ConfigView:
         return results
 
     def broker_default(self) -> list[DescribeConfigsResourceResult]:
-        """What the cluster sets for all brokers."""
+        """Describe the cluster's settings for all brokers."""
         return [
             self._broker_entry(name, key, key.parse(text), _is_default_source)
             for name, text in self._config.dynamic_default.items()
@@ -150,8 +150,8 @@ class ConfigView:
         )
 
     def _broker_synonyms(self, name: str) -> list[DescribeConfigsSynonym]:
-        """Where a broker's setting may come from, the place that counts first. What stands before the
-        setting's own name (a listener's) belongs to another.
+        """The places where a broker's setting may come from, in the order of their precedence. Those before
+        the setting's own name (with a listener's) belong to another one.
         """
         config = self._config
         found: list[DescribeConfigsSynonym] = []

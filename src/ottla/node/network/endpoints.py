@@ -115,4 +115,4 @@ def _port_errors() -> Iterator[None]:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         hint = "; is another node running there? --listen chooses another port" if taken else ""
-        raise NodeFailed(f"{error.strerror or error}{hint}") from None
+        raise NodeFailed(f"Socket server failed to bind: {error.strerror or error}{hint}") from None

@@ -280,6 +280,9 @@ class MetadataLog:
     def _publish(self) -> None:
         self._replaying = False
         self._loader.publish()
+        assert self._loader.next_offset <= self._log.high_watermark, (
+            f"offset {self._loader.next_offset} is published, but committed is {self._log.high_watermark}"
+        )
         if self._loader.next_offset < self._log.high_watermark:
             self._replaying = True
             asyncio.get_running_loop().call_soon(self._continue_replay)

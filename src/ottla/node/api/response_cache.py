@@ -47,6 +47,7 @@ class ResponseCache:
             self._free_bytes += _entry_bytes(oldest, self._responses.pop(oldest))
         self._responses[key] = response
         self._free_bytes -= size
+        assert self._free_bytes >= 0, f"the cache exceeds its {MAX_CACHE_BYTES} bytes by {-self._free_bytes}"
 
 
 def _entry_bytes(key: CacheKey, response: bytes) -> int:

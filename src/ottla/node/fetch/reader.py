@@ -23,6 +23,7 @@ from ottla.protocol.messages.fetch import (
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import LOG_OVERHEAD
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
+from ottla.runtime import invariants
 from ottla.runtime.disk import NotInMemory
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ class FetchReader:
         if not self.satisfied:
             for partition in self._partitions:
                 self._mark(partition)
+            if invariants.thorough:
+                assert not self.may_be_satisfied(), f"right after reading {self.keys} there is more to read"
         return results
 
     def _read_one(

@@ -176,7 +176,7 @@ class FetchSessionCache:
         self._random = random
         self._clock = clock
         self._eviction_ms = eviction_ms
-        # Least recently used first.
+        # Least recently used first, and never more than `slots`.
         self._sessions: dict[int, FetchSession] = {}
 
     def __len__(self) -> int:
@@ -238,6 +238,7 @@ class FetchSessionCache:
             self._new_id(), privileged, by_id, partitions, now_ms, now_ms, next_epoch(INITIAL_EPOCH)
         )
         self._sessions[session.id] = session
+        assert len(self._sessions) <= self.slots, f"{len(self._sessions)} sessions in {self.slots} slots"
         return session
 
     def _new_id(self) -> int:

@@ -74,7 +74,7 @@ def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchConte
         for topic in request.forgotten_topics_data
         for index in topic.partitions
     ]
-    return context.broker.fetch_sessions.new_context(
+    return context.services.broker.fetch_sessions.new_context(
         request.session_id,
         request.session_epoch,
         requested,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ottla import blocking
-from ottla.records.partitioning import partition_for
+from ottla.records._kernel import partition_for
 from ottla.testing.local_node import LocalNode
 from tests.support import java
 

@@ -18,7 +18,7 @@ from ottla.client.settings import ConnectionConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
-from ottla.records.partitioning import partition_for
+from ottla.records._kernel import partition_for
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition, batch, fetched, produced, until

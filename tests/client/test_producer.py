@@ -14,7 +14,7 @@ from ottla.client.consumer import Consumer, ConsumerRecord
 from ottla.client.errors import BootstrapFailed, BufferFull
 from ottla.client.producer import Delivery, Producer, ProducerRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.partitioning import partition_for
+from ottla.records._kernel import partition_for
 
 
 async def read_all(servers: str, topic: str, count: int, **settings: object) -> list[ConsumerRecord]:

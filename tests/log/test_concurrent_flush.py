@@ -17,7 +17,7 @@ from ottla.records.builder import build_batch
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.pool import ThreadPool
 from ottla.sim.log.log_harness import LogHarness, check_log
-from tests.log.test_manager import CONFIG, A, B, Node
+from tests.log.test_log_manager import CONFIG, A, B, Node
 
 EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 

@@ -16,7 +16,7 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
 from ottla.sim.log.log_harness import PARTITION, LogHarness, check_log
-from tests.log.test_recovery import FIRST, cut, damage
+from tests.log.test_log_loader import FIRST, cut, damage
 
 EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 

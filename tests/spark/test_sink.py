@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ottla.client.blocking import Admin, Consumer
-from ottla.records.partitioning import partition_for
+from ottla.records._kernel import partition_for
 from tests.support.spark_sink_lab import await_markers, committed_values
 from tests.support.waiting import wait_until
 

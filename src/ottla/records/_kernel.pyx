@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""What must walk records: the compiled part of `ottla.records`.
+"""The compiled part of `ottla.records`: everything that walks records one by one.
 
 A batch's records are a run of length-prefixed entries made of zigzag varints and byte strings, and every
 one of those lengths may come from a hostile client. All walking therefore goes through `read_entry`, which

@@ -1,8 +1,8 @@
 """Record batches to Arrow and back, column by column.
 
 Decoding writes keys, values, headers, offsets and timestamps straight into memory of Arrow's layout, which
-Arrow then only wraps: no Python object is made per record, and columns that nobody asked for are not
-filled. Encoding reads Arrow's memory the same way.
+Arrow then only wraps: no Python object is made per record, and columns that the caller does not request are
+not filled. Encoding reads Arrow's memory the same way.
 
 The columns have the names and meanings of Spark's Kafka source. pyarrow is imported when a function of this
 module is called, so that a broker without it never notices.
@@ -116,11 +116,11 @@ class ArrowDecoder:
         self._reader.set_aborted(aborted)
 
     def feed(self, buf: Buffer) -> None:
-        """Collect what is to be seen of the complete batches in `buf`."""
+        """Collect the records of the complete batches in `buf` that a consumer sees."""
         self._reader.read_columns(buf, self._columns)
 
     def finish(self) -> pa.RecordBatch:
-        """The collected rows, which now belong to the caller; collecting starts anew."""
+        """Return the collected rows, which now belong to the caller, and start with empty columns again."""
         import pyarrow as pa
 
         columns, self._columns = self._columns, self._columns.renewed()
@@ -238,7 +238,7 @@ def encode_rows(
     default_timestamp: int = NO_TIMESTAMP,
     max_batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> Iterator[Encoder]:
-    """The same rows, a batch's worth at a time, for whoever seals the batches later."""
+    """The same rows, one `Encoder` for each batch, for callers that close the batches later."""
     rows = _rows_of(data, default_timestamp)
     at = 0
     while at < rows.count:

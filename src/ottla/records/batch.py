@@ -1,9 +1,9 @@
-"""Reading record batches: headers, checksums, records.
+"""Read record batches: headers, checksums, records.
 
 A batch is 61 bytes of header and then its records, compressed as one. The CRC covers everything from the
 attributes on, so what the broker assigns (base offset, leader epoch) lies in front of it and can be set in
 place without touching the checksum. Between the socket and the disk only headers are read; records are
-decoded where somebody asks for them.
+decoded where a caller needs them.
 
 `BatchHeader.parse` trusts nothing but the bytes it reads; `verify_crc` makes the rest trustworthy against
 damage, and decoding checks every length against hostile senders.
@@ -107,7 +107,7 @@ def verify_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
 
 
 def set_offset_and_epoch(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch: int) -> None:
-    """Assign what the leader assigns; neither field is covered by the checksum."""
+    """Set the base offset and the leader epoch, which the leader assigns; the checksum covers neither."""
     _OFFSET.pack_into(buf, pos, base_offset)
     _EPOCH.pack_into(buf, pos + _EPOCH_POSITION, leader_epoch)
 
@@ -119,7 +119,7 @@ def set_max_timestamp(
     timestamp_type: TimestampType,
     max_timestamp: int,
 ) -> None:
-    """Make the batch at `pos` say who stamped its records and when the newest is; a change renews the
+    """Set the timestamp type and the maximum timestamp of the batch at `pos`; a change recomputes the
     checksum.
     """
     if header.timestamp_type is timestamp_type and header.max_timestamp == max_timestamp:

@@ -1,4 +1,4 @@
-"""Building record batches, at once or record by record.
+"""Build record batches, at once or record by record.
 
 Records are encoded first, one behind the other. The header is packed last, when everything that it says is
 known, and the checksum is taken over what is written.
@@ -277,7 +277,7 @@ class BatchBuilder:
         return self._encoder.append(timestamp, key, value, headers, None, self._limit)
 
     def fast_append(self) -> tuple[Callable[..., int], int]:
-        """For those who add very many records: the encoder's own `append`, and the limit it wants as its
+        """For callers that add very many records: the encoder's own `append`, and the limit it takes as its
         last argument.
         """
         return self._encoder.append, self._limit

@@ -18,7 +18,7 @@ __all__ = ["crc32c"]
 
 class Checksum(Protocol):
     def __call__(self, data: Buffer, value: int = 0) -> int:
-        """Of `data`; `value` is that of what came before it."""
+        """The checksum of `data`; `value` is the checksum of the bytes before it."""
 
 
 def _load() -> Checksum:

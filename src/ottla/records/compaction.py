@@ -1,13 +1,13 @@
-"""What compaction does to one batch.
+"""Compaction of one batch.
 
 Of each key only the newest record stays. The batch keeps its base offset, last offset and sequence numbers,
-so that a producer's state can be rebuilt from it; what goes is only records. A tombstone or the marker of a
-transaction without data must outlive its readers, so the first cleaning that meets one sets the delete
-horizon, until which it stays: the batch's base timestamp becomes the horizon, and the timestamp deltas are
-written anew.
+so that a producer's state can be rebuilt from it; only records are removed. A tombstone or the marker of a
+transaction without data must stay until its readers have seen it, so the first cleaning that meets one sets
+the delete horizon, until which it stays: the batch's base timestamp becomes the horizon, and the timestamp
+deltas are rewritten.
 
-Which batches go as a whole, and whether an empty one stays for its producer's sake, is the cleaner's to
-decide.
+The cleaner decides which batches are dropped as a whole, and whether an empty one stays for its producer's
+state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def filter_batch(
     level: int | None = None,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> bytes | bytearray | memoryview | None:
-    """What is left of the batch at `pos`: its own bytes if nothing changes, None if no record is left.
+    """Filter the batch at `pos`; return its own bytes if nothing changes, None if no record is left.
 
     Control batches keep their records. A batch whose tombstones have passed their delete horizon loses them;
     `marker_of_empty_transaction` says that this control batch ends a transaction of which no data is left.
@@ -93,7 +93,7 @@ def filter_batch(
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """The header of a batch that lost all of its records but still tells of its producer and its offsets."""
+    """The header of a batch that lost all of its records but keeps its producer and its offsets."""
     batch = join_batch(
         b"",
         base_offset=header.base_offset,

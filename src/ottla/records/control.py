@@ -1,4 +1,4 @@
-"""Control records: what the log says to itself between the records of its users.
+"""Control records: transaction markers and records of the quorum, which lie between the records of users.
 
 A control batch has its own attribute bit, and clients never see what it holds. The key of a control record
 is a version and a type; the value of a transaction marker is a version and the epoch of the coordinator
@@ -46,7 +46,7 @@ _CURRENT_VERSION: Final = 0
 
 
 class ControlType(IntEnum):
-    """The types of control records; UNKNOWN stands for those of the future."""
+    """The types of control records; UNKNOWN stands for those of later versions of Kafka."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -165,7 +165,7 @@ def control_type_of(message: QuorumRecord) -> ControlType:
 
 
 def read_control_records(buf: Buffer, pos: int = 0) -> list[ControlRecord]:
-    """What the control batch at `pos` says."""
+    """Decode the control batch at `pos`."""
     header = BatchHeader.parse(buf, pos)
     if not header.is_control:
         raise ValueError(
@@ -175,7 +175,7 @@ def read_control_records(buf: Buffer, pos: int = 0) -> list[ControlRecord]:
 
 
 def parse_control_records(records: Iterable[Record]) -> Iterable[ControlRecord]:
-    """The meaning of records from a control batch."""
+    """Decode the records of a control batch."""
     for record in records:
         kind = ControlType.of_key(record.key)
         yield ControlRecord(record.offset, record.timestamp, kind, _decode(kind, record.value))

@@ -1,4 +1,4 @@
-"""Reading what a consumer sees of fetched bytes.
+"""Read the records that a consumer sees of fetched bytes.
 
 A fetch returns whole batches, so it may begin before the offset that was asked for and end inside of a
 batch; it holds control records and, below the last stable offset, the data of aborted transactions. A

@@ -36,7 +36,7 @@ class Codec(IntEnum):
 
 
 class TimestampType(IntEnum):
-    """Who set the timestamps of a batch: the producer, or the broker that appended it."""
+    """Whether the producer set the timestamps of a batch, or the broker that appended it."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1

@@ -18,7 +18,7 @@ from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.records.partitioning import partition_for
+from ottla.records._kernel import partition_for
 from ottla.runtime.random import Random
 
 __all__ = [

@@ -90,7 +90,7 @@ cdef class BatchHeader:
 
     @property
     def delete_horizon_ms(self):
-        """When tombstones and markers of this batch may go; set by the first compaction that meets them."""
+        """When tombstones and markers of this batch may be removed; set by the first compaction that meets them."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property

@@ -44,7 +44,7 @@ cdef class BinaryColumn:
         return 0
 
     cdef Cursor open(self) noexcept nogil:
-        """Where the next rows go. Until `close` the column is in the cursor's hands."""
+        """A cursor to the place of the next rows, which owns the column until `close`."""
         cdef Cursor cursor
         cursor.start = self.data_block.data
         cursor.data = self.data_block.data + self.data_block.size
@@ -59,7 +59,7 @@ cdef class BinaryColumn:
         self.rows = cursor.row
 
     cdef int make_room(self, Cursor* cursor, Py_ssize_t size) except -1 nogil:
-        """Room for the content of one more row, for columns whose whole size nobody foresees."""
+        """Reserve room for the content of one more row, for columns whose whole size is not known before."""
         self.close(cursor)
         self.reserve(0, size)
         cursor[0] = self.open()

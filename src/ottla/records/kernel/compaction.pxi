@@ -23,7 +23,7 @@ cdef inline void sip_round(uint64_t* v0, uint64_t* v1, uint64_t* v2, uint64_t* v
 
 
 cdef inline Digest digest_of(const uint8_t* data, Py_ssize_t size, Digest secret) noexcept nogil:
-    """SipHash-1-3 with 128 bits of output: nobody who lacks the secret can make two keys meet."""
+    """SipHash-1-3 with 128 bits of output: a sender that lacks the secret cannot make two keys collide."""
     cdef uint64_t v0 = secret.low ^ 0x736F6D6570736575ULL
     cdef uint64_t v1 = secret.high ^ 0x646F72616E646F6DULL ^ 0xEEULL
     cdef uint64_t v2 = secret.low ^ 0x6C7967656E657261ULL
@@ -237,7 +237,7 @@ cdef class OffsetMap:
 
 def select_records(payload, BatchHeader header not None, OffsetMap offset_map not None, *,
                    bint keep_tombstones):
-    """What compaction keeps of a batch: how many records, whether one is a tombstone, and a byte for each.
+    """Decide what compaction keeps of a batch: how many records, whether one is a tombstone, a byte for each.
 
     A record stays if it lies beyond what the map covers, or if it has a key of which it is the newest record
     and has a value or is a tombstone whose time has not come.

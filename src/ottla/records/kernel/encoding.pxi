@@ -235,7 +235,7 @@ cdef class Encoder:
 
 
 cdef tuple header_pairs(headers):
-    """The headers as (str or bytes, bytes or None) tuples that nobody can change while they are written."""
+    """The headers as (str or bytes, bytes or None) tuples that cannot change while they are written."""
     cdef tuple given = tuple(headers.items() if isinstance(headers, dict) else headers)
     cdef bint plain = True
     for pair in given:
@@ -295,7 +295,7 @@ def copy_records(Encoder encoder not None, payload, BatchHeader header not None,
                  bint renumber=False):
     """Append the marked records of a batch, or all of them, at the offsets that they have or at the next.
 
-    Only what depends on the batch is written anew: the offset and timestamp deltas. Records stamped by the
+    Only what depends on the batch is rewritten: the offset and timestamp deltas. Records stamped by the
     broker get that stamp as their own timestamp.
     """
     cdef Py_buffer view

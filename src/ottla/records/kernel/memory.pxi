@@ -55,7 +55,7 @@ cdef void give_spare(uint8_t* data, Py_ssize_t capacity) noexcept:
 
 
 cdef class Block:
-    """Plain memory that Python sees as a writable buffer; it grows by `reserve` while nobody looks at it.
+    """Plain memory that Python sees as a writable buffer; it grows by `reserve` while no view of it is held.
 
     Fresh memory is not touched, so a generous block costs address space and not pages. `len()` is what was
     filled. A recycled block draws on memory that others gave up, and leaves its own to the next.
@@ -95,7 +95,7 @@ cdef class Block:
         self.exports -= 1
 
     cdef int reserve(self, Py_ssize_t extra) except -1 nogil:
-        """Room for `extra` more bytes; fails without a change."""
+        """Make room for `extra` more bytes; fails without a change."""
         if self.size + extra > self.capacity:
             with gil:
                 self.grow(self.size + extra)

@@ -39,7 +39,7 @@ cdef class BatchReader:
         self.aborted_producers.clear()
 
     def read(self, buf):
-        """The records of the complete batches in `buf` that are to be seen, as objects."""
+        """Read the records of the complete batches in `buf` that a consumer sees, as objects."""
         cdef list records = []
         self.run(buf, records, None, None)
         return records
@@ -72,7 +72,7 @@ cdef class BatchReader:
                 if wrapping_add(header.base_offset, header.last_offset_delta) >= self.next_offset:
                     self.take(data + pos, size, header, records, columns, source)
                 else:
-                    # Passed over, but a transaction may end here.
+                    # Skipped, but a transaction may end here.
                     self.admits(data + pos, size, header)
                 pos += size
         except BaseException:
@@ -142,7 +142,7 @@ cdef class BatchReader:
         return 0
 
     cdef bint admits(self, const uint8_t* batch, Py_ssize_t size, BatchHeader header) except -1:
-        """Whether the records of this batch are for the user. Keeps book of aborted transactions."""
+        """Whether the consumer sees the records of this batch. Keeps track of aborted transactions."""
         cdef bint control = (header.attributes & CONTROL_BIT) != 0
         cdef int64_t last_offset
         if header.producer_id >= 0 and (self.aborted_producers or self.aborted_seen < len(self.aborted)):

@@ -1,4 +1,4 @@
-# What a broker checks of records that a client sent, and lookups by timestamp.
+# The broker's checks of records that a client sent, and lookups by timestamp.
 
 cdef enum Reason:
     REFUSED_KEY = 1
@@ -94,7 +94,7 @@ cdef void examine(const uint8_t* p, Py_ssize_t size, BatchHeader header, const R
 
 def validate_records(payload, BatchHeader header not None, *, bint keys_required, bint create_time,
                      int64_t now_ms, int64_t before_max_ms, int64_t after_max_ms, Py_ssize_t max_refusals):
-    """Walk the records of a batch and judge each.
+    """Walk the records of a batch and validate each.
 
     Returns the largest timestamp, whether offset deltas count up from 0, how many records were refused, and
     of the first `max_refusals` of those index, reason, offset and timestamp. Records that cannot be walked
@@ -138,11 +138,11 @@ def validate_records(payload, BatchHeader header not None, *, bint keys_required
 
 def place_plain(batch, crc32c, int64_t first_offset, int32_t leader_epoch, int64_t now_ms, int64_t before_max_ms,
                 int64_t after_max_ms, int64_t max_bytes, bint keys_required):
-    """Give a client's batch its place, in its own memory, if there is nothing to say against it and nothing to
-    change but base offset and leader epoch; its header, or None where it takes a closer look.
+    """Set base offset and leader epoch of a client's batch in its own memory, if the batch is valid and nothing
+    else has to change; return its header, or None where the slower checks have to decide.
 
     That is so for nearly every batch: one batch that fills its buffer, not compressed, with the timestamps of
-    its producer. Whatever is amiss leaves the memory as it is.
+    its producer. Where None is returned the memory is unchanged.
     """
     cdef Py_buffer view
     cdef uint8_t* data

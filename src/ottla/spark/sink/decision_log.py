@@ -19,9 +19,8 @@ from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.names import TopicPartition
-from ottla.records._kernel import Record
+from ottla.records._kernel import Record, partition_for
 from ottla.records.batch import iter_batches, read_records
-from ottla.records.partitioning import partition_for
 from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, DecisionState
 from ottla.spark.sink.fetch import fetch
 

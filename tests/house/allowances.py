@@ -19,4 +19,4 @@ ROOMS_WITH_PACKAGE_CYCLES = [
 ]
 
 # Public class names that still mean more than one thing.
-DUPLICATED_NAMES = frozenset(("TransactionState",))
+DUPLICATED_NAMES: frozenset[str] = frozenset()

@@ -10,6 +10,7 @@ import struct
 from typing import TypeVar
 
 from ottla.protocol.api import API
+from ottla.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.consumer_group_heartbeat import (
@@ -27,7 +28,6 @@ from ottla.protocol.messages.sync_group import (
     SyncGroupResponse,
 )
 from ottla.protocol.schema import Request, Response
-from ottla.protocol.subscription import ConsumerProtocolSubscription, encode_subscription
 
 BEAT_S = 0.1
 SETTLE_S = 120.0

@@ -16,6 +16,15 @@ from ottla.protocol.consumer_offsets_records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from ottla.protocol.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    ConsumerProtocolTopicPartition,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from ottla.protocol.control_records import EndTxnMarker, KRaftVersionRecord
 from ottla.protocol.coordinator_records import CoordinatorRecords, decode_value, encode_key, encode_value
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
@@ -34,15 +43,6 @@ from ottla.protocol.prefixed import decode_prefixed, encode_prefixed
 from ottla.protocol.principal import DefaultPrincipalData
 from ottla.protocol.quorum_state import QuorumStateData
 from ottla.protocol.schema import Message
-from ottla.protocol.subscription import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
-    ConsumerProtocolTopicPartition,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
-)
 from tests.support.messages import MessageMaker, all_messages, messages_of, structs_of, versions_of
 
 TOPIC_ID = bytes(range(16))

@@ -1,12 +1,12 @@
 """The API table: every request of Apache Kafka 4.3, its versions, and what goes around its body.
 
-The table holds ranges only; which APIs a node announces is the node's to say. Message classes are imported
-when they are first asked for, so that the table itself costs almost nothing.
+The table holds ranges only; each node decides which APIs it announces. Message classes are imported on first
+use, so that the table itself costs almost nothing.
 
 Three rules are not in the messages: a flexible request has header v2 and a flexible response header v1; but
 the response of ApiVersions always has header v0, as the client does not know the versions yet; and Produce is
-announced from version 0, although 0 to 2 are gone, because librdkafka takes a higher minimum for no Produce
-at all.
+announced from version 0, although 0 to 2 are gone, because librdkafka reads a higher minimum as no Produce at
+all.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Api:
     flexible_from: int
     listeners: frozenset[ListenerType]
     latest_unstable: bool = False
-    # A broker passes the request on to the active controller, in an Envelope.
+    # A broker forwards the request to the active controller, in an Envelope.
     forwardable: bool = False
     # Sent by nodes of the cluster only; needs the right CLUSTER_ACTION.
     cluster_action: bool = False
@@ -185,11 +185,11 @@ API: Final[dict[int, Api]] = {
 
 API_BY_NAME: Final[dict[str, Api]] = {api.name: api for api in API.values()}
 
-# Keys of requests that Kafka 4.0 removed with ZooKeeper; they stay taken, and tell a log line what came in.
+# Keys of requests that Kafka 4.0 removed with ZooKeeper; they stay reserved, and give log lines a name.
 REMOVED: Final = {4: "LeaderAndIsr", 5: "StopReplica", 6: "UpdateMetadata", 7: "ControlledShutdown"}
 
 
 def api_name(key: int) -> str:
-    """A name for log lines, whatever the key."""
+    """Return a name for log lines, also for an unknown key."""
     api = API.get(key)
     return api.name if api is not None else REMOVED.get(key, f"unknown API {key}")

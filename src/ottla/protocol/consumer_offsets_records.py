@@ -1,8 +1,8 @@
 """The keys and values in `__consumer_offsets`: committed offsets, and the state of groups of all protocols.
 
 Classic groups keep one record with all members; consumer, share and streams groups keep one for each member
-and each part of its state. For the epochs of assignments and the classic part of a consumer group's member,
-null and absent are different things: write None where there is none. Framing and tombstones are those of
+and each part of its state. For the epochs of assignments and the classic metadata of a consumer group's
+member, null and absent differ: write None if there is none. Framing and tombstones are those of
 `ottla.protocol.coordinator_records`.
 """
 
@@ -28,7 +28,7 @@ from ottla.protocol.schema import (
 
 
 class LegacyOffsetCommitKey(Message, api_key=0, versions="0"):
-    """A committed offset as Kafka wrote it before 0.9; only ever read."""
+    """A committed offset as Kafka wrote it before 0.9; it is read, and never written."""
 
     group: str = string()
     topic: str = string()
@@ -96,7 +96,7 @@ class ConsumerGroupMetadataValue(Message, api_key=3, versions="0", flexible="0+"
 
 
 class ConsumerGroupPartitionMetadataKey(Message, api_key=4, versions="0"):
-    """The topics a consumer group saw; replaced by the hash in its metadata, only ever removed."""
+    """The topics of a consumer group; replaced by the hash in its metadata, so it is only removed."""
 
     group_id: str = string()
 
@@ -118,7 +118,7 @@ class ConsumerGroupPartitionMetadataValue(Message, api_key=4, versions="0", flex
 
 
 class ConsumerGroupMemberMetadataKey(Message, api_key=5, versions="0"):
-    """A member of a consumer group, and what it told of itself."""
+    """A member of a consumer group, as it described itself."""
 
     group_id: str = string()
     member_id: str = string()
@@ -149,7 +149,7 @@ class ConsumerGroupMemberMetadataValue(Message, api_key=5, versions="0", flexibl
 
 
 class ConsumerGroupTargetAssignmentMetadataKey(Message, api_key=6, versions="0"):
-    """The epoch of the assignment that a consumer group moves to."""
+    """The epoch of a consumer group's target assignment."""
 
     group_id: str = string()
 
@@ -160,7 +160,7 @@ class ConsumerGroupTargetAssignmentMetadataValue(Message, api_key=6, versions="0
 
 
 class ConsumerGroupTargetAssignmentMemberKey(Message, api_key=7, versions="0"):
-    """What a member of a consumer group shall have."""
+    """The target assignment of a member of a consumer group."""
 
     group_id: str = string()
     member_id: str = string()
@@ -176,7 +176,7 @@ class ConsumerGroupTargetAssignmentMemberValue(Message, api_key=7, versions="0",
 
 
 class ConsumerGroupCurrentMemberAssignmentKey(Message, api_key=8, versions="0"):
-    """What a member of a consumer group has, and has to give up."""
+    """The current assignment of a member of a consumer group, and its partitions to revoke."""
 
     group_id: str = string()
     member_id: str = string()
@@ -201,7 +201,7 @@ class ConsumerGroupCurrentMemberAssignmentValue(Message, api_key=8, versions="0"
 
 
 class ShareGroupMemberMetadataKey(Message, api_key=10, versions="0"):
-    """A member of a share group, and what it told of itself."""
+    """A member of a share group, as it described itself."""
 
     group_id: str = string()
     member_id: str = string()
@@ -226,7 +226,7 @@ class ShareGroupMetadataValue(Message, api_key=11, versions="0", flexible="0+"):
 
 
 class ShareGroupTargetAssignmentMetadataKey(Message, api_key=12, versions="0"):
-    """The epoch of the assignment that a share group moves to."""
+    """The epoch of a share group's target assignment."""
 
     group_id: str = string()
 
@@ -237,7 +237,7 @@ class ShareGroupTargetAssignmentMetadataValue(Message, api_key=12, versions="0",
 
 
 class ShareGroupTargetAssignmentMemberKey(Message, api_key=13, versions="0"):
-    """What a member of a share group shall have."""
+    """The target assignment of a member of a share group."""
 
     group_id: str = string()
     member_id: str = string()
@@ -248,7 +248,7 @@ class ShareGroupTargetAssignmentMemberValue(Message, api_key=13, versions="0", f
 
 
 class ShareGroupCurrentMemberAssignmentKey(Message, api_key=14, versions="0"):
-    """What a member of a share group has."""
+    """The current assignment of a member of a share group."""
 
     group_id: str = string()
     member_id: str = string()
@@ -327,7 +327,7 @@ class StreamsGroupMetadataValue(Message, api_key=17, versions="0", flexible="0+"
 
 
 class StreamsGroupMemberMetadataKey(Message, api_key=19, versions="0"):
-    """A member of a streams group, and what it told of itself."""
+    """A member of a streams group, as it described itself."""
 
     group_id: str = string()
     member_id: str = string()
@@ -358,7 +358,7 @@ class StreamsGroupMemberMetadataValue(Message, api_key=19, versions="0", flexibl
 
 
 class StreamsGroupTargetAssignmentMetadataKey(Message, api_key=20, versions="0"):
-    """The epoch of the assignment that a streams group moves to."""
+    """The epoch of a streams group's target assignment."""
 
     group_id: str = string()
 
@@ -369,7 +369,7 @@ class StreamsGroupTargetAssignmentMetadataValue(Message, api_key=20, versions="0
 
 
 class StreamsGroupTargetAssignmentMemberKey(Message, api_key=21, versions="0"):
-    """The tasks that a member of a streams group shall have."""
+    """The target tasks of a member of a streams group."""
 
     group_id: str = string()
     member_id: str = string()
@@ -393,7 +393,7 @@ class StreamsGroupTargetAssignmentMemberValue(Message, api_key=21, versions="0",
 
 
 class StreamsGroupCurrentMemberAssignmentKey(Message, api_key=22, versions="0"):
-    """The tasks that a member of a streams group has, and has to give up."""
+    """The current tasks of a member of a streams group, and its tasks to revoke."""
 
     group_id: str = string()
     member_id: str = string()

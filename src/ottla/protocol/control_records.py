@@ -1,8 +1,8 @@
-"""What control records hold: the markers that end transactions, and the records of the quorum itself.
+"""Control records: the markers that end transactions, and the records of the quorum itself.
 
 The key of a control record is its version and its type as int16. The value of EndTxnMarker has its version
-before it (`ottla.protocol.prefixed`); the values of the quorum's records stand alone, as they hold a version
-of their own.
+before it (`ottla.protocol.prefixed`); the values of the quorum's records have a version field of their own
+instead.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from ottla.protocol.schema import Message, Struct, array, int16, int32, int64, n
 
 
 class ControlRecordTypeSchema(Message, versions="0"):
-    """The key of a control record, after its version: what kind it is."""
+    """The key of a control record, after its version: its type."""
 
     type: int = int16()
 
 
 class EndTxnMarker(Message, versions="0"):
-    """The end of a transaction in a partition; the kind says whether it was committed."""
+    """The end of a transaction in a partition; the type says whether it was committed."""
 
     coordinator_epoch: int = int32()
 

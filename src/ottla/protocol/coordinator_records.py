@@ -1,8 +1,8 @@
-"""The form of keys and values in the coordinators' topics.
+"""The format of keys and values in the topics of coordinators.
 
 A key is its type as int16 and the body; all keys are of version 0, so that equal keys have equal bytes, on
 which compaction relies. A value is its version as int16 and the body, and belongs to the type of its key. A
-null value, a tombstone, removes what the key names.
+null value, a tombstone, removes the key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CoordinatorRecords:
         self._classes = {key_class.API_KEY: (key_class, value_class) for key_class, value_class in classes}
 
     def decode(self, key: Buffer, value: Buffer | None) -> tuple[Message, Message | None]:
-        """Key and value; UnsupportedVersion if the type or the value's version is not known."""
+        """Return key and value; UnsupportedVersion if the type or the value's version is not known."""
         decoded_key = self.decode_key(key)
         if value is None:
             return decoded_key, None

@@ -5,10 +5,10 @@ fields (the length prefixes of strings and arrays, and the first byte of a varin
 `struct.Struct`, and values go straight into the slots of their object. For a field that a version lacks the
 default is stored.
 
-Nothing is allocated on the word of the input: a length must fit into the bytes that are left, and a count
-must fit times the smallest size of an element. As an element of a few bytes becomes an object of hundreds, a
-request may hold only so many elements, over all its arrays; a response, which comes from a broker that was
-asked, may hold as many as fit. Input that breaks a rule raises MalformedMessage, IndexError or struct.error,
+Nothing is allocated by an unchecked length: a length must fit into the remaining bytes, and so must a count
+times the smallest size of an element. As an element of a few bytes becomes an object of hundreds, the number
+of elements in a request is limited, over all its arrays; a response, which comes from a broker that this node
+chose, may have as many as fit. Input that breaks a rule raises MalformedMessage, IndexError or struct.error,
 which `Message.decode_from` turns into MalformedMessage.
 """
 
@@ -45,7 +45,7 @@ MAX_TAGS: Final = 127
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
-    """The function (data, position) -> (message, position after it) for this version."""
+    """Return the function (data, position) -> (message, position after it) for this version."""
     compiler = _Compiler(cls, version)
     names = compiler.names
     exec(compile(compiler.source(), f"<{cls.__name__}.decode v{version}>", "exec"), names)
@@ -54,7 +54,7 @@ def compile_decoder(cls: type[Message], version: int) -> Decoder:
 
 
 class _Compiler:
-    """Writes the source of one decoder; `pending` are fixed-size reads that wait to be made together."""
+    """Writes the source of one decoder; `pending` are fixed-size reads that are to be made together."""
 
     def __init__(self, cls: type[Message], version: int) -> None:
         self.cls = cls
@@ -96,7 +96,7 @@ class _Compiler:
         self.lines += ["    " * self.indent + line for line in lines]
 
     def bind(self, prefix: str, value: object) -> str:
-        """A global name of the function for this object."""
+        """Return a global name of the function for this object."""
         for name, known in self.names.items():
             if known is value and name.startswith(prefix):
                 return name
@@ -147,7 +147,7 @@ class _Compiler:
             self.read_tags(tagged, target, depth)
 
     def lines_after_pending(self, line: str) -> None:
-        """Write a line that neither reads nor depends on the reads that wait, without breaking them up."""
+        """Write a line that neither reads nor depends on the pending reads, without splitting them."""
         self.lines.append("    " * self.indent + line)
 
     def store_default(self, field: Field, place: str) -> None:
@@ -297,7 +297,7 @@ class _Compiler:
         self.indent -= 2
 
     def least_size(self, kind: str, cls: type[Struct] | None) -> int:
-        """The fewest bytes that an element can have in this version."""
+        """Return the smallest size of an element in this version."""
         if kind in FORMATS:
             return fixed_size(kind)
         if kind != "struct":

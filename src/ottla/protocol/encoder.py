@@ -1,8 +1,8 @@
 """Compiles a declaration into one encoding function for each version.
 
 The function appends parts to a list: packed runs of neighbouring fixed-size fields, strings, and record
-buffers as they are, so that whoever sends the parts never copies records. The rules are Kafka's: a field that
-the version lacks may be lost only if it is ignorable or has its default, a tagged field is written only if it
+buffers as they are, so that sending the parts never copies records. The rules are Kafka's: a field that the
+version lacks may be lost only if it is ignorable or has its default, a tagged field is written only if it
 differs from its default, and null is refused where the version has no null.
 """
 
@@ -26,7 +26,7 @@ from ottla.protocol.schema import Encoder, Field, Message, Struct, default_of
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
-    """The function (message, append) that appends the parts of the message's body in this version."""
+    """Return the function (message, append) that appends the parts of the message's body in this version."""
     compiler = _Compiler(cls, version)
     names = compiler.names
     exec(compile(compiler.source(), f"<{cls.__name__}.encode v{version}>", "exec"), names)
@@ -35,7 +35,7 @@ def compile_encoder(cls: type[Message], version: int) -> Encoder:
 
 
 class _Compiler:
-    """Writes the source of one encoder; `pending` are fixed-size values that wait to be packed together."""
+    """Writes the source of one encoder; `pending` are fixed-size values that are to be packed together."""
 
     def __init__(self, cls: type[Message], version: int) -> None:
         self.cls = cls
@@ -68,7 +68,7 @@ class _Compiler:
         return "\n".join(["def encode(o0, w):", *self.lines, "    return None"])
 
     def line(self, *lines: str) -> None:
-        """Write lines that append no part, so that pending values may go on waiting."""
+        """Write lines that append no part, so that pending values may stay pending."""
         self.lines += ["    " * self.indent + line for line in lines]
 
     def part(self, expression: str) -> None:
@@ -77,7 +77,7 @@ class _Compiler:
         self.line(f"{self.writer}({expression})")
 
     def bind(self, prefix: str, value: object) -> str:
-        """A global name of the function for this object."""
+        """Return a global name of the function for this object."""
         name = f"{prefix}{len(self.names)}"
         self.names[name] = value
         return name
@@ -102,7 +102,9 @@ class _Compiler:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Lines under a condition or in a loop; what waits at the end of the block is written in it."""
+        """Write lines under a condition or in a loop; values that are pending at the end of the block are
+        written in it.
+        """
         self.line(head)
         self.indent += 1
         yield
@@ -124,7 +126,7 @@ class _Compiler:
             self.write_tags(tagged, source, depth)
 
     def differs(self, field: Field, value: str) -> str:
-        """The condition under which a value is not its field's default."""
+        """Return the condition under which a value is not its field's default."""
         nullable = field.nullable[0] <= field.nullable[1]
         if field.default is None:
             return f"{value} is not None"
@@ -162,7 +164,7 @@ class _Compiler:
 
     @contextmanager
     def unless_null(self, field: Field, name: str, null: tuple[str, str]) -> Iterator[bool]:
-        """Writes null as `null`, or an error where the version has none; in the block, any other value."""
+        """Write null as `null`, or an error if the version has none; in the block, any other value."""
         if not field.nullable_in(self.version):
             self.line(f"if {name} is None: null({field.name!r})")
             yield False

@@ -1,9 +1,8 @@
 """Kafka's error codes and the exceptions that carry them.
 
 An error code is part of the wire contract: its number never changes, and whether it is retriable decides what
-a client does next. `ErrorCode` is the one table of number, retriability and default text; whoever fails
-raises `KafkaError` with a code, and the code travels unchanged from the place that found the fault to the
-response.
+a client does next. `ErrorCode` is the one table of number, retriability and default text; code that fails
+raises `KafkaError` with a code, which reaches the response unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def of(cls, code: int) -> ErrorCode:
-        """The error with this number; a number from a newer broker becomes UNKNOWN_SERVER_ERROR."""
+        """Return the error with this number; an unknown number, as of a newer broker, becomes
+        UNKNOWN_SERVER_ERROR.
+        """
         member = cls._value2member_map_.get(code)
         return member if isinstance(member, ErrorCode) else cls.UNKNOWN_SERVER_ERROR
 
@@ -219,7 +220,7 @@ class KafkaError(Exception):
 
 
 class UnsupportedVersion(KafkaError):
-    """A message cannot be expressed in, or is not defined for, the version asked for."""
+    """A message is not defined for a version, or cannot be expressed in it."""
 
     __slots__ = ()
 

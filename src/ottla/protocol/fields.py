@@ -1,7 +1,7 @@
-"""The declarations of fields: what a class of `ottla.protocol.schema` is written with.
+"""Field declarations, with which the classes of `ottla.protocol.schema` are written.
 
-A field has the versions that it exists in, those in which it may be null, a tag if it is a tagged field, and
-a default. The functions of this module return Any, so that the annotation beside a declaration says the type
+A field has the versions in which it exists, those in which it may be null, a tag if it is a tagged field, and
+a default. The functions of this module return Any, so that the annotation beside a declaration is the type
 that users see.
 """
 
@@ -37,7 +37,7 @@ Kind: TypeAlias = Literal[
 
 
 def parse_versions(text: str) -> Versions:
-    """The inclusive range written as "3", "3-5", "3+" or "none"."""
+    """Parse an inclusive range written as "3", "3-5", "3+" or "none"."""
     if text == "none":
         return NO_VERSIONS
     if text.endswith("+"):
@@ -47,7 +47,7 @@ def parse_versions(text: str) -> Versions:
 
 
 class Field:
-    """What a declaration says of one field; `name` is filled in when its class is made."""
+    """The declaration of one field; `name` is set when its class is made."""
 
     __slots__ = (
         "default",
@@ -147,12 +147,12 @@ def string(*, default: str | None = "", **options: Any) -> Any:
 
 
 def binary(*, default: bytes | None = b"", **options: Any) -> Any:
-    """Bytes; with `zero_copy` a decoded value is a view of the message it came in."""
+    """Bytes; with `zero_copy` a decoded value is a view of its message."""
     return Field("bytes", default, **options)
 
 
 def records(*, nullable: bool | str = False, **options: Any) -> Any:
-    """Record batches: always a view of the message they came in."""
+    """Record batches: always a view of their message."""
     return Field("records", None if nullable else b"", nullable=nullable, zero_copy=True, **options)
 
 

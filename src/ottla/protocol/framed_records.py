@@ -21,7 +21,7 @@ def encode_framed(record: Message, version: int) -> bytes:
 
 
 class RecordTypes:
-    """The records that a topic may hold, by their type."""
+    """The records of a topic, by their type."""
 
     __slots__ = ("_classes",)
 
@@ -29,7 +29,7 @@ class RecordTypes:
         self._classes = {cls.API_KEY: cls for cls in classes}
 
     def decode(self, value: Buffer) -> tuple[Message, int]:
-        """The record in this value, and its version; UnsupportedVersion if either is not known."""
+        """Return the record in this value, and its version; UnsupportedVersion if either is not known."""
         try:
             frame_version, position = read_uvarint(value, 0)
             record_type, position = read_uvarint(value, position)

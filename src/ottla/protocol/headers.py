@@ -1,4 +1,4 @@
-"""What stands before the body: the frame's size, and the headers of requests and responses.
+"""The frame's size, and the headers of requests and responses.
 
 On the wire a message is `size (int32) | header | body`, where the size counts header and body. The header's
 version follows from the API and its version (`ottla.protocol.api`), never from the bytes themselves. The
@@ -17,7 +17,7 @@ from ottla.protocol.schema import Buffer, Message, Request, Response, int16, int
 
 SIZE = struct.Struct(">i")
 _KEY_AND_VERSION = struct.Struct(">hh")
-# The size and a `ResponseHeader`, by the header's version: 1 has room for tagged fields, and there are none.
+# The size and a `ResponseHeader`, by the header's version: 1 has tagged fields, of which none is used.
 _RESPONSE_HEADS = (struct.Struct(">ii"), struct.Struct(">iix"))
 
 
@@ -53,10 +53,10 @@ class RequestFrame(NamedTuple):
 
 
 def read_request_header(frame: Buffer) -> RequestFrame:
-    """The header of a request, given the frame without its size.
+    """Read the header of a request, given the frame without its size.
 
-    UnsupportedVersion says that the API or its version is not in the table; only ApiVersions passes in
-    any version, since it has to be answered in one that the client understands.
+    UnsupportedVersion says that the API or its version is not in the table; only ApiVersions passes in any
+    version, since it has to be answered in one that the client understands.
     """
     if len(frame) < _KEY_AND_VERSION.size:
         raise MalformedMessage(f"a request of {len(frame)} bytes has no header")
@@ -69,7 +69,7 @@ def read_request_header(frame: Buffer) -> RequestFrame:
 
 
 def response_parts(api: Api, version: int, correlation_id: int, response: Response) -> list[Buffer]:
-    """A whole response, from its size on, as buffers to be sent one after the other."""
+    """Return a whole response, from its size on, as buffers to be sent one after the other."""
     parts: list[Buffer] = [b""]
     response.encode_onto(parts, version)
     parts[0] = _response_head(api, version, correlation_id, sum(map(len, parts)))
@@ -77,7 +77,7 @@ def response_parts(api: Api, version: int, correlation_id: int, response: Respon
 
 
 def encoded_response_parts(api: Api, version: int, correlation_id: int, body: bytes) -> list[Buffer]:
-    """The same, of a response that was encoded before."""
+    """Do the same for a response that was encoded before."""
     return join_small_parts([_response_head(api, version, correlation_id, len(body)), body])
 
 
@@ -87,7 +87,7 @@ def _response_head(api: Api, version: int, correlation_id: int, body_size: int) 
 
 
 def request_parts(version: int, correlation_id: int, client_id: str | None, request: Request) -> list[Buffer]:
-    """A whole request, from its size on, as buffers to be sent one after the other."""
+    """Return a whole request, from its size on, as buffers to be sent one after the other."""
     header = RequestHeader(
         request_api_key=request.API_KEY,
         request_api_version=version,
@@ -98,7 +98,7 @@ def request_parts(version: int, correlation_id: int, client_id: str | None, requ
 
 
 def read_response(api: Api, version: int, frame: Buffer) -> tuple[int, Response]:
-    """The correlation id and the body of a response, given the frame without its size."""
+    """Return the correlation id and the body of a response, given the frame without its size."""
     header, position = ResponseHeader.decode_from(frame, 0, response_header_version(api, version))
     response, end = api.response_class.decode_from(frame, position, version)
     if end != len(frame):

@@ -1,7 +1,7 @@
-"""The JSON form of a message, as Kafka's tools print it and as the `quorum-state` file holds it.
+"""The JSON form of a message, as Kafka's tools print it and as the `quorum-state` file contains it.
 
 Names are camel case; ids are base64url without padding, other bytes are base64; record batches appear by
-their size only. A field is there if the version has it; a tagged field only if it differs from its default.
+their size only. A field is present if the version has it; a tagged field only if it differs from its default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ottla.protocol.schema import Field, Message, Struct, default_of
 S = TypeVar("S", bound=Struct)
 M = TypeVar("M", bound=Message)
 
-# Names whose camel case does not follow from ours.
+# Names whose camel case is irregular.
 _IRREGULAR: Final = {"enable_2pc": "enable2Pc"}
 
 
@@ -33,14 +33,14 @@ def json_name(name: str) -> str:
 
 
 def to_json(value: Struct, version: int) -> dict[str, Any]:
-    """The document for a message, or for a struct in it."""
+    """Return the document for a message, or for a struct in it."""
     if isinstance(value, Message):
         value.check_version(version)
     return _struct_to_json(value, version)
 
 
 def from_json(cls: type[M], data: dict[str, Any], version: int) -> M:
-    """The message that `to_json` wrote; names that the version does not have are ignored."""
+    """Return the message that `to_json` wrote; names that the version does not have are ignored."""
     cls.check_version(version)
     return _struct_from_json(cls, data, version)
 

@@ -1,8 +1,8 @@
 """The records of the metadata log, `__cluster_metadata`.
 
 Each record states one fact about the cluster. The value of a record is the frame of
-`ottla.protocol.framed_records`: a record type and a version stand before the body. The version to write
-follows from the metadata.version of the cluster, which is for the controller to choose.
+`ottla.protocol.framed_records`: a record type and a version before the body. The controller chooses the
+version to write by the metadata.version of the cluster.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TopicRecord(Message, api_key=2, versions="0", flexible="0+"):
 
 
 class PartitionRecord(Message, api_key=3, versions="0-2", flexible="0+"):
-    """A partition as it was made. v1: the directory of each replica; v2: eligible leader replicas."""
+    """A partition as it was created. v1: the directory of each replica; v2: eligible leader replicas."""
 
     partition_id: int = int32(default=-1)
     topic_id: bytes = uuid()
@@ -101,7 +101,7 @@ class ConfigRecord(Message, api_key=4, versions="0", flexible="0+"):
 
 
 class PartitionChangeRecord(Message, api_key=5, versions="0-2", flexible="0+"):
-    """What changed in a partition; what is absent stays. v1: directories; v2: eligible leader replicas."""
+    """The changes of a partition; absent fields stay. v1: directories; v2: eligible leader replicas."""
 
     partition_id: int = int32(default=-1)
     topic_id: bytes = uuid()
@@ -119,14 +119,14 @@ class PartitionChangeRecord(Message, api_key=5, versions="0-2", flexible="0+"):
 
 
 class FenceBrokerRecord(Message, api_key=7, versions="0", flexible="0+"):
-    """A broker was fenced; the present form is BrokerRegistrationChangeRecord."""
+    """A broker was fenced; today this is a BrokerRegistrationChangeRecord."""
 
     id: int = int32()
     epoch: int = int64()
 
 
 class UnfenceBrokerRecord(Message, api_key=8, versions="0", flexible="0+"):
-    """A broker was unfenced; the present form is BrokerRegistrationChangeRecord."""
+    """A broker was unfenced; today this is a BrokerRegistrationChangeRecord."""
 
     id: int = int32()
     epoch: int = int64()
@@ -139,7 +139,7 @@ class RemoveTopicRecord(Message, api_key=9, versions="0", flexible="0+"):
 
 
 class DelegationTokenRecord(Message, api_key=10, versions="0", flexible="0+"):
-    """A delegation token was made or renewed."""
+    """A delegation token was created or renewed."""
 
     owner: str = string()
     requester: str = string()
@@ -183,7 +183,7 @@ class ClientQuotaRecord(Message, api_key=14, versions="0", flexible="0+"):
 
 
 class ProducerIdsRecord(Message, api_key=15, versions="0", flexible="0+"):
-    """A block of producer ids was given to a broker; `next_producer_id` is the first that is free."""
+    """A block of producer ids was allocated to a broker; `next_producer_id` is the first that is free."""
 
     broker_id: int = int32()
     broker_epoch: int = int64(default=-1)
@@ -191,7 +191,7 @@ class ProducerIdsRecord(Message, api_key=15, versions="0", flexible="0+"):
 
 
 class BrokerRegistrationChangeRecord(Message, api_key=17, versions="0-3", flexible="0+"):
-    """What changed of a broker. v1: controlled shutdown; v2: log directories; v3: cordoned ones."""
+    """The changes of a broker. v1: controlled shutdown; v2: log directories; v3: cordoned ones."""
 
     broker_id: int = int32()
     broker_epoch: int = int64()
@@ -202,7 +202,7 @@ class BrokerRegistrationChangeRecord(Message, api_key=17, versions="0-3", flexib
 
 
 class AccessControlEntryRecord(Message, api_key=18, versions="0", flexible="0+"):
-    """An access control entry was made."""
+    """An access control entry was created."""
 
     id: bytes = uuid()
     resource_type: int = int8()
@@ -221,11 +221,11 @@ class RemoveAccessControlEntryRecord(Message, api_key=19, versions="0", flexible
 
 
 class NoOpRecord(Message, api_key=20, versions="0", flexible="0+"):
-    """Nothing: written now and then so that the end of the log moves and lag can be seen."""
+    """No change: written periodically so that the end of the log moves and lag is visible."""
 
 
 class ZkMigrationRecord(Message, api_key=21, versions="0", flexible="0+"):
-    """How far a migration from ZooKeeper had come; kept to read logs of clusters that made one."""
+    """The state of a migration from ZooKeeper; kept to read logs of clusters that had one."""
 
     zk_migration_state: int = int8()
 
@@ -321,10 +321,10 @@ RECORD_TYPES: Final = RecordTypes(
 
 
 def encode_metadata_record(record: Message, version: int) -> bytes:
-    """The value of a record in the metadata log, or in a snapshot of it."""
+    """Return the value of a record in the metadata log, or in a snapshot of it."""
     return encode_framed(record, version)
 
 
 def decode_metadata_record(value: Buffer) -> tuple[Message, int]:
-    """The record in this value, and its version; UnsupportedVersion if a newer Kafka wrote it."""
+    """Return the record in this value, and its version; UnsupportedVersion if a newer Kafka wrote it."""
     return RECORD_TYPES.decode(value)

@@ -56,14 +56,14 @@ def parse_uuid(text: str) -> bytes:
     return uuid
 
 
-# The names of topics, as Kafka's `Topic` judges them
+# The names of topics, by the rules of Kafka's `Topic`
 
 MAX_TOPIC_NAME_LENGTH: Final = 249
 _LEGAL_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
 def invalid_topic_name(name: str) -> str | None:
-    """Why a topic's name is not valid, as the error message says it; None if it is valid."""
+    """Return why a topic's name is not valid, as the error message says it; None if it is valid."""
     if not name:
         reason = "the empty string is not allowed"
     elif name in (".", ".."):
@@ -85,5 +85,5 @@ def has_collision_chars(name: str) -> bool:
 
 
 def unify_collision_chars(name: str) -> str:
-    """Equal for two names exactly when they collide."""
+    """Return a key that is equal for two names exactly when they collide."""
     return name.replace(".", "_")

@@ -1,7 +1,7 @@
-"""A message with its version, as int16, before it: how messages are kept outside of requests.
+"""A message with its version, as int16, before it: the format of messages outside of requests.
 
 Keys and values of the coordinators' topics, transaction markers, the subscriptions of classic consumers and
-the principal of a forwarded request all have this form.
+the principal of a forwarded request have this format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_prefix(data: Buffer) -> int:
 
 
 def decode_prefixed(cls: type[M], data: Buffer) -> tuple[M, int]:
-    """The message and its version; UnsupportedVersion if this version is not known."""
+    """Return the message and its version; UnsupportedVersion if this version is not known."""
     version = read_prefix(data)
     message, end = cls.decode_from(data, PREFIX.size, version)
     if end != len(data):

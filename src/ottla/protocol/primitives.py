@@ -28,25 +28,25 @@ FORMATS: Final = {
 MAX_STRING_BYTES: Final = 32767
 MAX_INT32: Final = 2**31 - 1
 
-# The varints of almost every length, count and tag there is.
+# The varints of almost all lengths, counts and tags.
 SHORT_UVARINTS: Final = [bytes([n]) for n in range(128)] + [
     bytes([n & 127 | 128, n >> 7]) for n in range(128, 4096)
 ]
 
 
-# Arrays of fewer plain values than this are packed and unpacked by a Struct made beforehand.
+# Arrays of fewer plain values than this are packed and unpacked by a prepared Struct.
 SHORT_ARRAY: Final = 17
 
 
 @cache
 def short_array_packers(code: str, size_code: str) -> list[Callable[..., bytes]]:
-    """For each short length, the function that packs the size and the values."""
+    """Return, for each short length, the function that packs the size and the values."""
     return [struct.Struct(f">{size_code}{n}{code}").pack for n in range(SHORT_ARRAY)]
 
 
 @cache
 def short_array_unpackers(code: str) -> list[Callable[..., tuple[Any, ...]]]:
-    """For each short length, the function that unpacks the values."""
+    """Return, for each short length, the function that unpacks the values."""
     return [struct.Struct(f">{n}{code}").unpack_from for n in range(SHORT_ARRAY)]
 
 
@@ -55,7 +55,7 @@ def fixed_size(kind: str) -> int:
 
 
 def read_uvarint_rest(data: bytes | bytearray | memoryview, position: int, first: int) -> tuple[int, int]:
-    """The varint whose first byte was read already and has its high bit set, and the position after it."""
+    """Return the varint whose first byte was read and has its high bit set, and the position after it."""
     value = first & 127
     shift = 7
     while True:
@@ -73,7 +73,9 @@ def read_uvarint_rest(data: bytes | bytearray | memoryview, position: int, first
 
 
 def read_uvarint(data: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
-    """The unsigned varint at this position, and the position after it; IndexError if the data ends early."""
+    """Return the unsigned varint at this position, and the position after it; IndexError if the data ends
+    early.
+    """
     first = data[position]
     if first < 128:
         return first, position + 1
@@ -81,7 +83,7 @@ def read_uvarint(data: bytes | bytearray | memoryview, position: int) -> tuple[i
 
 
 def uvarint(value: int) -> bytes:
-    """The unsigned varint of a number of at most 31 bits."""
+    """Return the unsigned varint of a number of at most 31 bits."""
     if 0 <= value < len(SHORT_UVARINTS):
         return SHORT_UVARINTS[value]
     if not 0 <= value <= MAX_INT32:

@@ -6,7 +6,7 @@ from ottla.protocol.schema import Message, boolean, string
 
 
 class DefaultPrincipalData(Message, versions="0", flexible="0+"):
-    """Who made the request; encoded with its version before it (`ottla.protocol.prefixed`)."""
+    """The principal that sent the request; encoded with its version before it (`ottla.protocol.prefixed`)."""
 
     type: str = string()
     name: str = string()

@@ -1,4 +1,4 @@
-"""The `quorum-state` file: what a node must not forget of elections.
+"""The `quorum-state` file: the state of elections that a node must not lose.
 
 The file is the JSON form of this message (`ottla.protocol.json_form`) with the version as `data_version`.
 """

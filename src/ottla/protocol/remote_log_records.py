@@ -66,7 +66,7 @@ class RemoteLogSegmentMetadataUpdateRecord(Message, api_key=1, versions="0", fle
 
 
 class RemotePartitionDeleteMetadataRecord(Message, api_key=2, versions="0", flexible="0+"):
-    """The deletion of a partition from remote storage went a step on."""
+    """The state of a partition's deletion from remote storage changed."""
 
     topic_id_partition: TopicIdPartitionEntry = nested(TopicIdPartitionEntry)
     broker_id: int = int32()
@@ -75,7 +75,7 @@ class RemotePartitionDeleteMetadataRecord(Message, api_key=2, versions="0", flex
 
 
 class RemoteLogSegmentMetadataSnapshotRecord(Message, api_key=3, versions="0", flexible="0+"):
-    """A remote segment as it stands in a snapshot of the metadata."""
+    """A remote segment in a snapshot of the metadata."""
 
     segment_id: bytes = uuid()
     start_offset: int = int64()

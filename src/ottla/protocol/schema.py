@@ -1,4 +1,4 @@
-"""How a message is declared: one class for all its versions, with version ranges on its fields.
+"""Declarations of messages: one class for all versions, with version ranges on its fields.
 
     class FetchTopic(Struct):
         topic: str = string(versions="0-12", ignorable=True)
@@ -10,7 +10,7 @@
 
 A class is a plain slotted object with keyword construction, where every field has Kafka's default. Encoders
 and decoders are compiled on first use for each version (`ottla.protocol.encoder`, `ottla.protocol.decoder`)
-and kept with the class. The invariant: `Cls.decode(message.encode(v), v) == message` for every version `v`
+and kept with the class. Invariant: `Cls.decode(message.encode(v), v) == message` for every version `v`
 that can express the message, and a version that cannot express it raises `UnsupportedVersion` instead of
 dropping data.
 """
@@ -107,13 +107,13 @@ class StructType(type):
 
 @dataclass_transform(kw_only_default=True)
 class Struct(metaclass=StructType):
-    """A part of a message, built from keywords; what is left out has Kafka's default."""
+    """A part of a message, built from keywords; omitted fields have Kafka's default."""
 
     __slots__ = ("unknown_tags",)
 
     FIELDS: ClassVar[tuple[Field, ...]]
 
-    # Tagged fields that this code does not know, by tag; they are sent on as they came.
+    # Unknown tagged fields, by tag; they are encoded again as they were received.
     unknown_tags: dict[int, bytes] | None
 
     def __init__(self, **values: Any) -> None:
@@ -139,18 +139,18 @@ class Struct(metaclass=StructType):
         return f"{type(self).__name__}({', '.join(values)})"
 
     def replace(self, **changes: Any) -> Self:
-        """A shallow copy with some fields changed."""
+        """Return a shallow copy with some fields changed."""
         copy = type(self)(**({f.name: getattr(self, f.name) for f in self.FIELDS} | changes))
         copy.unknown_tags = self.unknown_tags
         return copy
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields by name, nested structs as dictionaries too: for printing, not for the wire."""
+        """Return fields by name, nested structs as dictionaries too: for printing, not for the wire."""
         return {f.name: _plain(getattr(self, f.name)) for f in self.FIELDS}
 
 
 class Message(Struct):
-    """A struct that stands alone on the wire or in a record, with the versions it has."""
+    """A struct that is a whole message, on the wire or in a record, with its versions."""
 
     __slots__ = ()
 
@@ -191,19 +191,19 @@ class Message(Struct):
             raise UnsupportedVersion(f"{cls.__name__} has versions {first} to {last}, not {version}")
 
     def encode(self, version: int) -> bytes:
-        """The body in this version."""
+        """Return the body in this version."""
         parts: list[Buffer] = []
         self.encode_onto(parts, version)
         return b"".join(parts)
 
     def encode_parts(self, version: int) -> list[Buffer]:
-        """The body as buffers to be sent one after the other; large record buffers are not copied."""
+        """Return the body as buffers to be sent one after the other; large record buffers are not copied."""
         parts: list[Buffer] = []
         self.encode_onto(parts, version)
         return join_small_parts(parts)
 
     def encode_onto(self, parts: list[Buffer], version: int) -> None:
-        """Append the body, in pieces as small as they come; record buffers are pieces of their own."""
+        """Append the body in small pieces; record buffers are pieces of their own."""
         encoder = self._encoders.get(version)
         if encoder is None:
             encoder = _compile_encoder(type(self), version)
@@ -216,7 +216,7 @@ class Message(Struct):
 
     @classmethod
     def decode(cls, data: Buffer, version: int) -> Self:
-        """The message that these bytes are, from first to last; MalformedMessage if they are none."""
+        """Decode a message that takes all of the bytes; MalformedMessage if it does not."""
         message, position = cls.decode_from(data, 0, version)
         if position != len(data):
             raise MalformedMessage(f"{cls.__name__} v{version}: {len(data) - position} bytes left over")
@@ -224,7 +224,7 @@ class Message(Struct):
 
     @classmethod
     def decode_from(cls, data: Buffer, position: int, version: int) -> tuple[Self, int]:
-        """The message that begins here, and the position after it."""
+        """Decode the message at a position; return it and the position after it."""
         decoder = cls._decoders.get(version)
         if decoder is None:
             decoder = _compile_decoder(cls, version)
@@ -269,7 +269,7 @@ def _compile_decoder(cls: type[Message], version: int) -> Decoder:
 
 
 def _compile_init(cls: type[Struct]) -> Callable[..., None]:
-    """A constructor as one would write it by hand: keywords with defaults, then one assignment a field."""
+    """Compile a constructor: keywords with defaults, then one assignment for each field."""
     names: dict[str, Any] = {"_missing": (missing := object())}
     parameters, assignments = [], []
     for field in cls.FIELDS:
@@ -292,12 +292,12 @@ def _compile_init(cls: type[Struct]) -> Callable[..., None]:
 
 
 def is_shareable(cls: type[Struct]) -> bool:
-    """Whether all fields are values that cannot be changed in place, so that one default serves everyone."""
+    """Whether all fields have immutable values, so that one default instance can be shared."""
     return all(field.kind not in ("array", "struct") for field in cls.FIELDS)
 
 
 def default_of(field: Field) -> Any:
-    """A value to start from; what can be changed in place is made anew."""
+    """Return the default value of a field; mutable ones are made for each call."""
     if field.default is None or field.kind not in ("array", "struct"):
         return field.default
     if field.struct is None or field.kind == "array":
@@ -309,7 +309,7 @@ _shared_defaults: dict[type[Struct], Struct] = {}
 
 
 def shared_default(cls: type[Struct]) -> Struct:
-    """The one default instance of a struct of plain values; assigning to its fields is refused."""
+    """Return the one default instance of a struct of plain values; assigning to its fields is refused."""
     default = _shared_defaults.get(cls)
     if default is None:
 
@@ -341,7 +341,7 @@ def _plain(value: Any) -> Any:
 
 
 def join_small_parts(parts: list[Buffer]) -> list[Buffer]:
-    """The same bytes in fewer parts: neighbours below SMALL_PART_BYTES become one."""
+    """Return the same bytes in fewer parts: neighbours below SMALL_PART_BYTES become one."""
     if max(map(len, parts), default=0) < SMALL_PART_BYTES:
         return [b"".join(parts)]
     joined: list[Buffer] = []
@@ -357,3 +357,17 @@ def join_small_parts(parts: list[Buffer]) -> list[Buffer]:
     if small:
         joined.append(b"".join(small))
     return joined
+
+
+def drop_newer_fields(message: Struct, version: int) -> None:
+    """Reset every field that the version does not have to its default, so that the message can be encoded."""
+    for field in message.FIELDS:
+        value = getattr(message, field.name)
+        if not field.in_version(version):
+            setattr(message, field.name, getattr(type(message)(), field.name))
+        elif isinstance(value, Struct):
+            drop_newer_fields(value, version)
+        elif isinstance(value, list):
+            for each in value:
+                if isinstance(each, Struct):
+                    drop_newer_fields(each, version)

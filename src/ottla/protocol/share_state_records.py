@@ -1,4 +1,4 @@
-"""The keys and values in `__share_group_state`: how far a share group has come in a partition.
+"""The keys and values in `__share_group_state`: the progress of share groups in partitions.
 
 A snapshot holds the whole state, and the updates after it what changed since. Framing and tombstones are
 those of `ottla.protocol.coordinator_records`.

@@ -1,4 +1,4 @@
-"""The keys and values in `__transaction_state`: where each transactional id stands.
+"""The keys and values in `__transaction_state`: the state of each transactional id.
 
 Framing and tombstones are those of `ottla.protocol.coordinator_records`. Value v1 is flexible; its tagged
 fields carry what transactions v2 need: the previous and the next producer id and epoch, and the client's

@@ -32,6 +32,11 @@ from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndE
 from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import RECORDS
+from ottla.protocol.consumer_protocol import (
+    ConsumerProtocolSubscription,
+    ConsumerProtocolTopicPartition,
+    encode_subscription,
+)
 from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
@@ -64,11 +69,6 @@ from ottla.protocol.metadata_records import (
     PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
-)
-from ottla.protocol.subscription import (
-    ConsumerProtocolSubscription,
-    ConsumerProtocolTopicPartition,
-    encode_subscription,
 )
 
 GROUP = "readers"

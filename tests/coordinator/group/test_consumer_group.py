@@ -548,13 +548,13 @@ class TestMigration:
 
 
 def decoded(data: bytes) -> dict[str, list[int]]:
-    from ottla.protocol.subscription import decode_assignment
+    from ottla.protocol.consumer_protocol import decode_assignment
 
     return {topic.topic: topic.partitions for topic in decode_assignment(data).assigned_partitions}
 
 
 def encoded(assignment: dict[str, list[int]]) -> bytes:
-    from ottla.protocol.subscription import (
+    from ottla.protocol.consumer_protocol import (
         ConsumerProtocolAssignment,
         ConsumerProtocolTopicPartition,
         encode_assignment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ottla.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from ottla.protocol.messages.consumer_group_heartbeat import (
@@ -34,7 +35,6 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from ottla.protocol.subscription import ConsumerProtocolSubscription, encode_subscription
 from tests.kafka.scripts.kit import UNKNOWN_ID, make_topic, script
 from tests.support.differential import Session
 

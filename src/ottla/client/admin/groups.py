@@ -12,6 +12,7 @@ from ottla.client.admin.requests import AdminRequests
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
 from ottla.client.network_client import CoordinatorType
+from ottla.protocol.consumer_protocol import decode_assignment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_groups
 from ottla.protocol.messages import describe_groups as classic_groups
@@ -25,7 +26,6 @@ from ottla.protocol.messages.offset_delete import (
     OffsetDeleteResponse,
 )
 from ottla.protocol.names import TopicPartition
-from ottla.protocol.subscription import decode_assignment
 
 __all__ = ["GroupInfo", "MemberDescription", "GroupsAdmin", "ListedGroupInfo"]
 

@@ -29,6 +29,15 @@ from ottla.client.consumer.heartbeat_thread import HeartbeatThread
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import GroupMemberIdentity
 from ottla.client.network_client import CoordinatorType, NetworkClient
+from ottla.protocol.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    ConsumerProtocolTopicPartition,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.join_group import (
@@ -44,15 +53,6 @@ from ottla.protocol.messages.sync_group import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
-from ottla.protocol.subscription import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
-    ConsumerProtocolTopicPartition,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
-)
 from ottla.rpc.channel import Lane
 
 __all__ = ["ClassicHeartbeatSender", "ClassicConsumerCoordinator", "assignors_of"]

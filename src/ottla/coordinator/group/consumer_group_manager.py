@@ -60,6 +60,7 @@ from ottla.coordinator.group.requests import (
 )
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
 from ottla.protocol.consumer_offsets_records import ClassicMemberMetadata, ClassicProtocol
+from ottla.protocol.consumer_protocol import ConsumerProtocolSubscription, decode_subscription
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.messages.consumer_group_heartbeat import (
     Assignment,
@@ -71,7 +72,6 @@ from ottla.protocol.messages.heartbeat import HeartbeatResponse
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from ottla.protocol.messages.leave_group import LeaveGroupResponse, MemberIdentity, MemberResponse
 from ottla.protocol.messages.sync_group import SyncGroupResponse
-from ottla.protocol.subscription import ConsumerProtocolSubscription, decode_subscription
 
 _RETRY_MS: Final = 500
 

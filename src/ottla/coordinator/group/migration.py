@@ -30,16 +30,16 @@ from ottla.coordinator.group.group_metadata_manager import GroupMetadataManager,
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import ClassicMemberMetadata, ClassicProtocol
-from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from ottla.protocol.messages.sync_group import SyncGroupResponse
-from ottla.protocol.prefixed import read_prefix
-from ottla.protocol.subscription import (
+from ottla.protocol.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolTopicPartition,
     decode_assignment,
     decode_subscription,
     encode_assignment,
 )
+from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from ottla.protocol.messages.sync_group import SyncGroupResponse
+from ottla.protocol.prefixed import read_prefix
 
 _LAST_VERSION = 3
 

@@ -9,9 +9,8 @@ from ottla.node.api.routes import FailureResponse
 from ottla.node.network.connection import Parts, ProtocolViolation
 from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.headers import response_parts
-from ottla.protocol.schema import Request, Response
+from ottla.protocol.schema import Request, Response, drop_newer_fields
 
 log = logging.getLogger(__name__)
 
@@ -63,5 +62,5 @@ def failure_response(
     response = failed(request, code, message)
     if response is None:
         raise ProtocolViolation(f"its {context.api.name} request failed: {code.name} {message or ''}")
-    leave_out_what_is_newer(response, context.version)
+    drop_newer_fields(response, context.version)
     return response

@@ -5,7 +5,7 @@ this very API. The header of the response has no tagged fields in any version.
 
 - v1: throttle time
 - v3: flexible; name and version of the client; features
-- v4: features whose lowest level is 0 are told too
+- v4: features whose lowest level is 0 are reported too
 """
 
 from __future__ import annotations

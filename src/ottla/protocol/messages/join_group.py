@@ -2,10 +2,10 @@
 
 - v1: rebalance timeout of its own
 - v2: throttle time
-- v4: a new member is told its id and joins again
+- v4: a new member gets its id and joins again
 - v5: static members
 - v6: flexible
-- v7: the protocol type is told
+- v7: the response has the protocol type
 - v8: the reason for joining
 - v9: the leader may skip the assignment
 """

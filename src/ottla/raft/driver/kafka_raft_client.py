@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.fitting import leave_out_what_is_newer
 from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
+from ottla.protocol.schema import drop_newer_fields
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver import wire
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
@@ -196,7 +196,7 @@ class KafkaRaftClient:
         self._carry_out_effects()
         response = wire.encode_reply(message, await answer)
         if version is not None and version < wire.VERSIONS[message.API_KEY]:
-            leave_out_what_is_newer(response, version)
+            drop_newer_fields(response, version)
         return response
 
     def append(self, batch: bytes) -> int:

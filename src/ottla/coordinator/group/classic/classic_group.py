@@ -20,10 +20,10 @@ from typing import Final
 
 from ottla.coordinator.runtime.effects import ReplyTo
 from ottla.protocol.consumer_offsets_records import GroupMetadataValue, MemberMetadata
+from ottla.protocol.consumer_protocol import decode_subscription
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.messages.join_group import JoinGroupResponse
 from ottla.protocol.messages.sync_group import SyncGroupResponse
-from ottla.protocol.subscription import decode_subscription
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 NO_GENERATION: Final = -1

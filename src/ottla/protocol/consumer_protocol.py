@@ -1,7 +1,7 @@
-"""What consumers of a classic group tell each other through the broker: subscriptions and assignments.
+"""Subscriptions and assignments that members of a classic consumer group exchange through the broker.
 
-Both stand behind their version as int16. Members of one group may run different clients, so a version from
-the future is read as the last one known here, and what follows the known fields is left alone.
+Both have their version as int16 before them. Members of one group may run different clients, so an unknown
+newer version is read as the last known one, and bytes after the known fields are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ConsumerProtocolTopicPartition(Struct):
 
 
 class ConsumerProtocolSubscription(Message, versions="0-3"):
-    """What a member wants. v1: the partitions it owns; v2: the generation it owns them by; v3: its rack."""
+    """The subscription of a member. v1: its owned partitions; v2: the generation of these; v3: its rack."""
 
     topics: list[str] = array("string")
     user_data: Buffer | None = binary(nullable=True, default=None, zero_copy=True)
@@ -33,7 +33,7 @@ class ConsumerProtocolSubscription(Message, versions="0-3"):
 
 
 class ConsumerProtocolAssignment(Message, versions="0-3"):
-    """What a member gets."""
+    """The assignment of a member."""
 
     assigned_partitions: list[ConsumerProtocolTopicPartition] = array(ConsumerProtocolTopicPartition)
     user_data: Buffer | None = binary(nullable=True, default=None, zero_copy=True)

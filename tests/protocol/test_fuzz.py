@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ottla.protocol import consumer_offsets_records, metadata_records, remote_log_records, subscription
+from ottla.protocol import consumer_offsets_records, consumer_protocol, metadata_records, remote_log_records
 from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import read_request_header
 from ottla.protocol.schema import Message
@@ -121,8 +121,8 @@ def test_request_headers_raise_nothing_but_malformed_or_unsupported() -> None:
         (metadata_records.decode_metadata_record, "01 02 00 02 74 000102030405060708090a0b0c0d0e0f 00"),
         (remote_log_records.RECORD_TYPES.decode, "01 01 00"),
         (consumer_offsets_records.RECORDS.decode_key, "0001 0001 67 0001 74 00000000"),
-        (subscription.decode_subscription, "0003 00000001 0001 74 ffffffff 00000000 ffffffff ffff"),
-        (subscription.decode_assignment, "0001 00000001 0001 74 00000001 00000000 00000000"),
+        (consumer_protocol.decode_subscription, "0003 00000001 0001 74 ffffffff 00000000 ffffffff ffff"),
+        (consumer_protocol.decode_assignment, "0001 00000001 0001 74 00000001 00000000 00000000"),
     ],
 )
 def test_frames_of_records_raise_nothing_but_malformed_or_unsupported(decode: object, valid: str) -> None:

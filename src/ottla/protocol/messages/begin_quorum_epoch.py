@@ -1,4 +1,4 @@
-"""Tell the voters of the quorum who leads the new epoch.
+"""Announce the leader of a new epoch to the voters of the quorum.
 
 - v1: flexible; ids of voters, and the leader's addresses
 """

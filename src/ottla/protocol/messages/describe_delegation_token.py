@@ -1,7 +1,7 @@
 """Describe delegation tokens.
 
 - v2: flexible
-- v3: who asked for the token
+- v3: the requester of the token
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 - v2: PRODUCER_FENCED is possible
 - v3: flexible
 - v4: TRANSACTION_ABORTABLE is possible
-- v5: the epoch is bumped with every transaction, and told in the response
+- v5: the epoch is bumped with every transaction, and returned in the response
 """
 
 from __future__ import annotations

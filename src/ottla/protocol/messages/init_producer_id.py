@@ -1,7 +1,7 @@
 """Get a producer id and epoch; with a transactional id, end what an older producer left.
 
 - v2: flexible
-- v3: a producer goes on with its own id and epoch
+- v3: a producer continues with its own id and epoch
 - v4: PRODUCER_FENCED is possible
 - v5: TRANSACTION_ABORTABLE is possible
 - v6, not stable: two-phase commit

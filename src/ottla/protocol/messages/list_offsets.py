@@ -1,7 +1,7 @@
 """Find offsets by timestamp, or the special ones at the ends of a log.
 
 - v2: isolation level
-- v4: the leader epoch is checked and told
+- v4: the leader epoch is checked and returned
 - v5: OFFSET_NOT_AVAILABLE is possible
 - v6: flexible
 - v7: the offset of the largest timestamp (-3)

@@ -1,4 +1,4 @@
-"""Brokers, topics and partitions, and who leads them.
+"""Brokers, topics and partitions with their leaders.
 
 - v0: no topics asked for means all of them
 - v1: null means all; racks, controller and internal topics

@@ -1,7 +1,7 @@
 """Append records to partitions.
 
 - v4: KAFKA_STORAGE_ERROR is possible
-- v5: the response tells the log start offset
+- v5: the response has the log start offset
 - v7: zstd is allowed
 - v8: which records were refused, and why
 - v9: flexible

@@ -1,1 +1,1 @@
-"""Measurements beside a peer, in one run on one machine; see docs/benchmarks.md for what they showed."""
+"""Benchmarks against a peer, in one run on one machine; docs/benchmarks.md has the results."""

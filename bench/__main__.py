@@ -76,13 +76,13 @@ def main() -> None:
 
 
 def write(sections: dict[str, str]) -> None:
-    """After every part: what is measured stays, whatever becomes of the next one."""
+    """Write the page after every part, so that a later failure loses nothing."""
     body = "".join(f"\n## {title}\n\n{sections[title]}" for title in PARTS.values() if title in sections)
     PAGE.write_text(INTRODUCTION + body)
 
 
 def read_sections() -> dict[str, str]:
-    """The tables that are on the page already, by title: what is not measured now stays as it was."""
+    """The tables of the page, by title: parts that are not measured now keep theirs."""
     if not PAGE.exists():
         return {}
     sections = {}

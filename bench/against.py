@@ -1,4 +1,4 @@
-"""This checkout beside another one of Ottla, in interleaved rounds: what a change costs or gains.
+"""Compare this checkout with another one of Ottla in interleaved rounds: what a change costs or gains.
 
 Parts that measure a broker beside Apache Kafka run with a broker of the other checkout in Kafka's place. The
 others measure code in their own process, so they run as processes of either checkout in turns.

@@ -1,8 +1,8 @@
-"""Batches that are ready beforehand, sent to many partitions over one connection: the broker's cost alone.
+"""Send prepared batches to many partitions over one connection, to measure the broker's cost alone.
 
-A client spreads records over partitions, so with more of them its batches get smaller and everybody's work
-grows. Here every request carries one batch of the same size, whatever the number of partitions; what changes
-is only how many logs they go to.
+A client spreads records over partitions, so with more of them its batches get smaller and the work of client
+and broker grows. Here every request carries one batch of the same size, whatever the number of partitions;
+what changes is only how many logs they go to.
 """
 
 import socket
@@ -28,7 +28,7 @@ IN_FLIGHT = 5
 
 
 class Refused(Exception):
-    """A broker did not take a batch."""
+    """A broker refused a batch."""
 
 
 def batch() -> bytes:
@@ -47,7 +47,7 @@ def sending(broker: Broker, topic: str, partitions: int, requests: int) -> Load:
         )
         return b"".join(request_parts(VERSION, number, "bench", body))
 
-    # The same requests go round: as many as it takes to reach every partition.
+    # The same requests are repeated: as many as reach every partition.
     frames = [request(number) for number in range(min(requests, max(partitions, 100)))]
 
     def run() -> float:

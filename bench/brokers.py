@@ -1,4 +1,4 @@
-"""The brokers that are measured: processes of their own on loopback, with what the system says they cost."""
+"""The brokers that are measured: processes on loopback, and their cost as the system reports it."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from typing import ClassVar
 import psutil
 from tests.support.apache_kafka import SERVER_JVM, ApacheKafka
 
-# One node, so one replica; the rest is what each broker does by default.
+# One node, so one replica; otherwise the defaults of each broker.
 SINGLE_NODE = {
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
@@ -53,13 +53,13 @@ def other_checkout() -> Iterator[None]:
 
 
 class Broker(ABC):
-    """A broker with files of its own, which may be started again on them."""
+    """A broker with its own files, which can be restarted on them."""
 
     name: ClassVar[str]
 
     def __init__(self) -> None:
         self.ready_s = 0.0
-        """Seconds from the start of the process until it served, the last time."""
+        """Seconds from the last start of the process until it was ready."""
 
     @property
     @abstractmethod
@@ -158,7 +158,7 @@ class Kafka(Broker):
 
     def start(self) -> None:
         if not self._kafka.data_dir.exists():
-            # Formatting is a step of its own in Apache Kafka, so its first start is not the one that counts.
+            # Formatting is a separate step in Apache Kafka, so its first start is not measured.
             self._kafka.start(timeout_s=READY_S)
             self._kafka.stop()
         begin = time.perf_counter()

@@ -1,13 +1,13 @@
 """Producing and consuming: Ottla's clients beside confluent-kafka and aiokafka, against one broker.
 
-The broker is Apache Kafka where the machine has Java, a node of Ottla in a process of its own otherwise; it
+The broker is Apache Kafka if the machine has Java, otherwise a node of Ottla in its own process; it
 is the same for all clients of a run. All of them produce with acks=all and idempotence, batches of 64 KiB
 and 5 ms of linger, one record without a key after the other, to a topic with four partitions, and consume one
-whole, with their own defaults. The broker's files lie in memory where there is room: it is the clients that
+whole, with their own defaults. The broker's files are in memory if there is room: it is the clients that
 are measured, and gigabytes in a minute would measure the disk.
 
-Two rows are there to read the others by. "Bytes only" asks for the same topic by the same requests, over a
-bare socket, and throws away what it gets: no client can read faster from this broker. The last row is the
+Two rows help to read the others. "Bytes only" fetches the same topic with the same requests, over a
+bare socket, and discards the answers: no client can read faster from this broker. The last row is the
 memory that a consumer takes while two gigabytes pass through it.
 """
 
@@ -49,7 +49,7 @@ LINGER_MS = 5
 ROUNDS = 5
 PARTITIONS = 4
 SIZES = {100: 200_000, 1_000: 60_000}
-# Reading is faster than writing: more of it, lest the start of a client be what is measured.
+# Reading is faster than writing: read more, so that the start of a client does not dominate.
 READ_TIMES = 4
 LARGE_BYTES = 2_000_000_000
 MB = 1_000_000
@@ -74,7 +74,7 @@ def of_size(servers: str, size: int, count: int) -> Iterator[Row]:
     kind = f"{size} B" if size < 1000 else f"{size // 1000} kB"
 
     def timed(work: Callable[..., None]) -> Callable[[], None]:
-        """The work on a topic of its own, which is made beforehand."""
+        """The work on its own topic, which is created before."""
         topics = [new_topic(servers) for _ in range(ROUNDS + 1)]
         return lambda: work(servers, topics.pop(), value, count)
 
@@ -122,7 +122,7 @@ def of_size(servers: str, size: int, count: int) -> Iterator[Row]:
 
 
 def memory(servers: str, total: int) -> Row:
-    """What a process grows by, at most, while it reads a large topic, in an interpreter of its own."""
+    """The growth of a process while it reads a large topic, in its own interpreter."""
     topic = new_topic(servers)
     table = pa.table({"value": pa.array([os.urandom(1000)] * 50_000, pa.binary())})
     rounds = max(total // (50_000 * 1000), 1)
@@ -145,7 +145,7 @@ def memory(servers: str, total: int) -> Row:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had."""
+    """The peak memory of this process."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
 
@@ -204,7 +204,7 @@ def consume_arrow(servers: str, topic: str, count: int) -> None:
 
 
 def receive(servers: str, topic: str, count: int) -> None:
-    """Not a client: asks by the same requests as ours, and looks at nothing but where batches end."""
+    """Fetch with the same requests as our client, and parse only the ends of batches."""
     host, port = servers.split(",")[0].split(":")
     offsets = [0] * PARTITIONS
     memory = memoryview(bytearray(64 << 20))
@@ -355,7 +355,7 @@ def broker() -> Iterator[str]:
 
 @contextmanager
 def ottla_process() -> Iterator[str]:
-    """A node in a process of its own, so that it shares no interpreter with the clients."""
+    """A node in its own process, so that it shares no interpreter with the clients."""
     script = (
         "import sys\n"
         "from ottla.testing.local_node import LocalNode\n"

@@ -1,7 +1,7 @@
-"""Three nodes beside three of Apache Kafka: replicated throughput, latency, memory, and what a death costs.
+"""Three nodes beside three of Apache Kafka: replicated throughput, latency, memory, and the cost of failures.
 
 Default settings on both sides, three replicas of which two must have a record. "To the next write" is the
-time from the signal until another node takes a write with acks=all; "to the next change", until a topic can
+time from the signal until another node accepts a write with acks=all; "to the next change", until a topic can
 be created again.
 """
 

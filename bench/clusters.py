@@ -1,7 +1,7 @@
 """The clusters that are measured: three processes of each kind on loopback, with default settings.
 
-What is asked of them, who leads and whether a write is taken, is asked node by node and with no client in
-between: a client's own patience would be the same for both and is not what is measured.
+Leadership and writes are checked node by node without a client in between: the retries of a client would be
+the same for both, and are not measured.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ REPLICATED = {
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
     "group.initial.rebalance.delay.ms": "0",
-    # Both stand by Kafka's defaults, also after a crash.
+    # Both have Kafka's defaults, also after a crash.
     "broker.session.timeout.ms": "9000",
     "broker.heartbeat.interval.ms": "2000",
 }
 
 
 class Cluster(Broker):
-    """Three nodes; what a `Broker` costs is what they cost together."""
+    """Three nodes; the costs of the `Broker` are their sum."""
 
     @abstractmethod
     def port(self, node: int) -> int: ...
@@ -108,7 +108,7 @@ class Cluster(Broker):
         return answer.topics[0].partitions[0].leader_id
 
     def wait_ready(self) -> None:
-        """Until every node lists all of them."""
+        """Wait until every node lists all of them."""
         until(
             lambda: all(
                 {broker.node_id for broker in self.metadata(node, []).brokers} == set(NODES) for node in NODES
@@ -127,7 +127,7 @@ class Cluster(Broker):
         )
 
     def write(self, topic: str, others_than: int) -> bool:
-        """Whether a write with acks=all is taken by somebody else than this node, at the first try."""
+        """Whether another node accepts a write with acks=all, at the first try."""
         for node in NODES:
             if node == others_than:
                 continue
@@ -157,7 +157,7 @@ class Cluster(Broker):
 
 
 def until(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until the condition holds; a node that does not answer is none that holds it."""
+    """Seconds until the condition holds; a node that does not answer does not meet it."""
     begin = time.perf_counter()
     while True:
         with contextlib.suppress(OSError, MalformedMessage):
@@ -233,7 +233,7 @@ class KafkaCluster(Cluster):
             )
             kafka.port, kafka.controller_port = ports[node - 1], ports[node + 2]
             kafka.directory.mkdir(parents=True)
-            # A step of its own in Apache Kafka, so it is not part of the start that counts.
+            # A separate step in Apache Kafka, so it is not part of the measured start.
             kafka._write_configuration()
             kafka._format()
             self._nodes[node] = kafka

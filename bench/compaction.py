@@ -1,7 +1,7 @@
 """Compaction beside a plain copy of the same files.
 
 A cleaning reads the dirty part twice (once for the keys, once to copy), walks and hashes every record,
-writes what stays and syncs it; the peer reads and writes every byte once, and syncs it too. The figure is
+writes what is kept and syncs it; the peer reads and writes every byte once, and syncs it too. The figure is
 the bytes of the log over the time of the whole cleaning: choosing, mapping, filtering, syncing, swapping.
 """
 
@@ -37,7 +37,7 @@ COPY_BYTES = 512 * 1024
 
 
 class Bench:
-    """A dirty log, made once and linked afresh for each round."""
+    """A dirty log, created once and hard-linked for each round."""
 
     def __init__(self, records: int, codec: Codec, megabytes: int = MEGABYTES) -> None:
         self.runtime = Runtime.real()

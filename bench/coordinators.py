@@ -29,7 +29,7 @@ def committing(broker: Broker, topic: str) -> Callable[[], None]:
 
 
 def rebalancing(broker: Broker, topic: str, members: int, protocol: str) -> Callable[[], None]:
-    """All members join at once; over when each has its partitions and has left again."""
+    """All members join at once; done when each had its partitions and has left."""
     crowd = Crowd(broker.bootstrap, members)
     rounds = itertools.count()
     return lambda: crowd.settle(protocol, f"{protocol}-{members}-{next(rounds)}", topic)
@@ -66,7 +66,7 @@ def rows() -> Iterator[Row]:
             return compare(name, amount, unit, mine, theirs, peer_name=PEER, target="≥ 1", rounds=rounds)
 
         yield measured("offset commits", COMMITS, "commits/s", lambda broker: committing(broker, "one"))
-        # In the consumer protocol both brokers deal at most once a second, which is most of what is measured.
+        # In the consumer protocol both brokers assign at most once a second, which dominates this figure.
         for protocol, rounds in (("classic", 11), ("consumer", 5)):
             for members, topic in ((10, "ten"), (100, "hundred")):
                 work = partial(rebalancing, topic=topic, members=members, protocol=protocol)

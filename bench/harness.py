@@ -1,7 +1,7 @@
-"""How a measurement is made and written down.
+"""How a measurement is taken and reported.
 
-Machines are noisy, so no figure stands alone: ours and the work of the peer run in interleaved rounds, and
-the median of the ratios counts. A `Row` keeps both medians, the spread of the ratio and what was aimed at.
+Machines are noisy, so figures are relative: our work and the peer's run in interleaved rounds, and the result
+is the median of the ratios. A `Row` has both medians, the spread of the ratio and the target.
 """
 
 import gc
@@ -46,13 +46,13 @@ class Row:
 
 
 def fewer(name: str, unit: str, ours: float, theirs: float | None, peer_name: str, target: str = "") -> Row:
-    """A figure of which less is better; the ratio says how many times less ours is."""
+    """A figure where less is better; the ratio says how many times less ours is."""
     ratio = None if theirs is None else theirs / ours
     return Row(name, unit, ours, theirs, peer_name, ratio, ratio, ratio, target)
 
 
 def quick() -> bool:
-    """Whether minutes are to do where half an hour would give steadier figures."""
+    """Whether to take minutes where half an hour would give more stable figures."""
     return "BENCH_QUICK" in os.environ
 
 
@@ -64,7 +64,7 @@ HEADINGS = ["work", "Ottla", "peer", "unit", "the peer", "ratio (spread)", "aim"
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall seconds of one call, with the garbage collector kept out of it."""
+    """Wall seconds of one call, with the garbage collector disabled."""
     gc.collect()
     gc.disable()
     try:
@@ -86,7 +86,7 @@ def compare(
     target: str = "",
     rounds: int = 7,
 ) -> Row:
-    """Runs both in interleaved rounds; `amount` is what one call gets through, in `unit` less "/s"."""
+    """Run both in interleaved rounds; `amount` is the work of one call, in `unit` without "/s"."""
     ours(), peer()
     pairs = []
     for turn in range(rounds):
@@ -110,7 +110,7 @@ def compare(
 def alone(
     name: str, amount: float, unit: str, work: Callable[[], object], *, target: str = "", rounds: int = 3
 ) -> Row:
-    """A figure without a peer, for what only we do."""
+    """A figure without a peer."""
     took = statistics.median(seconds(work) for _ in range(rounds))
     return Row(name, unit, amount / took, None, "–", None, None, None, target)
 
@@ -122,7 +122,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def show(rows: Iterable[Row]) -> str:
-    """The table of rows, each printed as soon as it is there."""
+    """The table of rows; each row is printed as soon as it is measured."""
     seen = []
     for row in rows:
         seen.append(row)
@@ -131,7 +131,7 @@ def show(rows: Iterable[Row]) -> str:
 
 
 def machine() -> str:
-    """The machine in one line, as it stands above a table of figures."""
+    """The machine in one line, for the heading of a table."""
     model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as info:

@@ -1,4 +1,4 @@
-"""From produce to consume at a modest rate: how long a record takes through each broker."""
+"""End-to-end latency at a modest rate, from produce to consume, through each broker."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,8 @@
 """The clients that drive the brokers: librdkafka, and the performance tools that come with Apache Kafka.
 
-Each load is one call that returns what it got through in a second. The tools are programs of their own and
-say it themselves, without the start of their JVM; librdkafka is timed around its work. Whatever is between
-the client's settings and the broker is the same for both brokers.
+Each load is one call that returns its throughput per second. The tools are separate programs and report it
+themselves, without the start of their JVM; librdkafka is timed around its work. Everything between the
+client's settings and the broker is the same for both brokers.
 """
 
 import itertools
@@ -23,7 +23,7 @@ Load = Callable[[], float]
 LINGER_MS = 5
 BATCH_BYTES = 131_072
 MOST_AT_ONCE = 5_000  # partitions; a controller refuses requests for more than some 10,000 records
-# What `kafka-run-class` gives its tools, but for a heap that has room for their buffers.
+# The options of `kafka-run-class`, with a heap that is large enough for the buffers.
 TOOL_JVM = ("-Xmx512m", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 _RUNS = itertools.count()
 
@@ -52,7 +52,7 @@ def values(size: int, count: int = 1000) -> Iterator[bytes]:
 
 
 def producing(broker: Broker, topic: str, size: int, count: int, **settings: str | int) -> Load:
-    """librdkafka, given lists of records, so that Python does little for each."""
+    """Produce with librdkafka, from lists of records, so that Python does little for each."""
     messages = [{"value": value} for value in values(size)]
 
     def run() -> float:
@@ -82,7 +82,7 @@ def producing(broker: Broker, topic: str, size: int, count: int, **settings: str
 
 
 def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers: int = 1) -> Load:
-    """librdkafka, everything from the beginning; several consumers are threads that each read all of it."""
+    """Consume with librdkafka from the beginning; several consumers are threads that each read everything."""
 
     def one() -> None:
         consumer = Consumer(
@@ -92,8 +92,8 @@ def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers
                 "enable.auto.commit": False,
                 "queued.max.messages.kbytes": 65_536,
                 "fetch.message.max.bytes": 4_194_304,
-                # By default it stops for a second whenever it has 100,000 messages that nobody took yet, and
-                # the run measures its naps.
+                # By default it pauses for a second whenever 100,000 messages wait in its queue, which would
+                # dominate the run.
                 "queued.min.messages": 10_000_000,
                 "fetch.queue.backoff.ms": 1,
             }
@@ -117,7 +117,7 @@ def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers
 
 
 def requesting(broker: Broker, topic: str, count: int) -> Load:
-    """A request for every record: what a request costs when there is hardly anything in it."""
+    """Send a request for every record: the cost of a nearly empty request."""
     return producing(
         broker,
         topic,

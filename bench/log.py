@@ -1,7 +1,7 @@
-"""The log of a partition beside the bare system calls that it cannot do without.
+"""The log of a partition compared with the bare system calls that it needs.
 
 Appending checks the CRC, walks every record, assigns offsets, keeps index and producer state; the peer
-only writes the same bytes. Reading finds its position by the index; the peer reads where it is told to.
+only writes the same bytes. Reading finds its position by the index; the peer reads at a known position.
 """
 
 import asyncio

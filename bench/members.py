@@ -1,8 +1,8 @@
-"""Members of groups with no life of their own: connections that join, beat and say when they have a share.
+"""Minimal group members: connections that join, send heartbeats and report when they have partitions.
 
 A client library spends far more on a rebalance than the broker does, so a hundred of them on the machine of
 the broker measure themselves. These members only speak the protocols, all in one thread, over connections
-that are kept from one group to the next; between two beats they wait `BEAT_S`.
+that are kept from one group to the next; between two heartbeats they wait `BEAT_S`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=Response)
 
 
 class Member:
-    """One connection, and whatever group it is a member of at the moment."""
+    """One connection, and the group that it is a member of at the moment."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -65,7 +65,7 @@ class Member:
 
 
 class Round:
-    """One group on its way to the point at which every member has its share."""
+    """One group, until every member has its partitions."""
 
     def __init__(self, group: str, topic: str, members: int) -> None:
         self.group = group
@@ -89,7 +89,7 @@ class Round:
             self._settled.set()
 
     async def classic(self, member: Member, _: str) -> None:
-        """A life in which the broker gives names; shares are dealt by the leader, and all have one."""
+        """A member of the classic protocol; the leader of the group assigns partitions to all members."""
         metadata = encode_subscription(ConsumerProtocolSubscription(topics=[self._topic]))
         join = JoinGroupRequest(
             group_id=self.group,
@@ -134,7 +134,7 @@ class Round:
         await member.ask(leave, 5, LeaveGroupResponse)
 
     async def consumer(self, member: Member, name: str) -> None:
-        """A life in which the broker deals."""
+        """A member of the consumer protocol; the broker assigns partitions."""
         beat = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
             member_id=name,
@@ -155,7 +155,7 @@ class Round:
             if answer.assignment is not None:
                 owned = answer.assignment.topic_partitions
                 self._share(name, answer.member_epoch, sum(len(each.partitions) for each in owned))
-                # What was taken over or given up is confirmed at once.
+                # Confirm assigned and revoked partitions at once.
                 beat.topic_partitions = [
                     TopicPartitions(topic_id=each.topic_id, partitions=each.partitions) for each in owned
                 ]
@@ -173,7 +173,7 @@ class Round:
 
 
 class Crowd:
-    """So many members of one broker, in an event loop that stands still between rounds."""
+    """Members of one broker, in an event loop that is paused between rounds."""
 
     def __init__(self, bootstrap: str, members: int) -> None:
         self._runner = asyncio.Runner()
@@ -184,7 +184,7 @@ class Crowd:
         await asyncio.gather(*(member.connect(bootstrap) for member in self._members))
 
     def settle(self, protocol: str, group: str, topic: str) -> None:
-        """All join a new group at once; returns when each has its share and has left again."""
+        """Join a new group with all members at once; returns when each had partitions and has left."""
 
         async def work() -> None:
             lives = Round(group, topic, len(self._members))
@@ -196,7 +196,7 @@ class Crowd:
         self._runner.run(work())
 
     async def _find(self, group: str) -> None:
-        """Have the coordinators' topic made, if this is the first group ever."""
+        """Make the broker create the coordinators' topic, if this is its first group."""
         find = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
         while True:
             found = await self._members[0].ask(find, 6, FindCoordinatorResponse)

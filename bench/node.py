@@ -23,7 +23,7 @@ def memory(pair: Pair, when: str) -> Row:
 
 
 def sizes(pair: Pair, rounds: int) -> Iterator[Row]:
-    """Records of several sizes, one partition, by both clients; the topics stay for those who read."""
+    """Produce records of several sizes to one partition with both clients; the topics stay for consumers."""
     speeds: dict[str, list[tuple[float, float]]] = {}
     for size, (full, short) in SIZES.items():
         count = scaled(full, short)
@@ -64,7 +64,7 @@ def sizes(pair: Pair, rounds: int) -> Iterator[Row]:
 
 
 def variants(pair: Pair, rounds: int) -> Iterator[Row]:
-    """100-byte records once more: compressed, spread over partitions, acknowledged by the leader alone."""
+    """100-byte records: compressed, over several partitions, acknowledged by the leader alone."""
     count = scaled(1_000_000, 300_000)
     topic = "variant"
     for name, partitions, settings in (

@@ -1,8 +1,8 @@
 """A pipeline from the command line: `ottla pipeline run` beside Spark's own `spark-pipelines run`.
 
-The same trivial project, the one that `spark-pipelines init` writes, from nothing each time. Wall-clock
-time is what a person waits for; processor time, of the command and all that it started, is the same on a
-busy machine.
+The same trivial project, the one that `spark-pipelines init` writes, from scratch each time. Wall-clock
+time is what the user waits for; processor time, of the command and all its children, does not depend on the
+load of the machine.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def project(directory: Path) -> Path:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of whatever its children leave behind, so that it is counted, too."""
+    """Make this process the parent of orphaned descendants, so that they are counted, too."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -72,7 +72,7 @@ def wait_for_orphans(but: set[int]) -> None:
 
 
 def cost(command: list[str], environment: dict[str, str]) -> Cost:
-    """Runs it in a new project. What counts is when the command ends; its processes may take longer."""
+    """Run it in a new project. The time ends with the command; its processes may take longer."""
     directory = Path(tempfile.mkdtemp(prefix="ottla-bench-"))
     others = children()  # as the JVM of measurements that went before
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -92,7 +92,7 @@ def cost(command: list[str], environment: dict[str, str]) -> Cost:
 
 
 def ours() -> Cost:
-    # Brokers are named, so that no node is started that the other side does not start either.
+    # Brokers are given, so that no node is started: the peer does not start one either.
     command = [sys.executable, "-m", "ottla", "pipeline", "run", "-b", "localhost:9092"]
     return cost(command, dict(os.environ))
 

@@ -59,7 +59,7 @@ def _axis(values: list[float], log: bool) -> _Axis:
 
 
 def plot(what: Plot) -> None:
-    """Writes docs/benchmarks/NAME.svg."""
+    """Write docs/benchmarks/NAME.svg."""
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{what.name}.svg").write_text(svg(what))
 

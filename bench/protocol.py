@@ -1,4 +1,4 @@
-"""Encoding and decoding of the messages that matter, beside kio and kafka-python.
+"""Encoding and decoding of the most important messages, compared with kio and kafka-python.
 
 kio decodes in compiled code and checks the types of what it encodes; kafka-python generates Python as we
 do. Run it by `python -m bench.protocol`.

@@ -1,7 +1,7 @@
 """Record batches: decoding, building and validating 100-byte records, beside aiokafka's compiled code.
 
-The peer of decoding reads the same fields as the columns hold, as a program that wants the data does; one
-line also shows the peer when nobody looks at what it decoded. Each call works on about 10 MB, a fetch of
+The peer of decoding reads the same fields as the columns, as a program that uses the data does; one line also
+shows the peer when its fields are not read. Each call works on about 10 MB, a fetch of
 one batch of 1 MB from each of ten partitions.
 """
 

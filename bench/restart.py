@@ -1,4 +1,4 @@
-"""Back after kill -9: how long until a broker with gigabytes of log serves again."""
+"""Restart after SIGKILL: the time until a broker with gigabytes of log is ready again."""
 
 from collections.abc import Iterator
 

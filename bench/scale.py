@@ -1,4 +1,4 @@
-"""Many partitions: what a start, the memory and a record cost with 1 to 10,000 of them."""
+"""Many partitions: start time, memory and cost of a record with 1 to 10,000 of them."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ COUNTS = (1, 100, 1_000, 10_000)
 
 
 def warmed(broker: Broker, topic: str, partitions: int, requests: int) -> loads.Load:
-    """Every partition has been written to before anything is measured."""
+    """Write to every partition before anything is measured."""
     deadline = time.monotonic() + 300
     while True:
         try:

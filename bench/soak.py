@@ -1,11 +1,11 @@
-"""A node under many clients for a while: a minute as a part of `python -m bench`, as long as you like by
+"""A node under many clients: a minute as a part of `python -m bench`, or longer with
 `python -m bench.soak --seconds 28800`.
 
-Most connections are idle, as those of real clients are; some write and read all the time; some ask for much
-and read a few bytes of it now and then; some come, send half a request and are gone. A prober asks for one
-small thing after the other and notes how long it waits. Memory, handles and the prober's waits are printed as
-time goes by, and none of them may grow: the soak fails where memory grows in its second half, a client that
-did nothing wrong is cut off, or a connection is not given back. At the end the node is stopped, and killed,
+Most connections are idle, as those of real clients are; some write and read all the time; some fetch much
+and read few bytes of it; some send half a request and disconnect. A prober sends one small request after the
+other and measures its latency. Memory, handles and the prober's latency are printed periodically, and none of
+them may grow: the soak fails if memory grows in its second half, a well-behaved client is disconnected, or a
+connection is leaked. At the end the node is stopped, and killed,
 and started again on all its partitions.
 """
 
@@ -40,14 +40,14 @@ PARTITIONS_PER_TOPIC = 500
 BUSY, SLOW, VANISHING = 10, 10, 10
 SAMPLES = 10
 GIVE_BACK_SECONDS = 30
-# Files of the log are open up to a number, and sockets, and a few that every process has.
+# Log files up to a bound, sockets, and a few files of every process.
 MAX_FILES = DEFAULT_CAPACITY + DEFAULT_UNSYNCED_CAPACITY + 100
 MAX_GROWTH_MB = 50
 
 
 @dataclass
 class Soak:
-    """What the clients share: where the node is, what there is, and what they saw."""
+    """The state that clients share: the address of the node, its topics, and the results."""
 
     port: int
     topics: list[str]
@@ -60,7 +60,7 @@ class Soak:
     reason: str = ""
     open: "set[Client]" = field(default_factory=set)
     filled: int = 0
-    # A listener holds fifty connections that have not been accepted yet, and drops others.
+    # The backlog of a listener has fifty connections; others are dropped.
     door: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(25))
 
     def somewhere(self) -> tuple[str, int]:
@@ -68,7 +68,7 @@ class Soak:
 
 
 class Client:
-    """One connection that asks one thing at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -141,7 +141,7 @@ async def busy(soak: Soak) -> None:
 
 
 async def slow(soak: Soak) -> None:
-    """Fill one partition, ask for it many times over, and hardly read."""
+    """Fill one partition, fetch it many times, and hardly read the answers."""
     client = await Client.connect(soak)
     topic, partition = soak.somewhere()
     for _ in range(20):
@@ -169,7 +169,7 @@ async def vanish(soak: Soak) -> None:
 
 
 async def again_and_again(life: Callable[[Soak], Awaitable[None]], soak: Soak) -> None:
-    """Live on with a new connection where one was lost, as every client does."""
+    """Continue with a new connection after one was lost, as every client does."""
     while not soak.over:
         try:
             await life(soak)
@@ -180,7 +180,7 @@ async def again_and_again(life: Callable[[Soak], Awaitable[None]], soak: Soak) -
 
 
 async def create_partitions(soak: Soak) -> float:
-    """Make all topics, one request each; seconds. The prober feels it."""
+    """Create all topics, one request each; seconds. The prober's latency shows the effect."""
     client = await Client.connect(soak)
     begin = time.perf_counter()
     for name in soak.topics:
@@ -191,7 +191,7 @@ async def create_partitions(soak: Soak) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How the node was at a moment, and how long the prober had waited for it since the last one."""
+    """The state of the node at a moment, and the prober's latency since the last sample."""
 
     memory_mb: float
     handles: int

@@ -1,8 +1,8 @@
 """Reading into Spark: `format("ottla")` on Ottla beside Spark's own connector on Apache Kafka.
 
 One session of Spark with two task slots does all of it. Both brokers hold the same records, in topics of four
-partitions; rows go to `noop`, which takes them and does nothing with them. Streams run over the same topics
-with Trigger.AvailableNow. What a micro-batch costs beside its rows is shown by batches of ten rows.
+partitions; rows go to `noop`, which discards them. Streams run over the same topics
+with Trigger.AvailableNow. Batches of ten rows show the fixed cost of a micro-batch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def of_size(spark: SparkSession, sides: list[tuple[str, str]], size: int, count:
 
 
 def sustained(spark: SparkSession, sides: list[tuple[str, str]], topic: str, kind: str, count: int) -> Row:
-    """Rows by second of a stream that runs: its first batch, which starts the workers, does not count."""
+    """Rows per second of a running stream, without its first batch, which starts the workers."""
 
     def speed(side: tuple[str, str]) -> float:
         name, servers = side
@@ -110,7 +110,7 @@ def tiny_batches(spark: SparkSession, sides: list[tuple[str, str]]) -> Row:
 
 
 def run(frame: DataFrame) -> list[Any]:
-    """A stream over all that is there; gives Spark's account of its batches."""
+    """Run a stream over all existing records; Spark's progress of its batches."""
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()

@@ -1,4 +1,4 @@
-"""Two brokers under the same load, in turns: what each got through, and what it cost its process."""
+"""Two brokers under the same load, in turns: throughput, and CPU time of the process."""
 
 import contextlib
 import os
@@ -29,15 +29,15 @@ class Measured:
         return statistics.median(self.costs)
 
     def busy(self) -> float:
-        """Per cent of a core that the broker took while the load ran: if that is little, and the load did not
-        get through more, it was the client that was busy.
+        """Per cent of a core that the broker used under the load: if that is little, the client was the
+        bottleneck.
         """
         return statistics.median(a * b / 1e4 for a, b in zip(self.speeds, self.costs, strict=True))
 
 
 @dataclass(slots=True)
 class Pair:
-    """Ottla, and Apache Kafka if it can be had."""
+    """Ottla, and Apache Kafka if it is available."""
 
     mine: Broker
     theirs: Broker | None
@@ -50,7 +50,7 @@ class Pair:
             do(broker)
 
     def measure(self, load: Callable[[Broker], Load], amount: float, rounds: int) -> list[Measured]:
-        """Interleaved rounds, after one that only warms up; the order changes from round to round."""
+        """Run interleaved rounds after a warm-up; the order changes from round to round."""
         loads = [(broker, load(broker), Measured()) for broker in self.brokers()]
         for _, run, _ in loads:
             run()
@@ -58,7 +58,7 @@ class Pair:
             for broker, run, measured in loads if turn % 2 == 0 else reversed(loads):
                 before = broker.cpu_seconds()
                 measured.speeds.append(run())
-                # The system counts in ticks; work that fits into none of them is taken for one.
+                # The system counts in ticks; count at least one.
                 spent = max(broker.cpu_seconds() - before, TICK_S)
                 measured.costs.append(spent / amount * 1e6)
         return [measured for _, _, measured in loads]
@@ -74,7 +74,7 @@ class Pair:
         aim: str = "≥ 1",
         cost_aim: str = "≥ 1.7",
     ) -> Iterator[Row]:
-        """Speed and cost of one load, and how busy it kept the broker, as three lines of the table."""
+        """Speed and cost of one load, and the load of the broker, as three rows of the table."""
         mine, *others = self.measure(load, amount, rounds)
         busy, share = f"{name}: broker busy", "% of a core"
         if not others:
@@ -111,7 +111,7 @@ class Pair:
 
 
 def without_kafka() -> str | None:
-    """What to say where Apache Kafka cannot be had; None where it can."""
+    """Why Apache Kafka is not available; None if it is."""
     missing = kafka_libs.missing_requirement()
     return None if missing is None else f"WITHOUT APACHE KAFKA, so without ratios: {missing}"
 

@@ -1,6 +1,6 @@
 """At least once: the payment is booked first, then the offset is committed.
 
-A worker that dies in between has booked payments of which the group knows nothing, and its successor books
+A worker that dies in between has booked payments whose offsets are not committed, and its successor books
 them again: none is lost, some are booked twice. Run it with `python examples/at_least_once.py`.
 """
 

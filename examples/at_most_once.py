@@ -1,7 +1,7 @@
 """At most once: the offset is committed first, then the payment is booked.
 
-A worker that dies in between has told the group that the payments are done, and they never are: some are
-lost, none is booked twice. Run it with `python examples/at_most_once.py`.
+A worker that dies in between has committed offsets of payments that it has not booked: some are lost, none is
+booked twice. Run it with `python examples/at_most_once.py`.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""What the three examples of delivery share: a node, payments to book, a worker that dies, and the account.
+"""Shared code of the three delivery examples: a node, payments to book, a worker that dies, and the result.
 
 Each of `at_most_once.py`, `at_least_once.py` and `exactly_once.py` is a worker that reads payments from one
-topic and books them in another. The worker is a process of its own and dies twice in the middle of its work,
-as by a power cut; each time another takes its place. Then the bookings are counted.
+topic and books them in another. The worker is a separate process and is killed twice in the middle of its
+work; each time another takes its place. Then the bookings are counted.
 
-What a worker may do before it dies is decided by where it calls `Crash.point`, and all that differs between
-the three is the order of two steps, or that they are one.
+A worker dies where it calls `Crash.point`. The three examples differ only in the order of two steps, or in
+making them one.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from ottla import Admin, Consumer, LocalNode, Producer
 PAYMENTS, BOOKINGS = "payments", "bookings"
 COUNT = 40
 BATCH = 8
-# After how many payments each worker in turn dies; the last one lives.
+# After how many payments each worker dies; the last one does not.
 DEATHS = (12, 12, 0)
-PATIENCE_MS = 20_000
+POLL_TIMEOUT_MS = 20_000
 
 Worker = Callable[[str, "Crash"], Coroutine[None, None, None]]
 
 
 class Crash:
-    """The worker's death: sudden, with nothing flushed and nothing closed."""
+    """Kills the worker, with nothing flushed or closed."""
 
     def __init__(self, after: int) -> None:
         self._after = after
 
     def point(self, done: int) -> None:
-        """Die here, if the worker has come so far."""
+        """Kill this process, if it has done enough payments."""
         if self._after and done >= self._after:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -54,14 +54,14 @@ def consumer(servers: str) -> Consumer[bytes, bytes]:
 
 
 async def batches(reader: Consumer[bytes, bytes]) -> AsyncIterator[list[bytes]]:
-    """The payments that are still to do, some at a time, to the end of the topic."""
+    """Yield the remaining payments in batches, up to the end of the topic."""
     reader.subscribe([PAYMENTS])
     last = COUNT - 1
     while True:
-        records = await reader.poll(timeout_ms=PATIENCE_MS)
+        records = await reader.poll(timeout_ms=POLL_TIMEOUT_MS)
         if records:
             yield [record.value or b"" for record in records]
-        # With one partition the last offset tells the end; nothing at all means that all was done before.
+        # With one partition the last offset marks the end; no records mean that all were done before.
         if not records or records[-1].offset == last:
             return
 
@@ -88,13 +88,13 @@ async def bookings(servers: str, isolation_level: str) -> Counter[int]:
     async with reader:
         reader.assign([(BOOKINGS, 0)])
         while await reader.position((BOOKINGS, 0)) < end:
-            for record in await reader.poll(timeout_ms=PATIENCE_MS):
+            for record in await reader.poll(timeout_ms=POLL_TIMEOUT_MS):
                 booked[int(record.value or b"-1")] += 1
     return booked
 
 
 async def account(servers: str) -> tuple[int, int]:
-    """Prints what became of the payments; how many were lost and how many booked more than once."""
+    """Print the result; the numbers of payments that were lost, and booked more than once."""
     booked = await bookings(servers, "read_committed")
     lost = [number for number in range(COUNT) if number not in booked]
     doubled = [number for number, times in sorted(booked.items()) if times > 1]
@@ -108,7 +108,7 @@ async def account(servers: str) -> tuple[int, int]:
 
 
 def run(worker: Worker, expected: Callable[[int, int], bool]) -> int:
-    """The whole example; the exit status says whether what was expected has happened."""
+    """Run the example; the exit status says whether the result is as expected."""
     if len(sys.argv) == 3:
         asyncio.run(worker(sys.argv[1], Crash(int(sys.argv[2]))))
         return 0

@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 
 class NodeProcess:
-    """`ottla start` as a process: to be killed and started again on the same data and port."""
+    """`ottla start` as a process, which can be killed and restarted on the same data and port."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -52,7 +52,7 @@ class NodeProcess:
         self.bootstrap_servers = "127.0.0.1:0"
 
     def start(self) -> str:
-        """Starts the node and returns the line that it prints when ready."""
+        """Start the node; returns the line that it prints when it is ready."""
         command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(self._data_dir)]
         command += ["--listen", self.bootstrap_servers]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -82,7 +82,7 @@ class NodeProcess:
 
 
 class SparkProcess:
-    """The pipeline as a process of its own; its lines are told as they come."""
+    """The pipeline as a separate process; its output lines are printed as they arrive."""
 
     def __init__(self, node: NodeProcess, work: Path) -> None:
         self.log = work / "spark.log"
@@ -103,7 +103,7 @@ class SparkProcess:
         )
 
     async def follow(self) -> None:
-        """Reads its lines to the end."""
+        """Read its lines to the end."""
         assert self.process.stdout is not None
         while line := await asyncio.to_thread(self.process.stdout.readline):
             try:
@@ -158,7 +158,7 @@ class SparkProcess:
 
 @dataclass(slots=True)
 class Watch:
-    """What a reader of the clean orders sees while the pipeline runs: samples for the charts."""
+    """A reader of the clean orders while the pipeline runs: samples for the charts."""
 
     produced: int = 0
     seen: int = 0
@@ -175,7 +175,7 @@ class Watch:
             await asyncio.sleep(0.5)
 
     async def tail(self, bootstrap: str) -> None:
-        """Reads what is committed, as any consumer would, and takes the time since it was sent."""
+        """Read committed records, as any consumer would, and measure the time since they were sent."""
         settings = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
         async with ottla.Consumer(bootstrap, **settings) as consumer:
             consumer.assign(
@@ -185,7 +185,7 @@ class Watch:
                 table = await consumer.poll_arrow(timeout_ms=500, columns=("topic", "value"))
                 self.seen += table.num_rows
                 now_ms = int(time.time() * 1000)
-                # One in fifty is enough, and leaves the machine to the others.
+                # One in fifty is enough, and takes little CPU time.
                 for value in table.column("value").to_pylist()[::50]:
                     _, found, sent = value.rpartition(b'"sent":')
                     if found:
@@ -195,7 +195,9 @@ class Watch:
 async def produce(
     node: NodeProcess, shop: Shop, watch: Watch, half: asyncio.Event, go_on: asyncio.Event
 ) -> list[str]:
-    """Sends the day at its pace, with a look around at noon; the failures, of which there should be none."""
+    """Send the events of the day at their pace; calls back at noon. Returns failures, of which there should
+    be none.
+    """
     failures: list[str] = []
 
     def delivered(handle: Delivery) -> None:
@@ -227,7 +229,7 @@ async def produce(
 
 
 async def kill_things(node: NodeProcess, spark: SparkProcess, watch: Watch) -> None:
-    """A task of Spark's, by killing the processes that run its Python; then the node."""
+    """Kill a task of Spark, by killing the processes that run its Python; then the node."""
     lost = spark.lost_tasks()
     watch.marks.append((watch.now(), "task killed"))
     killed = 0
@@ -252,7 +254,7 @@ async def kill_things(node: NodeProcess, spark: SparkProcess, watch: Watch) -> N
 
 
 async def read_all(node: NodeProcess, topic: str) -> list[dict[str, object]]:
-    """Everything that is committed in a topic, as rows."""
+    """All committed records of a topic, as rows."""
     async with ottla.Admin(node.bootstrap_servers) as admin:
         ends = await admin.offsets.end(topic)
     rows: list[dict[str, object]] = []
@@ -270,7 +272,7 @@ async def read_all(node: NodeProcess, topic: str) -> list[dict[str, object]]:
 
 
 async def count(node: NodeProcess, shop: Shop, table: Path) -> Outcome:
-    """Compares everything that the pipeline wrote with what the generator knows."""
+    """Compare all output of the pipeline with the truth of the generator."""
     import pyarrow.dataset as ds
 
     truth = shop.truth
@@ -302,7 +304,7 @@ async def count(node: NodeProcess, shop: Shop, table: Path) -> Outcome:
 
 
 def files_of(table: Path) -> list[str]:
-    """The files that belong to the table, by Spark's own log: what a killed task has left does not count."""
+    """The files of the table, by Spark's own log: files of a killed task are ignored."""
     logs = [path for path in (table / "_spark_metadata").iterdir() if path.name.split(".")[0].isdecimal()]
     compacted = [int(path.name.split(".")[0]) for path in logs if path.name.endswith(".compact")]
     newest = max(compacted, default=-1)
@@ -319,7 +321,7 @@ async def main(work: Path) -> int:
     say(node.start().partition(", data")[0])
     spark: SparkProcess | None = None
     watch = Watch()
-    # The day has passed: brokers do not take records from a future that is too far away.
+    # The day is in the past: brokers refuse timestamps that are too far in the future.
     shop = Shop(EVENTS, int(time.time() * 1000) - SHOP_DAY - 6 * HOUR)
     try:
         async with ottla.Admin(node.bootstrap_servers) as admin:
@@ -391,7 +393,7 @@ def conclude(shop: Shop, outcome: Outcome, measured: Measured) -> int:
 
 
 def interrupt(*_: object) -> None:
-    """Ends the demo as Ctrl-C does, with its processes."""
+    """End the demo as Ctrl-C does, with its processes."""
     raise KeyboardInterrupt
 
 

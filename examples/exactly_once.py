@@ -1,8 +1,8 @@
 """Exactly once: bookings and offset are one transaction.
 
-A worker that dies leaves a transaction without an end. Its successor has the same transactional id, so the
-node aborts what was left, and nobody who reads committed records ever sees it: none is lost, none is booked
-twice. Run it with `python examples/exactly_once.py`.
+A worker that dies leaves an open transaction. Its successor has the same transactional id, so the coordinator
+aborts that transaction, and consumers of committed records never see it: none is lost, none is booked twice.
+Run it with `python examples/exactly_once.py`.
 """
 
 import sys

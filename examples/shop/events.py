@@ -59,12 +59,12 @@ class _Order(NamedTuple):
 
 
 class Shop:
-    """One day, of so many events; iterate over it once, then ask for the `truth`."""
+    """One day with this many events; iterate over it once, then read the `truth`."""
 
     def __init__(self, events: int, begins_ms: int, *, seed: int = 7) -> None:
         self.truth = Truth()
         self._events = events
-        # On the edge of a window, so that windows have round times.
+        # At the edge of a window, so that windows have round times.
         self._begin = begins_ms - begins_ms % WINDOW
         self._draw = random.Random(seed)
         self._due: list[tuple[int, _Order]] = []
@@ -141,14 +141,14 @@ class Shop:
         return event or self._broken("clicks", f"c{customer}", fields, arrives)
 
     def _event_time(self, arrives: int) -> int:
-        """Mostly now; sometimes a while ago, still in time."""
+        """The event time: mostly now, sometimes earlier, but not too late."""
         if self._draw.random() < 0.03:
             self.truth.late += 1
             return arrives - self._draw.randrange(TOO_LATE * 5 // 6)
         return arrives
 
     def _finished(self, topic: str, key: str, fields: dict[str, int | str], arrives: int) -> Event | None:
-        """The good event; None for one in a hundred, which is to be broken."""
+        """The good event; None for one in a hundred, which will be broken."""
         if self._draw.random() < 0.01:
             return None
         self.truth.good[topic].add(self._number)

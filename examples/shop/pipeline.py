@@ -30,7 +30,7 @@ MAX_RESTARTS = 10
 
 
 class Pipeline:
-    """Where it reads and writes; each method below the first is one query."""
+    """The brokers and directories; each method after the first is one query."""
 
     def __init__(self, spark: SparkSession, brokers: str, checkpoints: str, table: str) -> None:
         self.spark = spark
@@ -55,7 +55,7 @@ class Pipeline:
         )
 
     def clean(self):
-        """Sorts records into good ones, tidied up, and bad ones, untouched, with the reason in a header."""
+        """Split records into good ones, cleaned, and bad ones, unchanged, with the reason in a header."""
         records = self.topics("orders,payments,clicks", columns="key,value,topic,partition,offset,timestamp")
         read = records.withColumn("event", F.from_json(F.col("value").cast("string"), EVENT))
         checked = read.withColumn("reason", _reason())
@@ -78,7 +78,7 @@ class Pipeline:
         return self.to_topic(rows)
 
     def revenue(self):
-        """Orders meet their payments; what was paid within the hour is summed up by window and category."""
+        """Join orders with their payments; sum up what was paid within the hour by window and category."""
         orders = self._events("shop.clean.orders").select(
             F.col("id").alias("number"), "category", "cents", F.col("time").alias("ordered")
         )
@@ -95,7 +95,7 @@ class Pipeline:
         return self.to_topic(rows, topic="shop.revenue").outputMode("append")
 
     def table(self):
-        """Every good order as a row of a Parquet table."""
+        """Write every good order as a row of a Parquet table."""
         rows = self._events("shop.clean.orders").select("id", "customer", "category", "cents", "time")
         return rows.writeStream.format("parquet").option("path", self.table_path)
 
@@ -106,7 +106,7 @@ class Pipeline:
 
 
 def _reason() -> Column:
-    """Why a record is bad; null for a good one."""
+    """The reason why a record is bad; null for a good one."""
     event, topic = F.col("event"), F.col("topic")
     missing = event.isNull() | event.id.isNull() | event.customer.isNull() | event.at.isNull()
     missing |= (topic == "orders") & (event.category.isNull() | event.cents.isNull())
@@ -124,7 +124,7 @@ def _header(name: str, value: Column) -> Column:
 
 
 class Reporter(StreamingQueryListener):
-    """A line for every batch with rows."""
+    """Print a line for every batch with rows."""
 
     def onQueryStarted(self, event) -> None:
         tell(started=event.name)
@@ -136,7 +136,7 @@ class Reporter(StreamingQueryListener):
             tell(query=progress.name, batch=progress.batchId, rows=progress.numInputRows, ms=took)
 
     def onQueryTerminated(self, event) -> None:
-        """Seen by the loop below."""
+        """Do nothing: the loop below sees it."""
 
 
 def tell(**facts: object) -> None:
@@ -144,7 +144,7 @@ def tell(**facts: object) -> None:
 
 
 def listen(finish: threading.Event) -> None:
-    """Waits for the word. When whoever started us is gone there is nobody to finish for."""
+    """Wait for the command to finish. If the parent process is gone, stop at once."""
     if sys.stdin.readline():
         finish.set()
     else:

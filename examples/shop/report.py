@@ -37,14 +37,14 @@ class Comparison:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was counted, and whether it is what it should be."""
+    """A count, and whether it is as expected."""
 
     comparisons: list[Comparison] = field(default_factory=list)
     checks: list[tuple[str, bool, str]] = field(default_factory=list)
     windows: list[tuple[int, str, int]] = field(default_factory=list)
 
     def compare(self, what: str, expected: Collection[object], found: Counter) -> None:
-        """Everything expected must be found as often as expected (once, in a set), and nothing else."""
+        """Check that exactly the expected items were found, each as often as expected (once, for a set)."""
         wanted = expected if isinstance(expected, Counter) else Counter(expected)
         self.comparisons.append(
             Comparison(
@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Measured:
-    """What a reader saw over time. Samples are (second, events sent, events committed)."""
+    """The progress over time. Samples are (second, events sent, events committed)."""
 
     seconds: float
     events: int
@@ -153,7 +153,7 @@ def _medians(latencies: Sequence[tuple[float, int]]) -> list[tuple[float, float]
 def _lines(
     series: dict[str, list[tuple[float, float]]], marks: Sequence[tuple[float, str]], last: float
 ) -> str:
-    """Lines over the seconds from 0 to `last`, which charts of one page share."""
+    """Lines over the seconds from 0 to `last`, the same for all charts of the page."""
     points = [point for found in series.values() for point in found]
     if not points:
         return "<p>nothing was measured</p>"

@@ -220,7 +220,7 @@ def test_clients_that_write_a_byte_at_a_time_cost_little(node: NodeProcess) -> N
 
 
 def test_a_flood_of_requests_that_are_not_waited_for(node: NodeProcess) -> None:
-    """Thousands of requests at once on each connection, whose answers nobody reads."""
+    """Thousands of requests at once on each connection, whose responses the client does not read."""
     count = 3000
     request = frame(MetadataRequest(topics=None), 12)
     with contextlib.ExitStack() as stack, WireClient(node.bootstrap, timeout_s=MAX_PAUSE_SECONDS) as other:

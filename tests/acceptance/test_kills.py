@@ -2,7 +2,7 @@
 
 A librdkafka producer with idempotence writes to several partitions all the while, through every death of the
 node. After each restart, and at the end, every record that was ever acknowledged must be at the offset that
-was told, and no record may be there twice. `KILL_ROUNDS` makes it longer.
+was acknowledged, and no record may be there twice. `KILL_ROUNDS` makes it longer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CODECS = ("none", "lz4", "zstd")
 def test_what_was_acknowledged_outlives_every_kill(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"repeat with KILL_SEED={SEED}")
-    (port,) = free_ports(1)  # that nobody is given while the node is dead
+    (port,) = free_ports(1)  # that no other process gets while the node is dead
     with NodeProcess(tmp_path, listen=f"127.0.0.1:{port}") as first:
         # Small segments, so that a kill also meets a roll and a snapshot of producers.
         settings = [CreatableTopicConfig(name="internal.segment.bytes", value="200000")]

@@ -2,7 +2,7 @@
 
 One client makes topics, deletes them and changes their settings, one request after the other, until the node
 is gone in the middle of one. After the restart every topic is as the last acknowledged request left it; only
-of the one request that nobody answered either outcome is right. `KILL_ROUNDS` makes it longer.
+of the one request without a response either outcome is right. `KILL_ROUNDS` makes it longer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SETTING = "delete.retention.ms"
 
 class Changes:
     """Changes topics until the node is gone. `topics` holds what was acknowledged, by name the setting's
-    value; `unsure` names the topic whose last change nobody has answered.
+    value; `unsure` names the topic whose last change had no response.
     """
 
     def __init__(self, bootstrap: str, topics: dict[str, str], chance: random.Random) -> None:

@@ -1,6 +1,6 @@
 """A data directory changes hands: Apache Kafka takes over Ottla's, and Ottla takes over Apache Kafka's.
 
-Whoever has the directory next must show everything that the one before showed: every record with its offset,
+The next node on the directory must show all that the previous one showed: every record with its offset,
 timestamp and headers, settled and open transactions, topics with their ids, settings, committed offsets,
 features. Then it goes on writing, and the directory goes back.
 """

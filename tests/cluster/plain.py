@@ -110,7 +110,7 @@ def produce(
 
 
 def produce_unheard(node: ClusterNode, topic: str, value: bytes) -> None:
-    """Send one record with acks=0, which nobody answers, and wait until it is in the leader's log."""
+    """Send one record with acks=0, which has no response, and wait until it is in the leader's log."""
     before = end_offset(node, topic, 0, of_replica=True)
     assert before is not None
     with WireClient(node.bootstrap_servers) as wire:

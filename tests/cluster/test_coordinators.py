@@ -47,7 +47,7 @@ def coordinator(cluster: LocalCluster, key: str, kind: int = GROUP) -> int:
             found.add(each.node_id if each.error_code == ErrorCode.NONE else -1)
         return len(found) == 1 and -1 not in found
 
-    wait_until(agreed, f"nobody coordinates {key}: {found}")
+    wait_until(agreed, f"no coordinator of {key}: {found}")
     return found.pop()
 
 
@@ -77,7 +77,7 @@ def test_offsets_that_were_committed_are_known_to_the_next_coordinator(
     consumer.commit(offsets=offsets, asynchronous=False)
     first = coordinator(cluster, group)
     cluster.kill(first)
-    wait_until(lambda: coordinator(cluster, group) != first, "nobody else coordinates")
+    wait_until(lambda: coordinator(cluster, group) != first, "no other coordinator")
     consumer.close()
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **QUIET})
     asked = ConsumerGroupTopicPartitions(group)
@@ -111,7 +111,7 @@ def test_a_group_goes_on_when_its_coordinator_dies(
             for message in consumer.consume(500, 0.1):
                 if message.error() is None:
                     seen[message.partition(), message.offset()] += 1  # type: ignore[index]
-            # There may be nothing to commit, or nobody to commit to for the moment; the next commit has more.
+            # There may be nothing to commit, or no coordinator for the moment; the next commit has more.
             with contextlib.suppress(KafkaException):
                 consumer.commit(asynchronous=False)
         consumer.close()

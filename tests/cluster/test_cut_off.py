@@ -1,6 +1,6 @@
 """Nodes that live and are cut off from the others: there are never two who are right.
 
-What a leader takes that nobody follows any more is not acknowledged, and afterwards its log is the others'.
+Records that a leader without followers takes are not acknowledged, and afterwards its log equals the others'.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def topic(cluster: SeparableCluster) -> str:
         admin.topics.create(name, partitions=1, replication_factor=3)
     wait_until(
         lambda: all(cluster.leader(name, asked=node) in cluster.nodes for node in cluster.nodes),
-        "nobody leads",
+        "no leader",
     )
     return name
 
 
 def leader_and_other(cluster: SeparableCluster, topic: str) -> tuple[int, int]:
-    """Who leads, and somebody else."""
+    """The leader, and another broker."""
     leader = cluster.leader(topic, asked=1)
     assert leader is not None
     return leader, next(node for node in cluster.nodes if node != leader)
@@ -81,7 +81,7 @@ def controller(cluster: SeparableCluster, asked: int) -> int:
 
 
 def check_after(cluster: SeparableCluster, topic: str, load: Load) -> None:
-    """Healed: everybody is back in sync, and what was acknowledged is there once."""
+    """Healed: every replica is back in sync, and what was acknowledged is there once."""
     cluster.heal()
     for node in cluster.nodes:
         wait_until(
@@ -101,7 +101,7 @@ def test_a_leader_that_is_cut_off_is_followed_and_its_word_does_not_count(
     before = write(cluster, leader, topic, b"before")
     assert before == (ErrorCode.NONE, 0)
     cluster.cut_off(leader, from_clients=False)
-    wait_until(lambda: cluster.leader(topic, asked=other) not in (None, leader), "nobody follows", DEADLINE_S)
+    wait_until(lambda: cluster.leader(topic, asked=other) not in (None, leader), "no new leader", DEADLINE_S)
     # It does not know better, and cannot do harm.
     assert cluster.leader(topic, asked=leader) == leader
     refused, _ = write(cluster, leader, topic, b"to the wrong one", timeout_ms=1000)
@@ -125,7 +125,7 @@ def test_a_leader_that_nobody_reaches_is_followed(cluster: SeparableCluster, top
         leader, other = leader_and_other(cluster, topic)
         cluster.cut_off(leader)
         wait_until(
-            lambda: cluster.leader(topic, asked=other) not in (None, leader), "nobody follows", DEADLINE_S
+            lambda: cluster.leader(topic, asked=other) not in (None, leader), "no new leader", DEADLINE_S
         )
         load.wait_for_more(300)
         check_after(cluster, topic, load)
@@ -138,7 +138,7 @@ def test_a_controller_that_is_cut_off_is_followed(cluster: SeparableCluster, top
         load.wait_for_more(100)
         cluster.cut_off(first)
         with blocking.Admin(",".join(map(cluster.address, others))) as admin:
-            wait_until(lambda: admin.cluster.quorum().leader_id in others, "nobody follows", DEADLINE_S)
+            wait_until(lambda: admin.cluster.quorum().leader_id in others, "no new leader", DEADLINE_S)
             admin.topics.create(f"{topic}-meanwhile", partitions=1, replication_factor=2)
         load.wait_for_more(200)
         check_after(cluster, topic, load)

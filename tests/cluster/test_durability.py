@@ -116,7 +116,7 @@ def test_a_write_that_is_under_way_when_too_many_die_is_not_acknowledged(cluster
     wait_until(lambda: isr(cluster, topic) == {LEADER}, "the followers are not missed")
     code, _ = plain.produce(cluster.node(LEADER), topic, b"refused")
     assert code is ErrorCode.NOT_ENOUGH_REPLICAS
-    assert plain.end_offset(cluster.node(LEADER), topic, 0) == 0, "nobody reads what is in doubt"
+    assert plain.end_offset(cluster.node(LEADER), topic, 0) == 0, "no consumer reads what is in doubt"
     revive(cluster)
     wait_until(
         lambda: plain.end_offset(cluster.node(LEADER), topic, 0) == 1, "what was in doubt is committed now"
@@ -127,7 +127,7 @@ def test_what_all_have_survives_the_death_of_the_leader(cluster: LocalCluster) -
     topic = new_topic(cluster, min_insync_replicas="2")
     assert plain.produce(cluster.node(LEADER), topic, b"kept") == (ErrorCode.NONE, 0)
     cluster.kill(LEADER)
-    wait_until(lambda: cluster.leader(topic) in FOLLOWERS, "nobody leads")
+    wait_until(lambda: cluster.leader(topic) in FOLLOWERS, "no leader")
     assert read_all(cluster.bootstrap_servers, topic, 0) == {0: b"kept"}
 
 
@@ -156,7 +156,7 @@ def test_what_only_the_leader_had_is_lost_with_it_and_cut_off_when_it_comes_back
     for follower in FOLLOWERS:
         cluster.pause(follower)
     # Their fetches still wait at the leader, which would answer them with the record. When each has an answer
-    # that it cannot read, nobody asks any more; and there is none for one that was paused between two.
+    # that it cannot read, no request asks any more; and there is none for one that was paused between two.
     came_true(lambda: all(has_an_answer(cluster, each) for each in FOLLOWERS), FETCH_WAIT_S)
     assert plain.produce(leader, topic, b"lost", acks=1) == (ErrorCode.NONE, 1)
     cluster.kill(LEADER)
@@ -167,7 +167,7 @@ def test_what_only_the_leader_had_is_lost_with_it_and_cut_off_when_it_comes_back
     revive(cluster)
     assert read_all(cluster.bootstrap_servers, topic, 0) == {0: b"kept", 1: b"in its place"}
     cluster.kill(new_leader)
-    wait_until(lambda: cluster.leader(topic) != new_leader.id, "nobody leads")
+    wait_until(lambda: cluster.leader(topic) != new_leader.id, "no leader")
     assert read_all(cluster.bootstrap_servers, topic, 0) == {0: b"kept", 1: b"in its place"}
 
 

@@ -3,7 +3,7 @@
 Three nodes are killed, paused and restarted, one after the other and all at once, while an idempotent
 producer writes numbers to one topic and two processes copy them to another in transactions, consumed offsets
 included: one with librdkafka, one with Kafka's Java client where there is Java. Afterwards every acknowledged
-record is at the offset that was told, every number is in the output once, the checker of transactions finds
+record is at the acknowledged offset, every number is in the output once, the checker of transactions finds
 nothing in the whole history, and all replicas have the same bytes. `OTTLA_CLUSTER_FAULT_SECONDS` says how
 long, `OTTLA_CLUSTER_FAULT_SEED` repeats the choice of faults (not the moment: these are real processes).
 """
@@ -50,7 +50,7 @@ def clients() -> list[str]:
 
 @contextmanager
 def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
-    """The processes that copy, with somebody who starts again those that give up."""
+    """The processes that copy; those that give up are started again."""
     workers = [
         Worker(client, f"worker-{client}", copying, directory, protocol="classic") for client in clients()
     ]

@@ -63,7 +63,7 @@ def test_leaders_that_are_killed_are_followed_by_others_and_nothing_is_lost(
             load.wait_for_more(1000)
             leader = cluster.leader(topic)
             cluster.kill(leader)
-            wait_until(lambda leader=leader: cluster.leader(topic) != leader, "nobody follows")  # type: ignore[misc]
+            wait_until(lambda leader=leader: cluster.leader(topic) != leader, "no new leader")  # type: ignore[misc]
             load.wait_for_more(1000)
             wait_until(
                 lambda leader=leader: leader not in cluster.partition(topic).isr_nodes,  # type: ignore[misc]
@@ -105,7 +105,7 @@ def test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_
         load.wait_for_more(300)
         leader = cluster.leader(topic)
         cluster.pause(leader)
-        wait_until(lambda: cluster.leader(topic) != leader, "nobody follows")
+        wait_until(lambda: cluster.leader(topic) != leader, "no new leader")
         load.wait_for_more(300)
         cluster.resume(leader)
         cluster.wait_ready()

@@ -103,7 +103,8 @@ def test_a_consumer_that_names_its_rack_is_sent_to_the_replica_there(cluster: Lo
     leader, near = cluster.node(1), cluster.node(2)
     assert plain.produce(leader, topic, b"near")[1] == 0
     wait_until(
-        lambda: fetch(leader, topic, 0, rack="rack-2").preferred_read_replica == 2, "nobody is sent to rack 2"
+        lambda: fetch(leader, topic, 0, rack="rack-2").preferred_read_replica == 2,
+        "none is sent to rack 2",
     )
     answer = fetch(leader, topic, 0, rack="rack-2")
     assert (answer.error_code, answer.records or b"") == (0, b"")
@@ -134,7 +135,7 @@ def test_nobody_is_sent_to_a_replica_that_is_not_there(cluster: LocalCluster) ->
     cluster.kill(2)
     wait_until(
         lambda: fetch(cluster.node(1), topic, 0, rack="rack-2").preferred_read_replica == -1,
-        "somebody is sent to a broker that is dead",
+        "a consumer is sent to a broker that is dead",
     )
     assert fetch(cluster.node(1), topic, 0, rack="rack-2").records
 

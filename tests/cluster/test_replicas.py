@@ -1,4 +1,4 @@
-"""Replicas of a partition hold the same bytes, whoever led in between."""
+"""Replicas of a partition hold the same bytes, no matter which broker led in between."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_replicas_are_equal_byte_for_byte_after_deaths_and_elections(tmp_path: P
                 load.wait_for_more(1000)
                 leader = cluster.leader("equal")
                 getattr(cluster, how)(leader)
-                wait_until(lambda leader=leader: cluster.leader("equal") != leader, "nobody follows")  # type: ignore[misc]
+                wait_until(lambda leader=leader: cluster.leader("equal") != leader, "no new leader")  # type: ignore[misc]
                 load.wait_for_more(500)
                 if how == "pause":
                     cluster.resume(leader)

@@ -144,7 +144,7 @@ def test_a_second_node_on_the_same_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_port_is_opened_once_when_there_is_something_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for a node by knocking at its port takes the first answer for the node."""
+    """A client that waits for a node by connecting to its port takes the first answer for the node."""
     (port,) = free_ports(1)
     steps: list[str] = []
     listen = RealNetwork.listen

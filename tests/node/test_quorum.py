@@ -83,7 +83,7 @@ def test_changes_that_are_asked_for_while_the_controller_dies_are_made(seed: int
                     try:
                         await admin.topics.create(name, partitions=1, replication_factor=2)
                     except KafkaError as error:
-                        # It may have been made although nobody could say so.
+                        # It may have been created although no response said so.
                         if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                             raise
 
@@ -160,7 +160,7 @@ def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for
         assert silent is not None
         others = [id for id in nodes.roles if id != silent]
         nodes.machines[silent].pause()
-        # This question goes to the one that is silent, as nobody knows yet.
+        # This request goes to the silent node, as no node knows yet that it is.
         began = nodes.world.loop.time()
         await nodes.create("meanwhile", others[0], replicas=2)
         assert nodes.world.loop.time() - began < 5
@@ -176,7 +176,7 @@ def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for
 
 
 class WithOtherAddresses(SimNodes):
-    """Nodes that tell clients of an address which, from where the nodes are, refuses everybody."""
+    """Nodes that advertise an address which refuses connections from the nodes themselves."""
 
     def settings(self, id: int) -> dict[str, str]:
         settings = super().settings(id)
@@ -248,7 +248,7 @@ def test_a_node_that_stops_hands_over_what_it_leads_and_the_quorum() -> None:
             partition = nodes.partition("orders", index, by=rest[0])
             assert partition.leader in rest
             assert leaving not in partition.isr
-            # One election at most: nobody was without a leader in between.
+            # One election at most: no node was without a leader in between.
             assert partition.leader_epoch <= epochs[index] + 1
         assert nodes.fenced(leaving, rest[0])
         nodes.boot(leaving)

@@ -110,7 +110,7 @@ def test_kafkas_tool_shows_a_dynamic_quorum_adds_a_controller_and_removes_one(tm
         )
 
         def follows_the_other() -> bool:
-            """Between the two leaders there may be nobody who can tell."""
+            """Between the two leaders there may be no node that can answer."""
             told = java.run_tool(QUORUM, *by_broker, "describe", "--replication", check=False)
             return told.exit_code == 0 and voters(told.out) == [12]
 
@@ -208,7 +208,7 @@ def are_in_sync(bootstrap: str, topic: str, brokers: list[int]) -> bool:
     ("role", "leader"), [("broker", 1), ("broker,controller", 1), ("broker,controller", 2)]
 )
 def test_a_kafka_node_and_an_ottla_node_are_one_cluster(tmp_path: Path, role: str, leader: int) -> None:
-    """Ottla is node 1, Kafka node 2; whoever is not to lead waits for ever before it stands for election."""
+    """Ottla is node 1, Kafka node 2; the one that is not to lead never becomes a candidate."""
     waits = {id: str(NEVER_MS if id != leader else 500) for id in (1, 2)}
     client, quorum, kafka_client, kafka_quorum = free_ports(4)
     quorum_voters = f"1@127.0.0.1:{quorum}"

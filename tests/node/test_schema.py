@@ -1,4 +1,4 @@
-"""What the controller and the broker say to settings that somebody wants to change."""
+"""The answers of the controller and the broker to changes of settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The copy of a log that is moved while the log itself is cut and grows anew."""
+"""The future log of a partition that is moved, while the log itself is truncated and grows again."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
 CLUSTER_FAULT_SECONDS ?= 600
-# Bytecode, as pip makes it for what it installs: where Python is told to write none, every start of a node
-# would compile the package anew, which takes longer than all the rest of it.
+# Bytecode, as pip writes it for installed packages: without it, where Python may not write any, every start of a node
+# would compile the package again, which takes longer than the rest of the start.
 COMPILE := $(BIN)/python -m compileall -q src
 
 .PHONY: setup demo test test-fast test-faults test-cluster-faults lint bench fuzz clean
@@ -30,7 +30,7 @@ test: $(STAMP) lint
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not kafka and not spark'
 
-# Four times SPARK_KILLS deaths under a streaming query; half an hour on two quiet cores.
+# Four times SPARK_KILLS kills under a streaming query; half an hour on two idle cores.
 test-faults: $(STAMP)
 	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills \
 		tests/spark/test_exactly_once.py

@@ -1,18 +1,18 @@
-"""`ottla sim`: what it tells of lives that go well, and of one that does not."""
+"""`ottla sim`: its output for runs without and with a violation."""
 
 from __future__ import annotations
 
 from tests.support.command_line import CommandLine
 
 
-def test_a_life_is_told_and_can_be_lived_again(offline: CommandLine) -> None:
+def test_a_run_is_reported_and_can_be_replayed(offline: CommandLine) -> None:
     first = offline.ok("sim", "--seed", "7", "--minutes", "0.02", "--json").json
     again = offline.ok("sim", "--seed", "7", "--minutes", "0.02", "--json").json
     assert first["lives"][0]["violations"] == []
     assert first == again
 
 
-def test_a_broken_promise_is_named_with_the_command_that_replays_it(offline: CommandLine) -> None:
+def test_a_broken_guarantee_is_named_with_the_command_that_replays_it(offline: CommandLine) -> None:
     bug = "read-above-the-high-watermark"
     ended = offline("sim", "--seed", "1", "--seeds", "9", "--minutes", "0.05", "--plant", bug)
     assert ended.status == 1
@@ -20,12 +20,12 @@ def test_a_broken_promise_is_named_with_the_command_that_replays_it(offline: Com
     assert "--minutes 0.05 --trace --plant read-above-the-high-watermark" in ended.err
     assert "VIOLATION" in ended.out
     replay = ended.err.rpartition("replay it: ottla ")[2].split()
-    told = offline(*replay)
-    assert told.status == 1
-    assert ended.err.partition("\n")[0] == told.err.partition("\n")[0]
+    replayed = offline(*replay)
+    assert replayed.status == 1
+    assert ended.err.partition("\n")[0] == replayed.err.partition("\n")[0]
 
 
-def test_a_bug_that_nobody_knows_is_not_planted(offline: CommandLine) -> None:
+def test_an_unknown_bug_is_not_planted(offline: CommandLine) -> None:
     ended = offline("sim", "--plant", "marker-droped")
     assert ended.status == 2
     assert "did you mean marker-dropped?" in ended.err

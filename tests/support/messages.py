@@ -53,7 +53,7 @@ RECORD_MODULES = (
     "quorum_state",
     "remote_log_records",
     "share_state_records",
-    "subscription",
+    "consumer_protocol",
     "transaction_state_records",
 )
 

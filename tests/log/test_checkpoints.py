@@ -53,7 +53,7 @@ def test_a_missing_or_empty_checkpoint_has_no_offsets(disk: SimDisk) -> None:
         "0\n1\na 0 1\nb 0 1\n",
     ],
 )
-def test_a_checkpoint_that_makes_no_sense_is_told(disk: SimDisk, text: str) -> None:
+def test_a_damaged_checkpoint_is_reported(disk: SimDisk, text: str) -> None:
     with pytest.raises(CorruptCheckpoint, match="/data/bad"):
         checkpoints.read_offsets(disk, put(disk, "bad", text))
 
@@ -76,7 +76,7 @@ def test_the_topic_id_is_written_as_kafka_writes_it(disk: SimDisk) -> None:
 @pytest.mark.parametrize(
     "text", ["", "version: 1\ntopic_id: Lae6bD3ETI2Kf4vSrYo8nQ", "version: 0\ntopic_id: x", "version: 0"]
 )
-def test_a_topic_id_that_makes_no_sense_is_told(disk: SimDisk, text: str) -> None:
+def test_a_damaged_topic_id_is_reported(disk: SimDisk, text: str) -> None:
     with pytest.raises(CorruptCheckpoint):
         checkpoints.read_topic_id(disk, put(disk, "p", text))
 
@@ -111,7 +111,7 @@ def test_a_staged_checkpoint_is_installed_unless_something_newer_came(disk: SimD
     assert staged is not None
     staged.write()
     assert checkpoint.install(staged)
-    # A crash may bring the older content back until the name is settled.
+    # A crash may bring the older content back until the name is synced.
     assert checkpoint.may_hold_above(ORDERS, 10)
     staged.sync_name()
     checkpoint.on_synced(staged)
@@ -126,7 +126,7 @@ def test_a_staged_checkpoint_is_installed_unless_something_newer_came(disk: SimD
     assert checkpoints.read_offsets(disk, "/data/c") == {ORDERS: 5}
 
 
-def test_a_write_is_durable_even_over_an_unsettled_one(disk: SimDisk) -> None:
+def test_a_write_is_durable_even_over_one_that_is_not(disk: SimDisk) -> None:
     checkpoint = OffsetCheckpoint(disk, "/data/c")
     checkpoint.write({ORDERS: 50})
     staged = checkpoint.stage({ORDERS: 40})

@@ -26,7 +26,7 @@ SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "600")) // 50
 
 
 def lived(seed: int) -> CompactionHarness:
-    """A partition with a history, settled, and due to be cleaned."""
+    """A partition with a history, all of it durable, and due to be cleaned."""
     source = random.Random(seed)
     lab = CompactionHarness(seed=f"crash-{seed}")
     for _ in range(source.randrange(10, 60)):

@@ -1,5 +1,5 @@
-"""Damage that no crash explains, in files that were closed cleanly: it is mended where that can be done
-from the batches, and otherwise told to whoever comes across it, with the file and the position.
+"""Damage that no crash explains, in files that were closed cleanly: it is repaired where that can be done
+from the batches, and otherwise raised to the caller that meets it, with the file and the position.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_a_lookup_never_steps_over_a_batch_with_a_wrong_length(length: int) -> N
     lab.log.maybe_increment_log_start_offset(5, "the damaged segment is given up")
     assert lab.log.fetch_offset_by_timestamp(1012) == (1012, 12, 0)
     assert lab.log.fetch_offset_of_max_timestamp() == (1019, 19, 0)
-    # And its age is that of its file, so that it does not stay for ever.
+    # And its age is that of its file, so that retention deletes it in the end.
     assert lab.log.segments[0].largest_timestamp == lab.log.segments[0].mtime_ms
 
 
@@ -92,7 +92,7 @@ def test_without_its_checkpoint_a_log_with_a_bad_end_is_recovered(extra: int) ->
     check_log(lab.log)
 
 
-def test_a_reader_is_told_that_the_log_is_shorter_than_it_was() -> None:
+def test_a_reader_gets_an_error_if_the_log_is_shorter_than_it_was() -> None:
     lab = LogHarness()
     lab.fill(10)
     lab.close()
@@ -181,7 +181,7 @@ def with_aborted_transactions() -> tuple[LogHarness, list[AbortedTxn]]:
     [(0, b"\xff\xff"), (18, bytes(8)), (10, b"\x7f" + bytes(7))],
     ids=["version", "last offset", "first offset"],
 )
-def test_a_damaged_transaction_index_is_built_anew(
+def test_a_damaged_transaction_index_is_rebuilt(
     at: int, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab, aborted = with_aborted_transactions()
@@ -201,7 +201,7 @@ def test_a_damaged_transaction_index_is_built_anew(
 
 
 @pytest.mark.parametrize("change", ["append", "truncate"])
-def test_a_damaged_transaction_index_stands_in_nobodys_way(change: str) -> None:
+def test_a_damaged_transaction_index_does_not_stop_other_operations(change: str) -> None:
     lab, aborted = with_aborted_transactions()
     lab.close()
     for segment in lab.log.segments:

@@ -137,7 +137,7 @@ def test_of_too_many_unsynced_files_the_oldest_is_synced_before_it_is_closed() -
     assert len(handles) == 3
 
 
-def test_a_sync_that_failed_unseen_is_told_to_whoever_syncs_next() -> None:
+def test_a_sync_that_failed_unseen_makes_the_next_sync_fail() -> None:
     disk, _, lazy = writable(2, 2, 1)
     disk.fail(errno.EIO, ops=["sync"], prefix="/data/0")
     lazy[0].for_write().pwrite(b"lost", 0)

@@ -159,7 +159,7 @@ def test_the_zeros_behind_the_entries_of_a_crashed_kafka_are_not_entries(entries
     assert len(disk.contents()["/0.index"]) == 8 * (entries + 1)
 
 
-def test_a_file_that_is_no_index_is_told() -> None:
+def test_a_file_that_is_no_index_is_reported() -> None:
     disk = SimDisk(0)
     write_file(disk, "/0.index", bytes(12))
     with pytest.raises(CorruptIndex, match="no multiple of 8"):

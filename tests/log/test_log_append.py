@@ -57,7 +57,7 @@ def test_the_broker_may_set_the_timestamps() -> None:
     assert LogHarness().log.append_as_leader(batch(), 0, now_ms=lab.now_ms).log_append_time == -1
 
 
-def test_the_broker_may_compress_anew() -> None:
+def test_the_broker_may_recompress() -> None:
     lab = LogHarness(LogConfig(compression_type="zstd"))
     lab.log.append_as_leader(batch(20), 0, now_ms=lab.now_ms)
     ((header, data),) = all_batches(lab.log)

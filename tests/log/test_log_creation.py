@@ -39,7 +39,7 @@ def put(log: UnifiedLog, value: bytes) -> None:
     log.append_as_leader(bytearray(build_batch([(0, None, value)])), 0, now_ms=0)
 
 
-async def test_creating_logs_syncs_nothing_until_they_are_settled() -> None:
+async def test_creating_logs_syncs_nothing_until_their_creation_is_completed() -> None:
     disk = SimDisk()
     logs = await started(disk)
     synced: list[str] = []
@@ -59,7 +59,7 @@ async def test_creating_logs_syncs_nothing_until_they_are_settled() -> None:
     assert all(disk.exists(f"/data/many-{number}/partition.metadata") for number in range(10))
 
 
-async def test_the_first_record_settles_a_log() -> None:
+async def test_the_first_record_completes_the_creation_of_a_log() -> None:
     disk = SimDisk()
     logs = await started(disk)
     log = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
@@ -82,7 +82,7 @@ async def test_without_room_for_the_topic_id_there_is_none_for_the_record() -> N
     assert log.log_end_offset == 1
 
 
-async def test_a_shutdown_settles_what_was_never_used() -> None:
+async def test_a_shutdown_completes_the_creation_of_unused_logs() -> None:
     disk = SimDisk()
     logs = await started(disk)
     logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])

@@ -160,7 +160,7 @@ def test_a_log_whose_files_were_changed_after_a_clean_shutdown_takes_no_appends(
         lab.put(b"x")
 
 
-def test_a_log_that_nobody_touched_is_closed_without_a_write() -> None:
+def test_an_untouched_log_is_closed_without_a_write() -> None:
     lab = LogHarness()
     lab.fill(5)
     lab.close()

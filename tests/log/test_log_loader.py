@@ -104,7 +104,7 @@ def test_segments_behind_a_torn_one_go_too(caplog: pytest.LogCaptureFixture) -> 
     assert "3 whole batches from 6 to 8 were not synced" in caplog.text
 
 
-def test_a_segment_that_lost_its_end_at_a_batch_is_told_by_the_gap() -> None:
+def test_a_segment_that_lost_its_end_at_a_batch_is_recognised_by_the_gap() -> None:
     lab = filled(segment_bytes=530)
     cut(lab, "/data/orders-3/00000000000000000003.log", lab.log.segments[1].translate_offset(5).position)  # type: ignore[union-attr]
     lab.reload()
@@ -120,7 +120,7 @@ def test_offsets_that_run_backwards_end_the_log() -> None:
     assert lab.log.log_end_offset == 3
 
 
-def test_everything_that_follows_from_the_batches_is_made_anew() -> None:
+def test_everything_that_follows_from_the_batches_is_rebuilt() -> None:
     lab = filled(segment_bytes=530)
     for kind in (".index", ".timeindex"):
         write_file(lab.disk, FIRST + kind, b"\x01" * 24)

@@ -196,7 +196,7 @@ async def test_a_failing_directory_goes_offline_and_the_others_go_on() -> None:
     await node.manager.checkpoint_high_watermarks()
     await node.manager.cleanup_logs(now_ms)
     await node.manager.remove_deleted_files(now_ms)
-    # A partition that may be on the broken disk is not made anew on the other.
+    # A partition that may be on the broken disk is not created again on the other.
     with pytest.raises(KafkaError, match="are offline: the partition may be there"):
         node.log("bills", 0, is_new=False)
     assert node.log("bills", 0).directory.path == B
@@ -253,7 +253,7 @@ async def test_a_damaged_log_is_refused_and_the_others_are_served() -> None:
             node.log("orders", 0)
         assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert node.log("orders", 1).log_end_offset == 20
-        # Nothing that happens later makes anybody take the log for sound.
+        # Nothing that happens later makes the log count as sound.
         await node.manager.checkpoint_log_recovery_offsets()
         await node.manager.checkpoint_log_start_offsets()
         await node.manager.shutdown()
@@ -263,7 +263,7 @@ async def test_a_damaged_log_is_refused_and_the_others_are_served() -> None:
 # Creating and deleting
 
 
-async def test_a_topic_of_the_same_name_but_another_id_is_told() -> None:
+async def test_a_topic_of_the_same_name_but_another_id_is_refused() -> None:
     node = Node()
     await node.start()
     log = node.log()
@@ -376,7 +376,7 @@ async def test_a_future_log_is_a_future_log_after_a_restart() -> None:
     assert (current.directory.path, future.directory.path) == (A, B)
 
 
-async def test_one_partition_in_two_directories_is_told() -> None:
+async def test_one_partition_in_two_directories_is_refused() -> None:
     node = Node(A, B)
     await node.start()
     node.log()
@@ -388,7 +388,7 @@ async def test_one_partition_in_two_directories_is_told() -> None:
 
 
 async def test_unless_only_one_of_them_belongs_there() -> None:
-    # A topic was deleted and made anew while one of the disks had failed, which is well again.
+    # A topic was deleted and created again while one of the disks had failed, which is online again.
     node = Node(A, B)
     await node.start()
     node.fill(node.log(), 2)

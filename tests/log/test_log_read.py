@@ -132,7 +132,7 @@ def test_a_batch_is_returned_whole_although_it_begins_before_the_offset() -> Non
     assert found == [0, 5]
 
 
-def test_a_damaged_index_is_built_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_index_is_rebuilt(caplog: pytest.LogCaptureFixture) -> None:
     lab = LogHarness(LogConfig(index_interval_bytes=0))
     lab.fill(50)
     lab.log.roll(lab.now_ms)
@@ -156,7 +156,7 @@ def test_a_damaged_index_is_built_anew(caplog: pytest.LogCaptureFixture) -> None
     assert lab.sim_disk.contents()[index] in (good, b"")
 
 
-def test_a_missing_index_is_built_anew() -> None:
+def test_a_missing_index_is_rebuilt() -> None:
     lab = LogHarness(LogConfig(index_interval_bytes=0))
     lab.fill(50)
     lab.log.roll(lab.now_ms)

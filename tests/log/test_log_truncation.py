@@ -163,7 +163,7 @@ def test_segments_below_the_start_are_renamed_and_go_after_a_while() -> None:
     names = lab.disk.list_dir(lab.log.dir)
     assert "00000000000000000000.log.deleted" in names
     assert "00000000000000000000.log" not in names
-    # Who was reading goes on reading.
+    # A reader that has the file open goes on reading.
     assert first.size > 0
     assert lab.directory.remove_due(lab.now_ms) == 0
     lab.clock.advance_ms(1000)  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ def test_segments_below_the_start_are_renamed_and_go_after_a_while() -> None:
 
 
 def test_a_durable_start_precedes_the_removal_of_segments() -> None:
-    """A crash may keep some removals and lose others; below the log start nobody sees it."""
+    """A crash may keep some removals and lose others; below the log start no reader notices."""
     for seed in range(20):
         lab = LogHarness(SMALL, seed=seed)
         lab.fill(30)

@@ -484,7 +484,7 @@ def test_idle_producers_expire_but_not_those_with_an_open_transaction(state: Pro
     append(state, data(1, 0, 17, 4, timestamp=DAY_MS))
 
 
-def test_verifications_that_nobody_finished_expire(verifying: ProducerStateManager) -> None:
+def test_unfinished_verifications_expire(verifying: ProducerStateManager) -> None:
     start_verification(verifying, 1, 0, 0)
     verifying.remove_expired(DAY_MS - 1)
     assert verifying.verification_entry(1) is not None
@@ -573,7 +573,7 @@ def test_a_reload_at_the_present_end_keeps_the_state(
     assert len(state.active_producers[1].batches) == 2
 
 
-def test_a_higher_log_start_moves_the_end_and_settles_old_transactions(state: ProducerStateManager) -> None:
+def test_a_higher_log_start_moves_the_end_and_drops_old_transactions(state: ProducerStateManager) -> None:
     append(state, data(1, 0, 0, 0, transactional=True))
     commit(state, end(1, 0, 1))
     assert state.first_unstable_offset() == 0

@@ -14,7 +14,7 @@ from ottla.sim.disk import SimDisk
 
 
 def test_records_that_recovery_found_are_shown_without_waiting_for_another_append() -> None:
-    """A simulated node was killed before its flush, and its readers waited for ever for what was there."""
+    """A simulated node was killed before its flush, and its readers never got the records that were there."""
     clock = SimClock()
     disk = SimDisk(1, clock=clock)
     config = LogConfig(flush_messages=1)

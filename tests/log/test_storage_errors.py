@@ -309,7 +309,7 @@ def test_an_io_error_at_any_moment_ends_the_directory_but_not_what_was_synced(op
         if fault.times:
             break
         struck += 1
-        assert not lab.directory.is_online, f"{op} {skip} failed, and nobody took notice"
+        assert not lab.directory.is_online, f"{op} {skip} failed, and the directory is still online"
         for _ in range(2):
             with pytest.raises(KafkaError, match="offline"):
                 lab.log.flush()

@@ -316,7 +316,7 @@ def test_kafka_judges_damaged_batches_as_we_do(oracle: RecordsOracle, seed: int)
             deltas = [record.offset - 1000 for record in read_records(kept)]
             if deltas == list(range(len(deltas))) and kept[61:] == bytes(detail.buffer)[61:]:
                 assert kept == bytes(detail.buffer)
-            # Kafka appends offset deltas that do not count up as they are; we number them anew.
+            # Kafka appends offset deltas that do not count up as they are; we renumber them.
             assert [record.offset for record in read_records(detail.buffer)] == list(
                 range(1000, 1000 + len(deltas))
             )

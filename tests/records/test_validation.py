@@ -147,7 +147,7 @@ def test_records_without_timestamps_have_no_maximum() -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_offset_deltas_that_do_not_count_up_are_numbered_anew(compressed: bool) -> None:
+def test_offset_deltas_that_do_not_count_up_are_renumbered(compressed: bool) -> None:
     records = tuple(ModelRecord(offset, NOW, b"k", b"%d" % offset) for offset in (0, 7, 7))
     data = model.encode(
         ModelBatch(records, last_offset_delta=2, base_timestamp=NOW, max_timestamp=NOW, attributes=0)

@@ -1,4 +1,4 @@
-"""What is in the files of a partition and of a data directory, as plain rows, without a node.
+"""The contents of the files of a partition and of a data directory, as plain rows, without a node.
 
 Every kind of file that a node writes can be read: segments and snapshots of the metadata as batches and
 records, indexes, producer snapshots and checkpoints as entries. Nothing is written, locked or trusted: what
@@ -51,14 +51,14 @@ class RowKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Names in `data` are those that Kafka's own tool prints."""
+    """One line of a dump; the names in `data` are those that Kafka's own tool prints."""
 
     kind: RowKind
     data: dict[str, Any]
 
 
 class NotReadable(ValueError):
-    """The file is of no kind that is known here."""
+    """The file is not of a kind that can be dumped."""
 
 
 def readable_files(disk: Disk, path: str) -> list[str]:
@@ -96,8 +96,8 @@ def topic_of(path: str) -> str | None:
 
 
 def dump_file(disk: Disk, path: str, *, records: bool = False, decode: str | None = None) -> Iterator[Row]:
-    """The rows of a file. `records` shows what is in the batches, decoded as records of the internal topic
-    `decode`, or of the topic whose directory the file lies in.
+    """The rows of a file. `records` shows the records of the batches, decoded as records of the internal
+    topic `decode`, or of the topic whose directory the file lies in.
     """
     kind = file_kind(posixpath.basename(path))
     topic = decode or topic_of(path)

@@ -25,7 +25,7 @@ class _Batch(NamedTuple):
 
 
 def check_index(disk: Disk, path: str) -> Iterator[str]:
-    """What is wrong with an `.index` or a `.timeindex`, given the log beside it."""
+    """The contradictions between an `.index` or a `.timeindex` and the log beside it."""
     segment = parse_segment_file(posixpath.basename(path))
     if segment is None or segment.kind not in (INDEX, TIME_INDEX):
         return

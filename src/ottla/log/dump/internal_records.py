@@ -3,7 +3,7 @@ batches.
 
 Metadata, committed offsets and groups, transactions, share groups' states and the records of tiered storage
 come out as Kafka's own tools show them: the record's name, its version and its fields in camel case. What
-cannot be decoded is told, never raised: whoever looks into a damaged log wants to see the rest of it.
+cannot be decoded is shown as an error, never raised: a user who inspects a damaged log wants to see the rest.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _document(record: Any, version: int) -> dict[str, Any]:
 
 
 def decode_control(record: Record) -> dict[str, Any]:
-    """What a control record says."""
+    """The content of a control record."""
     try:
         (control,) = parse_control_records([record])
     except KafkaError as error:

@@ -109,8 +109,8 @@ def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one()
         through = next(id for id in nodes.roles if id != first)
         nodes.machines[first].disk.fail(errno.ENOSPC, prefix="/data/__cluster_metadata-0", times=None)
         await nodes.create("orders", through)
-        assert nodes.nodes[first].metadata.failure is not None
-        assert nodes.nodes[through].metadata.leader_id not in (None, first)
+        assert nodes.nodes[first].quorum.metadata.failure is not None
+        assert nodes.nodes[through].quorum.metadata.leader_id not in (None, first)
 
     nodes.run(life())
 
@@ -200,7 +200,7 @@ def test_an_address_that_leads_elsewhere_does_not_make_a_broker_dead() -> None:
         assert first is not None
         others = [id for id in nodes.roles if id != first]
         for by in others:
-            nodes.nodes[by].metadata.subscribe(
+            nodes.nodes[by].quorum.metadata.subscribe(
                 lambda delta, image: fenced.extend(
                     id for id in delta.changed_brokers if id in others and image.cluster.brokers[id].fenced
                 )
@@ -362,7 +362,7 @@ def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_differenc
         assert active is not None
         away, here = (id for id in nodes.roles if id != active)
         nodes.kill(away)
-        left_at = nodes.nodes[here].metadata.next_offset
+        left_at = nodes.nodes[here].quorum.metadata.next_offset
 
         async def churn(runtime: Runtime) -> None:
             async with Admin(f"node{here}:9092", runtime=runtime) as admin:
@@ -372,7 +372,7 @@ def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_differenc
                     await asyncio.sleep(1.5)
 
         await nodes.as_client(churn)
-        assert nodes.nodes[active].metadata.start_offset > left_at
+        assert nodes.nodes[active].quorum.metadata.start_offset > left_at
         nodes.boot(away)
         await nodes.ready()
         await nodes.until(lambda: nodes.nodes[away].image == nodes.nodes[active].image)
@@ -406,11 +406,11 @@ def test_controllers_are_added_to_a_quorum_and_removed_from_it() -> None:
     nodes = SimNodes(roles, static=False)
 
     def voters(id: int) -> tuple[int, ...]:
-        return nodes.nodes[id].metadata.voters.ids
+        return nodes.nodes[id].quorum.metadata.voters.ids
 
     async def change(request: Request) -> None:
         """Ask any controller, by way of the broker's own link."""
-        response = await nodes.nodes[1].controllers.request(request, 0)
+        response = await nodes.nodes[1].quorum.controllers.request(request, 0)
         assert isinstance(response, AddRaftVoterResponse | RemoveRaftVoterResponse)
         assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
 
@@ -461,8 +461,10 @@ def test_a_static_quorum_becomes_a_dynamic_one() -> None:
                 await admin.cluster.update_features({"kraft.version": 1})
 
         await nodes.as_client(upgrade)
-        await nodes.until(lambda: all(n.metadata.kraft_version == 1 for n in nodes.nodes.values()))
-        directories = [voter.key.directory_id for voter in nodes.nodes[1].metadata.voters.voters.values()]
+        await nodes.until(lambda: all(n.quorum.metadata.kraft_version == 1 for n in nodes.nodes.values()))
+        directories = [
+            voter.key.directory_id for voter in nodes.nodes[1].quorum.metadata.voters.voters.values()
+        ]
         assert bytes(16) not in directories
         for id in nodes.roles:
             nodes.kill(id, silently=True)
@@ -482,7 +484,7 @@ def test_controllers_join_a_quorum_by_themselves_if_they_are_told_to() -> None:
         nodes.boot()
         await nodes.ready()
         await nodes.until(
-            lambda: all(node.metadata.voters.ids == (11, 12, 13) for node in nodes.nodes.values())
+            lambda: all(node.quorum.metadata.voters.ids == (11, 12, 13) for node in nodes.nodes.values())
         )
         nodes.kill(11)
         await nodes.until(lambda: nodes.active is not None)

@@ -21,15 +21,12 @@ from ottla.log.directory.meta_properties import StorageError, is_reserved_direct
 from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
 from ottla.log.unified_log import UnifiedLog
-from ottla.metadata.controller.quorum_controller import ActiveController
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.api.dispatch import Dispatcher, decide_locally
 from ottla.node.api.services import ApiServices
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
-from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.component_settings import producer_config
@@ -37,7 +34,7 @@ from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.coordinators.coordinators import Coordinators, TransactionParts
+from ottla.node.coordinators.coordinators import Coordinators
 from ottla.node.coordinators.producer_ids import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.metadata_publisher import BrokerMetadataPublisher
@@ -54,7 +51,6 @@ from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ottla.coordinator.group.service import GroupCoordinatorService
     from ottla.node.api.services import Authorizer
 
 log = logging.getLogger(__name__)
@@ -112,28 +108,6 @@ class Node:
     def image(self) -> MetadataImage:
         """The newest committed metadata that this node has applied."""
         return self.quorum.metadata.image
-
-    @property
-    def metadata(self) -> MetadataLog:
-        return self.quorum.metadata
-
-    @property
-    def active_controller(self) -> ActiveController:
-        """The active controller while it is on this node."""
-        return self.quorum.active_controller
-
-    @property
-    def controllers(self) -> ControllerChannel:
-        """The channel to the active controller, wherever it is."""
-        return self.quorum.controllers
-
-    @property
-    def groups(self) -> GroupCoordinatorService:
-        return self.coordinators.groups
-
-    @property
-    def transactions(self) -> TransactionParts:
-        return self.coordinators.transactions
 
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch
@@ -229,7 +203,7 @@ class Node:
         usable = [path for path in config.log_dirs if path not in storage.failed]
         self.lifecycle = BrokerLifecycleManager(
             self.quorum.controller_channel("ottla-broker-lifecycle"),
-            self.metadata,
+            self.quorum.metadata,
             self.dynamic_config,
             cluster_id=self.cluster_id,
             incarnation_id=self._incarnation_id,
@@ -244,7 +218,7 @@ class Node:
 
     async def _start_broker(self, storage: NodeStorage) -> None:
         """Load the logs, and take up the replicas that the metadata assign to this broker."""
-        runtime, config, metadata = self.runtime, self.config, self.metadata
+        runtime, config, metadata = self.runtime, self.config, self.quorum.metadata
         open_files, unsynced_files = handles.shares(process.open_file_limit())
         self.logs = LogManager(
             config.log_dirs,
@@ -262,9 +236,9 @@ class Node:
         await self.logs.start(self.topic_config, self._is_assigned)
         self.log_flushes = LogFlushScheduler(self.logs, runtime.clock)
         self._on_stop(self._close_logs)
-        self.producer_ids = ProducerIdManager(config.node_id, self._broker_epoch, self.controllers)
+        self.producer_ids = ProducerIdManager(config.node_id, self._broker_epoch, self.quorum.controllers)
         self.replication = BrokerReplication(
-            runtime, self.dynamic_config, metadata, self.controllers, self._broker_epoch
+            runtime, self.dynamic_config, metadata, self.quorum.controllers, self._broker_epoch
         )
         self.replicas = ReplicaManager(
             config.node_id,
@@ -391,7 +365,7 @@ class Node:
 
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""
-        alone = self.metadata.voters.ids == (self.config.node_id,)
+        alone = self.quorum.metadata.voters.ids == (self.config.node_id,)
         if alone and not self._has_peers():
             # No other broker can take over. Clients would only hear that none is left, and some give up then.
             await self.server.stop()

@@ -34,7 +34,7 @@ def submit(
         f"/{context.client_host}",
         lambda topic: context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic),
     )
-    return context.broker.groups.submit(group_id, request, guard=guard)
+    return context.broker.coordinators.groups.submit(group_id, request, guard=guard)
 
 
 def check_group(context: RequestContext, group_id: str, operation: AclOperation = AclOperation.READ) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from ottla.coordinator.group.service import GroupCoordinatorService
     from ottla.log.log_manager import LogManager
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.quorum_controller import ActiveController
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ottla.node.cluster.controller_channel import ControllerChannel
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
-    from ottla.node.coordinators.coordinators import TransactionParts
+    from ottla.node.coordinators.coordinators import Coordinators
     from ottla.node.coordinators.producer_ids import ProducerIdManager
     from ottla.node.fetch.session import FetchSessionCache
     from ottla.node.network.endpoints import NodeEndpoints
@@ -99,13 +98,8 @@ class BrokerServices(NodeServices, Protocol):
     def fetch_sessions(self) -> FetchSessionCache: ...
 
     @property
-    def groups(self) -> GroupCoordinatorService:
-        """The group coordinator; made when it is first used."""
-        ...
-
-    @property
-    def transactions(self) -> TransactionParts:
-        """The transaction coordinator; made when it is first used."""
+    def coordinators(self) -> Coordinators:
+        """The group and the transaction coordinator, each made when it is first used."""
         ...
 
     @property

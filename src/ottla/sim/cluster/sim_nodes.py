@@ -84,7 +84,7 @@ class SimNodes:
         """Stop a node cleanly and end its process; return the seconds that it took."""
         self._stopping.add(id)
         took = await self.until(lambda: id not in self._stopping)
-        assert self.nodes[id].metadata.failure is None
+        assert self.nodes[id].quorum.metadata.failure is None
         self.kill(id)
         return took
 
@@ -135,7 +135,7 @@ class SimNodes:
         found = [
             id
             for id, node in self.nodes.items()
-            if hasattr(node, "active_controller") and node.active_controller.current
+            if hasattr(node.quorum, "active_controller") and node.quorum.active_controller.current
         ]
         return found[0] if len(found) == 1 else None
 

@@ -37,10 +37,12 @@ async def _add(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddO
     if CONSUMER_OFFSETS_TOPIC not in context.image.topics.by_name:
         # A producer looks for the group's coordinator only after this.
         await create_missing_topics(context.services, [CONSUMER_OFFSETS_TOPIC])
-    partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, context.broker.groups.partition_for(request.group_id))
+    partition = TopicPartition(
+        CONSUMER_OFFSETS_TOPIC, context.broker.coordinators.groups.partition_for(request.group_id)
+    )
     producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     try:
-        await context.broker.transactions.service.submit(
+        await context.broker.coordinators.transactions.service.submit(
             AddPartitions(request.transactional_id, producer, frozenset((partition,)), client_version=0)
         )
     except KafkaError as error:

@@ -94,7 +94,7 @@ async def _results(
         return _each(topics, {tp: code or ErrorCode.OPERATION_NOT_ATTEMPTED for tp, code in checked.items()})
     producer = ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch)
     partitions = frozenset(checked)
-    service = context.broker.transactions.service
+    service = context.broker.coordinators.transactions.service
     try:
         if transaction.verify_only:
             codes = await service.submit(VerifyPartitions(transactional_id, producer, partitions))

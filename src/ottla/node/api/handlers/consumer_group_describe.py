@@ -45,7 +45,7 @@ def _submit(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | 
         check_group_id(group_id)
     except KafkaError as error:
         return error
-    return context.broker.groups.submit(group_id, DescribeConsumerGroup(group_id))
+    return context.broker.coordinators.groups.submit(group_id, DescribeConsumerGroup(group_id))
 
 
 async def _describe(

@@ -22,7 +22,7 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
 def handle(
     context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
-    if not context.broker.groups.config.consumer_protocol_enabled:
+    if not context.broker.coordinators.groups.config.consumer_protocol_enabled:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
             "The version of API is not supported: "

@@ -35,7 +35,7 @@ def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> Del
 def _submit(context: RequestContext, group_id: str) -> Ticket[ErrorCode] | None:
     if not context.allowed(AclOperation.DELETE, AclResourceType.GROUP, group_id):
         return None
-    return context.broker.groups.submit(group_id, DeleteGroup(group_id))
+    return context.broker.coordinators.groups.submit(group_id, DeleteGroup(group_id))
 
 
 async def _delete(tickets: list[tuple[str, Ticket[ErrorCode] | None]]) -> DeleteGroupsResponse:

@@ -35,7 +35,7 @@ def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable
 def _submit(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | None:
     if not context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group_id):
         return None
-    return context.broker.groups.submit(group_id, DescribeClassicGroup(group_id))
+    return context.broker.coordinators.groups.submit(group_id, DescribeClassicGroup(group_id))
 
 
 async def _describe(

@@ -46,7 +46,9 @@ async def _state(context: RequestContext, transactional_id: str) -> TransactionS
     try:
         if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, transactional_id):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        transaction = await context.broker.transactions.service.submit(DescribeTransaction(transactional_id))
+        transaction = await context.broker.coordinators.transactions.service.submit(
+            DescribeTransaction(transactional_id)
+        )
     except KafkaError as error:
         return TransactionState(transactional_id=transactional_id, error_code=int(error.code))
     return TransactionState(

@@ -40,7 +40,7 @@ async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnRespons
         client_version=2 if returns_epoch else 0,
     )
     try:
-        producer = await context.broker.transactions.service.submit_with_id(end)
+        producer = await context.broker.coordinators.transactions.service.submit_with_id(end)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     if not returns_epoch:

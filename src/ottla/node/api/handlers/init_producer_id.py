@@ -71,7 +71,7 @@ async def _transactional(
         request.keep_prepared_txn,
     )
     try:
-        initialized = await context.broker.transactions.service.submit_with_id(init)
+        initialized = await context.broker.coordinators.transactions.service.submit_with_id(init)
     except KafkaError as error:
         raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
     response = InitProducerIdResponse(

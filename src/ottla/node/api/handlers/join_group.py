@@ -27,7 +27,7 @@ def handle(
     try:
         check_group(context, request.group_id)
         check_group_id(request.group_id)
-        config = context.broker.groups.config
+        config = context.broker.coordinators.groups.config
         timeout_ms = request.session_timeout_ms
         if not config.group_min_session_timeout_ms <= timeout_ms <= config.group_max_session_timeout_ms:
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)

@@ -17,7 +17,7 @@ def handle(context: RequestContext, request: ListGroupsRequest) -> Awaitable[Lis
 
 
 async def _list(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    groups = await context.broker.groups.list_groups(request.states_filter, request.types_filter)
+    groups = await context.broker.coordinators.groups.list_groups(request.states_filter, request.types_filter)
     if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
         groups = [
             group

@@ -37,7 +37,7 @@ def handle(context: RequestContext, request: ListTransactionsRequest) -> Awaitab
 async def _list(
     context: RequestContext, wanted: ListTransactions, unknown_states: list[str]
 ) -> ListTransactionsResponse:
-    found = await context.broker.transactions.service.list(wanted)
+    found = await context.broker.coordinators.transactions.service.list(wanted)
     return ListTransactionsResponse(
         unknown_state_filters=unknown_states,
         transaction_states=[

@@ -86,7 +86,9 @@ class _Fetch:
             member_epoch=group.member_epoch,
             topics=None if group.topics is None else self._check_topics(group.topics),
         )
-        self._ticket = context.broker.groups.submit(group.group_id, FetchOffsets(wanted, require_stable))
+        self._ticket = context.broker.coordinators.groups.submit(
+            group.group_id, FetchOffsets(wanted, require_stable)
+        )
 
     def _check_topics(self, topics: list[OffsetFetchRequestTopics]) -> list[OffsetFetchRequestTopics]:
         known = []

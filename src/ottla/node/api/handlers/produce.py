@@ -183,7 +183,7 @@ class _Produce:
 
         version = self.context.version
         verification = ProduceVerification(
-            self._broker.transactions.add_partitions, transactional_id, version
+            self._broker.coordinators.transactions.add_partitions, transactional_id, version
         )
         self._verification = verification
         for topic in self.request.topic_data:

@@ -50,9 +50,11 @@ def handle(
     if not accepted:
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
-    index = context.broker.groups.partition_for(request.group_id)
+    index = context.broker.coordinators.groups.partition_for(request.group_id)
     offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, index)
-    guard = context.broker.transactions.add_partitions.verify_offsets(request, context.version, offsets)
+    guard = context.broker.coordinators.transactions.add_partitions.verify_offsets(
+        request, context.version, offsets
+    )
     return _commit_when_verified(context, request, refused, guard)
 
 

@@ -53,7 +53,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
         if marker.producer_id < 0 or marker.producer_epoch < 0:
             written.append((marker, dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)))
             continue
-        codes = context.broker.transactions.marker_sender.write_here(
+        codes = context.broker.coordinators.transactions.marker_sender.write_here(
             WriteMarkers(
                 transactional_id="",
                 writer=ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch),

@@ -1,4 +1,4 @@
-"""A runtime over a real partition on a simulated disk, with a shard that is simple enough to see through.
+"""A runtime over a real partition on a simulated disk, with a very simple shard.
 
 The shard keeps one number by name in offset records; `wait` requests are answered by later events.
 """

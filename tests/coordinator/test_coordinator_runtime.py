@@ -1,4 +1,4 @@
-"""The runtime of the coordinators: what is told when, what survives, and who is never left waiting."""
+"""The coordinator runtime: when replies are given, what survives, and that every request gets a reply."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ async def test_an_answer_to_somebody_who_has_gone_does_no_harm() -> None:
     assert lab.put(a=1).result() == "put"
 
 
-async def test_everybody_is_told_when_the_engine_closes() -> None:
+async def test_every_request_is_answered_when_the_runtime_closes() -> None:
     lab = await RuntimeLab.open()
     waiting = lab.runtime.submit(0, Wait("a"))
     await lab.runtime.close()

@@ -1,4 +1,4 @@
-"""Deadlines by name, against a plain dictionary."""
+"""Deadlines by key, against a plain dictionary."""
 
 from __future__ import annotations
 

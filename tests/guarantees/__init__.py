@@ -1,1 +1,1 @@
-"""What a node promises of groups, offsets and transactions, held against real clients and real deaths."""
+"""What a node promises of groups, offsets and transactions, tested with real clients and killed processes."""

@@ -1,4 +1,4 @@
-"""A transactional producer that is spoken by hand, request by request, so that a test can stop anywhere."""
+"""A transactional producer that sends single requests, so that a test can stop anywhere."""
 
 from __future__ import annotations
 

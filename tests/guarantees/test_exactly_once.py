@@ -1,10 +1,9 @@
-"""Exactly once: what is read, transformed and written in transactions is there once, whoever dies.
+"""Exactly once: records that are read, transformed and written in transactions appear once despite failures.
 
 Two processes copy a topic into another, offsets and output in one transaction, while they and the node are
 killed, paused and started again at random: once with librdkafka and the classic protocol of groups, once with
-Kafka's Java clients and the consumer protocol. Then the output is held against the input, and the whole
-history against the checker of transactions. `OTTLA_CHAOS_SECONDS` says how long, `OTTLA_CHAOS_SEED` repeats a
-run.
+Kafka's Java clients and the consumer protocol. Then the output is compared with the input, and the checker of
+transactions checks the history. `OTTLA_CHAOS_SECONDS` sets the duration, `OTTLA_CHAOS_SEED` repeats a run.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from ottla.testing.local_node import LocalNode
-from tests.guarantees.crowd import Crowd
+from tests.guarantees.group_workload import GroupWorkload
 from tests.guarantees.member import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS
 from tests.support.effort import THOROUGH
 
@@ -39,78 +39,86 @@ def node() -> Iterator[LocalNode]:
 
 
 @pytest.fixture
-def crowd(node: LocalNode, tmp_path: Path) -> Iterator[Crowd]:
+def workload(node: LocalNode, tmp_path: Path) -> Iterator[GroupWorkload]:
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.create_topics([NewTopic("shared", PARTITIONS, 1)]).values():
         done.result(60)
-    with Crowd(node.bootstrap_servers, "crowd", "shared", PARTITIONS, tmp_path) as crowd:
-        yield crowd
+    with GroupWorkload(node.bootstrap_servers, "workload", "shared", PARTITIONS, tmp_path) as workload:
+        yield workload
 
 
 CLASSIC = (*PYTHON, "java")
-EVERYBODY = (*CLASSIC, "librdkafka-modern", "ottla-modern", "java-modern")
-CROWDS = {"python": PYTHON, **({"python-java": CLASSIC} if THOROUGH else {}), "both-protocols": EVERYBODY}
+ALL_CLIENTS = (*CLASSIC, "librdkafka-modern", "ottla-modern", "java-modern")
+CLIENT_MIXES = {
+    "python": PYTHON,
+    **({"python-java": CLASSIC} if THOROUGH else {}),
+    "both-protocols": ALL_CLIENTS,
+}
 
 
 @pytest.mark.parametrize(
     "clients",
     [
         pytest.param(clients, id=name, marks=[pytest.mark.kafka] if "java" in clients else [])
-        for name, clients in CROWDS.items()
+        for name, clients in CLIENT_MIXES.items()
     ],
 )
-def test_members_die_pause_and_return_and_nothing_is_lost(crowd: Crowd, clients: tuple[str, ...]) -> None:
-    members = [crowd.join(client) for client in clients]
-    everybody = len(members)
-    ids = set(crowd.settle(everybody, "a share for everybody"))
+def test_members_die_pause_and_return_and_nothing_is_lost(
+    workload: GroupWorkload, clients: tuple[str, ...]
+) -> None:
+    members = [workload.join(client) for client in clients]
+    member_count = len(members)
+    ids = set(workload.settle(member_count, "a share for every member"))
     for member in members if THOROUGH else members[1::2]:
         member.kill()
         # The dead one is missed when its session is over; its successor is there before that.
         member.start()
-        ids = set(crowd.settle(everybody, f"{member.client} has a successor", unlike=ids))
+        ids = set(workload.settle(member_count, f"{member.client} has a successor", unlike=ids))
     for member in members[::2]:
         member.signal(signal.SIGSTOP)
-        crowd.settle(everybody - 1, f"the group goes on without {member.client}")
+        workload.settle(member_count - 1, f"the group goes on without {member.client}")
         member.signal(signal.SIGCONT)
-        crowd.settle(everybody, f"{member.client} has been woken")
-    crowd.finish()
+        workload.settle(member_count, f"{member.client} has been woken")
+    workload.finish()
 
 
-def test_static_members_are_restarted_without_a_rebalance(crowd: Crowd) -> None:
-    members = [crowd.join(client, instance=f"the-{client}") for client in PYTHON]
-    crowd.settle(len(members), "a share for everybody")
+def test_static_members_are_restarted_without_a_rebalance(workload: GroupWorkload) -> None:
+    members = [workload.join(client, instance=f"the-{client}") for client in PYTHON]
+    workload.settle(len(members), "a share for every member")
 
     def shares() -> dict[str, frozenset[int]]:
         return {
             member.group_instance_id or "": frozenset(
                 place.partition for place in member.assignment.topic_partitions
             )
-            for member in crowd.describe().members
+            for member in workload.describe().members
         }
 
-    before, ids = shares(), set(crowd.owned())
+    before, ids = shares(), set(workload.owned())
     assert set(before) == {f"the-{client}" for client in PYTHON}
     for member in members:
         member.kill()
         member.start()
         # Its successor has a member id of its own, which is how its return shows.
-        ids = set(crowd.settle(len(members), f"{member.client} is back", unlike=ids))
+        ids = set(workload.settle(len(members), f"{member.client} is back", unlike=ids))
         assert shares() == before
-    crowd.finish()
+    workload.finish()
 
 
-def test_topics_and_partitions_that_come_under_a_pattern_find_owners(node: LocalNode, crowd: Crowd) -> None:
-    crowd.subscription = "^shared.*"
+def test_topics_and_partitions_that_come_under_a_pattern_find_owners(
+    node: LocalNode, workload: GroupWorkload
+) -> None:
+    workload.subscription = "^shared.*"
     for client in PYTHON:
-        crowd.join(client)
-    crowd.settle(len(PYTHON), "a share of the topic that is there")
+        workload.join(client)
+    workload.settle(len(PYTHON), "a share of the topic that is there")
     admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
     for done in admin.create_topics([NewTopic("shared-more", 4, 1)]).values():
         done.result(60)
-    crowd.places |= {("shared-more", number) for number in range(4)}
-    crowd.settle(len(PYTHON), "the topic that came is shared, too")
+    workload.places |= {("shared-more", number) for number in range(4)}
+    workload.settle(len(PYTHON), "the topic that came is shared, too")
     for done in admin.create_partitions([NewPartitions("shared-more", 6)]).values():
         done.result(60)
-    crowd.places |= {("shared-more", number) for number in (4, 5)}
-    crowd.settle(len(PYTHON), "the partitions that came are shared, too")
-    crowd.finish()
+    workload.places |= {("shared-more", number) for number in (4, 5)}
+    workload.settle(len(PYTHON), "the partitions that came are shared, too")
+    workload.finish()

@@ -2,8 +2,8 @@
 
 Each round reads some records of the group's partitions, writes one record for each of them to a partition of
 the output that the input's value decides, puts the offsets into the same transaction and commits. Now and
-then a round is doomed: its records say so and it is aborted on purpose. All that the process does and is told
-goes line by line into a journal, so that whoever killed it knows what it had come to.
+then a round is doomed: its records say so and it is aborted on purpose. The process writes every step and its
+result to a journal, line by line, so that the test knows how far it came when it was killed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ROUND_SECONDS: Final = 0.2
 TIMEOUT_S: Final = 10.0
 # A librdkafka that bootstraps again while its only broker is away, or hears that a broker has left its
 # cluster, drops that broker, but not from its cache of coordinators: `send_offsets_to_transaction` then waits
-# for ever for one that is never connected to, whatever the time-out. The first is avoided; in the second the
-# process ends, to be started again.
+# without end for one that is never connected to, whatever the timeout. The first is avoided; in the second
+# the process ends, to be started again.
 KEEP_BROKERS: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 500}
-FOR_EVER_S: Final = TIMEOUT_S * 1.5
+STUCK_S: Final = TIMEOUT_S * 1.5
 
 
 class Journal:
@@ -106,7 +106,7 @@ class Transformer:
         try:
             for partition, value in appends:
                 self._producer.produce(self._target, value, partition=partition)
-            faulthandler.dump_traceback_later(FOR_EVER_S, exit=True)
+            faulthandler.dump_traceback_later(STUCK_S, exit=True)
             self._producer.send_offsets_to_transaction(
                 _positions(records), self._consumer.consumer_group_metadata(), TIMEOUT_S
             )
@@ -171,6 +171,6 @@ def _positions(records: list[Message]) -> list[TopicPartition]:
 
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR1)  # shows whoever asks where it stands
+    faulthandler.register(signal.SIGUSR1)  # prints the stack on request
     bootstrap, source, target, partitions, name = sys.argv[1:]
     Transformer(bootstrap, source, target, int(partitions), name).run()

@@ -52,7 +52,7 @@ def registration(
 
 
 class PartitionLab:
-    """A partition led by broker 0, the clock in a hand, and the followers' side played by the test."""
+    """A partition led by broker 0, with a simulated clock; the test plays the followers."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class PartitionLab:
     # What happens to it
 
     def produce(self, count: int = 1, *, acks: int = -1) -> int:
-        """Append records; the offset that acks=all waits for."""
+        """Append records; returns the offset that acks=all waits for."""
         info = self.partition.append_records_to_leader(
             batch(count, self.now_ms), now_ms=self.now_ms, acks=acks
         )

@@ -1,4 +1,4 @@
-"""In-sync sets on their way to the controller: together, the newest alone, until they are answered."""
+"""Changes of in-sync sets go to the controller in batches, the newest of each partition, until answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.replication.partition_lab import TOPIC_ID, PartitionLab
 
 
 class Controller:
-    """Answers as told, one after the other; in the end it agrees."""
+    """Gives the queued answers one after the other, and then agrees to every change."""
 
     def __init__(self, *answers: OSError | ErrorCode) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""A partition's leader: what is committed, who is in sync, who is refused. Each test is a short dialogue."""
+"""A partition's leader: commits, the in-sync set, errors. Each test is a short dialogue."""
 
 from __future__ import annotations
 

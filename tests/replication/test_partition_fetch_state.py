@@ -1,4 +1,4 @@
-"""Replicas that follow, fall behind, lead and are cut: what was committed stays, and logs become equal."""
+"""Replicas follow, fall behind, lead and truncate: committed records stay, and logs become equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPLICAS = (0, 1, 2)
 
 
 class Replica(PartitionLab):
-    """One broker's replica; the partition believes to be on the broker of this id."""
+    """The replica of one broker."""
 
     def __init__(self, broker: int) -> None:
         super().__init__(lead=False)
@@ -42,7 +42,7 @@ class Replica(PartitionLab):
 
 
 def answer(leader: Replica, follower: Replica, following: PartitionFetchState) -> PartitionData:
-    """What the leader's node answers to the follower's fetch."""
+    """The leader's response to the follower's fetch."""
     asked = following.fetch_request(1_000_000)
     try:
         fetched = leader.partition.fetch_records(
@@ -68,7 +68,7 @@ def answer(leader: Replica, follower: Replica, following: PartitionFetchState) -
 
 
 class Cluster:
-    """Three replicas and the controller's part: who leads, who is in sync."""
+    """Three replicas and a controller, which elects leaders and confirms in-sync sets."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -99,7 +99,7 @@ class Cluster:
                 replica.following = PartitionFetchState(replica.partition)
 
     def elect(self) -> None:
-        """Another in-sync replica leads; the former leader may not have heard of it yet."""
+        """Elect another in-sync replica; the former leader may not know it yet."""
         candidates = sorted(self.isr - {self.leader})
         if candidates:
             former, self.leader = self.leader, self.random.choice(candidates)
@@ -108,7 +108,7 @@ class Cluster:
             self.announce(leave_out={former} if self.random.random() < 0.5 else None)
 
     def produce(self) -> None:
-        """To whoever believes to lead, which may be two of them."""
+        """Produce to every replica that believes to be the leader; that may be two."""
         believers = [replica for replica in self.replicas if replica.partition.is_leader]
         replica = self.random.choice(believers)
         self.number += 1
@@ -169,7 +169,7 @@ class Cluster:
         self.check()
 
     def check(self) -> None:
-        """What the leader has committed is there for ever, and the same for every later leader."""
+        """Records that a leader has committed stay, and are the same in the log of every later leader."""
         leader = self.replicas[self.leader]
         seen = dict(leader.values())
         for offset, value in self.committed.items():

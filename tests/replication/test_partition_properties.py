@@ -1,4 +1,4 @@
-"""Whatever followers, producers, the controller and time do to a leader, its promises hold."""
+"""Invariants of a leader under any order of fetches, appends, responses of the controller and time."""
 
 from __future__ import annotations
 

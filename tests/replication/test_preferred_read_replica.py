@@ -1,4 +1,4 @@
-"""To whom a consumer is sent that names its rack."""
+"""The replica that a consumer with a rack should fetch from."""
 
 from __future__ import annotations
 

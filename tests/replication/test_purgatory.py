@@ -1,4 +1,4 @@
-"""Waiting for partitions to move on."""
+"""Requests that wait for the progress of partitions."""
 
 from __future__ import annotations
 

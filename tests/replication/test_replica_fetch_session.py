@@ -1,4 +1,4 @@
-"""A follower's session beside the leader's: what one names, the other knows."""
+"""The follower's side of a fetch session against the leader's: both always agree on the partitions."""
 
 from __future__ import annotations
 

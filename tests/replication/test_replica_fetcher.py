@@ -189,7 +189,7 @@ def test_what_the_leader_has_is_fetched_and_its_high_watermark_followed() -> Non
 
 
 def test_what_an_answer_said_beside_a_cut_is_asked_for_again() -> None:
-    # A leader tells its high watermark once in a session; told with the news of a cut, nobody takes it in.
+    # A leader sends its high watermark once in a session; sent with a diverging epoch, it is not processed.
     lab = Lab()
     lab.session_id = 5
 
@@ -212,7 +212,7 @@ def test_what_an_answer_said_beside_a_cut_is_asked_for_again() -> None:
 @pytest.mark.parametrize(
     "trouble",
     [
-        ConnectionRefusedError("nobody there"),
+        ConnectionRefusedError("connection refused"),
         TimeoutError("no answer"),
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,

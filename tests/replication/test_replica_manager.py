@@ -1,4 +1,4 @@
-"""A broker that follows the metadata: partitions appear, move, change and go with the image."""
+"""A broker applies metadata deltas: partitions are created, moved, changed and deleted with the image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.replication.partition_lab import batch, log_manager
 
 
 class Broker:
-    """Broker 0 of a cluster whose controller is a :class:`World`."""
+    """Broker 0 of a cluster whose controller is a `World`."""
 
     def __init__(self, world: World, disk: SimDisk | None = None, dirs: tuple[str, ...] = ("/data",)) -> None:
         self.world = world
@@ -48,7 +48,7 @@ class Broker:
         return self.replicas.start(self.image, 0)
 
     def catch_up(self) -> ReplicaChanges:
-        """Take in what was written to the metadata log since, as one delta."""
+        """Apply what was written to the metadata log since, as one delta."""
         return self.follow(self.delta())
 
     def delta(self) -> MetadataDelta:

@@ -1,4 +1,4 @@
-"""A group shard on a workbench: a virtual clock, a log in memory, and clients in one line each.
+"""A group coordinator's shard in a harness: a virtual clock, a log in memory, and clients in one line each.
 
 `Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
 and replayed, and its answers are collected. With `fail_writes` a write is refused as a full disk would.
@@ -195,7 +195,7 @@ class Lab:
         self._append(Entry(b"", None, producer, commit))
 
     def advance(self, ms: int) -> None:
-        """Let time pass, with everything that falls due on the way."""
+        """Let time pass, with everything that becomes due."""
         end = self.now.tick_ms + ms
         while True:
             deadline = self.shard.next_deadline_ms()
@@ -209,7 +209,7 @@ class Lab:
         self.now = EventTime(self.now.wall_ms + tick_ms - self.now.tick_ms, tick_ms)
 
     def replayed(self, entries: list[Entry] | None = None) -> GroupCoordinatorShard:
-        """What a restart would find."""
+        """The shard after a restart."""
         shard = self._make_shard()
         for offset, entry in enumerate(self.log if entries is None else entries):
             _replay(shard, offset, entry, self.now)
@@ -287,7 +287,7 @@ class Lab:
         )
 
     def member_id(self, **options: Any) -> str:
-        """The id that a new dynamic member is told to come back with."""
+        """The id that a new dynamic member gets, with which it has to join again."""
         answer = self.join(**options)
         assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
         assert isinstance(answer.value, JoinGroupResponse)

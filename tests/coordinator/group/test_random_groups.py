@@ -1,9 +1,9 @@
-"""Random lives of groups, from seeds, held to what must always be true.
+"""Random runs of groups, from seeds, checked for invariants.
 
 Members of both protocols join, commit, fall silent, lose answers and return; writes fail; the coordinator
-restarts. After every step: no partition is with two members of a consumer group, what a restart would find
-is what the coordinator has, also after compaction, and no answer goes back behind an offset that was
-acknowledged in order.
+restarts. After every step: no two members of a consumer group own a partition, the state after a restart is
+the coordinator's state, also after compaction, and no offset goes back behind one that was acknowledged in
+order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 120
 
 
 class Client:
-    """A member with the new protocol, which does what a client does."""
+    """A member with the consumer protocol, which does what a client does."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A transaction shard on a workbench: a virtual clock, a log in memory, and requests in one line each.
+"""A transaction coordinator in a harness: a virtual clock, a log in memory, and requests in one line each.
 
 `Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
 and replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are
@@ -133,7 +133,7 @@ class Lab:
         self._set(end)
 
     def leap(self, ms: int) -> None:
-        """The same for a long time, all at once at its end, as after a shard that slept."""
+        """Let a long time pass at once, as after the machine was suspended."""
         self._set(self.now.tick_ms + ms)
         while (deadline := self.shard.next_deadline_ms()) is not None and deadline <= self.now.tick_ms:
             self._run(self.shard.on_timer(self.now))
@@ -142,7 +142,7 @@ class Lab:
         self.now = EventTime(WALL_MS + self.clock_error_ms + tick_ms, tick_ms)
 
     def set_clock_back(self, ms: int) -> None:
-        """The wall clock, as that of a shard may be to which the coordinator moves."""
+        """Set the wall clock back, as that of the next coordinator may be."""
         self.clock_error_ms -= ms
         self._set(self.now.tick_ms)
 
@@ -155,7 +155,7 @@ class Lab:
     # What producers and leaders do
 
     def confirm(self) -> None:
-        """All markers that were ordered are written."""
+        """Confirm that all markers are written."""
         markers, self.markers = self.markers, []
         for marker in markers:
             self._event(MarkersWritten(marker.transactional_id, marker.writer))
@@ -168,7 +168,7 @@ class Lab:
         return answer
 
     def begin(self) -> ProducerIdAndEpoch:
-        """A new producer, whatever the one before has left."""
+        """Begin with a new producer, whatever state the producer before has left."""
         if TXN in self.shard.transactions and self.state is TransactionState.ONGOING:
             assert self.code(InitProducerId(TXN, 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
         self.confirm()
@@ -193,7 +193,7 @@ class Lab:
         return answer
 
     def commit(self, producer: ProducerIdAndEpoch, **options: Any) -> ProducerIdAndEpoch:
-        """To the very end, markers included."""
+        """Commit, and confirm the markers."""
         after = self.end(producer, commit=True, **options)
         self.confirm()
         return after

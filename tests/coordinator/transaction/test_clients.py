@@ -1,4 +1,4 @@
-"""Transactions as librdkafka lives them, against a node."""
+"""Transactions of librdkafka against a node."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def node() -> Iterator[LocalNode]:
 
 
 @pytest.fixture
-def world(node: LocalNode, request: pytest.FixtureRequest) -> Iterator[World]:
-    world = World(node, request.node.name)
-    yield world
-    world.close()
+def lab(node: LocalNode, request: pytest.FixtureRequest) -> Iterator[ClientLab]:
+    lab = ClientLab(node, request.node.name)
+    yield lab
+    lab.close()
 
 
-class World:
+class ClientLab:
     """A topic of one test, its producers, and both views of its records."""
 
     def __init__(self, node: LocalNode, name: str) -> None:
@@ -119,88 +119,88 @@ def _text(message: Message) -> str:
     return value.decode()
 
 
-def test_what_is_committed_is_read(world: World) -> None:
-    producer = world.producer()
+def test_what_is_committed_is_read(lab: ClientLab) -> None:
+    producer = lab.producer()
     for number in range(5):
         producer.begin_transaction()
-        world.write(producer, f"{number}-a", f"{number}-b")
+        lab.write(producer, f"{number}-a", f"{number}-b")
         producer.commit_transaction(DEADLINE_S)
-    world.await_committed(*(f"{number}-{part}" for number in range(5) for part in "ab"))
+    lab.await_committed(*(f"{number}-{part}" for number in range(5) for part in "ab"))
 
 
-def test_what_is_aborted_is_read_only_by_those_who_do_not_care(world: World) -> None:
-    producer = world.producer()
+def test_what_is_aborted_is_read_only_by_those_who_do_not_care(lab: ClientLab) -> None:
+    producer = lab.producer()
     producer.begin_transaction()
-    world.write(producer, "no", "nor this")
+    lab.write(producer, "no", "nor this")
     producer.abort_transaction(DEADLINE_S)
     producer.begin_transaction()
-    world.write(producer, "yes")
+    lab.write(producer, "yes")
     producer.commit_transaction(DEADLINE_S)
-    world.await_committed("yes")
-    assert world.uncommitted() == ["no", "nor this", "yes"]
+    lab.await_committed("yes")
+    assert lab.uncommitted() == ["no", "nor this", "yes"]
 
 
-def test_what_is_open_is_not_read(world: World) -> None:
-    producer = world.producer()
+def test_what_is_open_is_not_read(lab: ClientLab) -> None:
+    producer = lab.producer()
     producer.begin_transaction()
-    world.write(producer, "later")
-    assert (world.committed(), world.uncommitted()) == ([], ["later"])
+    lab.write(producer, "later")
+    assert (lab.committed(), lab.uncommitted()) == ([], ["later"])
     producer.commit_transaction(DEADLINE_S)
-    world.await_committed("later")
+    lab.await_committed("later")
 
 
-def test_an_empty_transaction_can_be_ended(world: World) -> None:
-    producer = world.producer()
+def test_an_empty_transaction_can_be_ended(lab: ClientLab) -> None:
+    producer = lab.producer()
     for end in (producer.commit_transaction, producer.abort_transaction):
         producer.begin_transaction()
         end(DEADLINE_S)
     producer.begin_transaction()
-    world.write(producer, "one")
+    lab.write(producer, "one")
     producer.commit_transaction(DEADLINE_S)
-    world.await_committed("one")
+    lab.await_committed("one")
 
 
-def test_a_producer_that_was_replaced_is_fenced(world: World) -> None:
-    old = world.producer()
+def test_a_producer_that_was_replaced_is_fenced(lab: ClientLab) -> None:
+    old = lab.producer()
     old.begin_transaction()
-    world.write(old, "of the old one")
-    new = world.producer()
+    lab.write(old, "of the old one")
+    new = lab.producer()
     new.begin_transaction()
-    world.write(new, "of the new one")
+    lab.write(new, "of the new one")
     with pytest.raises(KafkaException) as raised:
         old.commit_transaction(DEADLINE_S)
     assert raised.value.args[0].fatal()
     new.commit_transaction(DEADLINE_S)
-    world.await_committed("of the new one")
-    assert world.uncommitted() == ["of the new one", "of the old one"]
+    lab.await_committed("of the new one")
+    assert lab.uncommitted() == ["of the new one", "of the old one"]
 
 
-def test_a_transaction_past_its_timeout_is_aborted(world: World) -> None:
-    slow = world.producer(transaction_timeout_ms=1_000)
+def test_a_transaction_past_its_timeout_is_aborted(lab: ClientLab) -> None:
+    slow = lab.producer(transaction_timeout_ms=1_000)
     slow.begin_transaction()
-    world.write(slow, "too late", "this too")
+    lab.write(slow, "too late", "this too")
     deadline = time.monotonic() + DEADLINE_S
     # Readers get past it by themselves once it is aborted.
-    quick = Producer({"bootstrap.servers": world.servers})
-    world.write(quick, "plain", "and simple")
-    while world.committed() != ["and simple", "plain"]:
+    quick = Producer({"bootstrap.servers": lab.servers})
+    lab.write(quick, "plain", "and simple")
+    while lab.committed() != ["and simple", "plain"]:
         assert time.monotonic() < deadline, "the transaction is still open"
     with pytest.raises(KafkaException):
         slow.commit_transaction(DEADLINE_S)
-    again = world.producer()
+    again = lab.producer()
     again.begin_transaction()
-    world.write(again, "in time")
+    lab.write(again, "in time")
     again.commit_transaction(DEADLINE_S)
-    world.await_committed("and simple", "in time", "plain")
+    lab.await_committed("and simple", "in time", "plain")
 
 
-def test_offsets_are_committed_with_the_transaction(world: World) -> None:
-    plain = Producer({"bootstrap.servers": world.servers})
-    world.write(plain, "a", "b", "c", "d")
-    output = world.make_topic(world.name + "-out")
-    producer = world.producer()
-    consumer = world.consumer("workers")
-    consumer.subscribe([world.name])
+def test_offsets_are_committed_with_the_transaction(lab: ClientLab) -> None:
+    plain = Producer({"bootstrap.servers": lab.servers})
+    lab.write(plain, "a", "b", "c", "d")
+    output = lab.make_topic(lab.name + "-out")
+    producer = lab.producer()
+    consumer = lab.consumer("workers")
+    consumer.subscribe([lab.name])
     values: list[str] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(values) < 4:
@@ -210,13 +210,13 @@ def test_offsets_are_committed_with_the_transaction(world: World) -> None:
             values.append(_text(message))
 
     def offsets() -> list[int]:
-        asked = [TopicPartition(world.name, each) for each in range(PARTITIONS)]
+        asked = [TopicPartition(lab.name, each) for each in range(PARTITIONS)]
         return [each.offset for each in consumer.committed(asked, DEADLINE_S)]
 
     none = offsets()
     for end, expected in ((producer.abort_transaction, none), (producer.commit_transaction, [2, 2])):
         producer.begin_transaction()
-        world.write(producer, *(value.upper() for value in values), topic=output)
+        lab.write(producer, *(value.upper() for value in values), topic=output)
         producer.send_offsets_to_transaction(
             consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), DEADLINE_S
         )
@@ -224,38 +224,38 @@ def test_offsets_are_committed_with_the_transaction(world: World) -> None:
         while offsets() != expected:
             assert time.monotonic() < deadline
     consumer.close()
-    world.await_committed("A", "B", "C", "D", topic=output)
-    assert len(world.read("read_uncommitted", output)) == 8
+    lab.await_committed("A", "B", "C", "D", topic=output)
+    assert len(lab.read("read_uncommitted", output)) == 8
 
 
-def test_many_producers_at_once(world: World) -> None:
-    producers = [world.producer(transactional_id=f"{world.name}-{number}") for number in range(8)]
+def test_many_producers_at_once(lab: ClientLab) -> None:
+    producers = [lab.producer(transactional_id=f"{lab.name}-{number}") for number in range(8)]
     for producer in producers:
         producer.begin_transaction()
     for number, producer in enumerate(producers):
-        world.write(producer, f"{number}-a", f"{number}-b")
+        lab.write(producer, f"{number}-a", f"{number}-b")
     for number, producer in enumerate(producers):
         if number % 2:
             producer.abort_transaction(DEADLINE_S)
         else:
             producer.commit_transaction(DEADLINE_S)
-    world.await_committed(*(f"{number}-{part}" for number in range(0, 8, 2) for part in "ab"))
+    lab.await_committed(*(f"{number}-{part}" for number in range(0, 8, 2) for part in "ab"))
 
 
 def test_transactions_go_on_after_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = str(tmp_path_factory.mktemp("data"))
-    (port,) = free_ports(1)  # that nobody is given while the node is away
+    (port,) = free_ports(1)  # kept free while the node is down
     with LocalNode(SETTINGS, data_dir=directory, port=port) as node:
-        world = World(node, "restart")
-        producer = world.producer()
+        lab = ClientLab(node, "restart")
+        producer = lab.producer()
         producer.begin_transaction()
-        world.write(producer, "first")
+        lab.write(producer, "first")
         producer.commit_transaction(DEADLINE_S)
         producer.begin_transaction()
-        world.write(producer, "before", "before too")
+        lab.write(producer, "before", "before too")
     with LocalNode(SETTINGS, data_dir=directory, port=port):
-        world.write(producer, "after")
+        lab.write(producer, "after")
         producer.commit_transaction(DEADLINE_S)
-        world.await_committed("after", "before", "before too", "first")
-        world.close()
+        lab.await_committed("after", "before", "before too", "first")
+        lab.close()
         del producer

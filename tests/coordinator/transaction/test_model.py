@@ -1,4 +1,4 @@
-"""Random lives of producers, coordinator and partitions: each transaction ends in one way everywhere."""
+"""Random runs of producers, coordinator and partitions: each transaction ends in one way everywhere."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ottla.coordinator.transaction.transaction_metadata import TransactionMetada
 from ottla.protocol.names import TopicPartition
 from tests.support.effort import seeds
 
-from .world import World
+from .transaction_model import TransactionModel
 
 STEPS = 250
 
 
-def live(seed: int, version: int) -> World:
-    world = World(seed, version)
+def live(seed: int, version: int) -> TransactionModel:
+    model = TransactionModel(seed, version)
     for _ in range(STEPS):
-        world.step()
-    world.settle()
-    world.check()
-    return world
+        model.step()
+    model.settle()
+    model.check()
+    return model
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -33,12 +33,12 @@ def test_every_transaction_ends_in_one_way_on_all_partitions(version: int) -> No
     committed = aborted = overflowed = 0
     for seed in seeds(300):
         try:
-            world = live(seed, version)
+            model = live(seed, version)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, version {version}: {error}") from error
-        committed += sum(attempt.told is True for attempt in world.attempts)
-        aborted += sum(attempt.told is False for attempt in world.attempts)
-        overflowed += any(attempt.writer.id > 1000 for attempt in world.attempts)
+        committed += sum(attempt.told is True for attempt in model.attempts)
+        aborted += sum(attempt.told is False for attempt in model.attempts)
+        overflowed += any(attempt.writer.id > 1000 for attempt in model.attempts)
     # The walk has been where it matters.
     assert committed > 50
     assert aborted > 50

@@ -1,4 +1,4 @@
-"""Every request in every state: what a producer is told, as tables."""
+"""Every request in every state: the reply to the producer, as tables."""
 
 from __future__ import annotations
 
@@ -184,10 +184,10 @@ def test_a_producer_that_goes_on(state: TransactionState) -> None:
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_transactional_id_that_nobody_has(version: int) -> None:
     lab = Lab()
-    nobody = ProducerIdAndEpoch(1, 0)
-    assert lab.code(AddPartitions(TXN, nobody, frozenset({A}), version)) is MAPPING
-    assert lab.code(VerifyPartitions(TXN, nobody, frozenset({A}))) is MAPPING
-    assert lab.code(EndTransaction(TXN, nobody, True, version)) is MAPPING
+    stranger = ProducerIdAndEpoch(1, 0)
+    assert lab.code(AddPartitions(TXN, stranger, frozenset({A}), version)) is MAPPING
+    assert lab.code(VerifyPartitions(TXN, stranger, frozenset({A}))) is MAPPING
+    assert lab.code(EndTransaction(TXN, stranger, True, version)) is MAPPING
     assert lab.code(DescribeTransaction(TXN)) is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     assert not lab.log
 

@@ -1,4 +1,4 @@
-"""How markers are driven: until every partition has confirmed, and no longer than this node coordinates."""
+"""Markers are written until every partition has confirmed, or another broker coordinates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKER = WriteMarkers("txn", ProducerIdAndEpoch(1, 1), True, frozenset({A, B}), 
 
 
 class Writer:
-    """Gives the answers that were put in, and then says that all is well."""
+    """Gives the queued results, and then confirms every marker."""
 
     def __init__(self, *answers: Mapping[TopicPartition, ErrorCode]) -> None:
         self.answers = list(answers)
@@ -135,7 +135,7 @@ async def test_who_resigns_stops_trying() -> None:
 
 
 async def test_the_markers_of_a_decision_are_added_once() -> None:
-    """A coordinator that was loaded again orders the same markers; the first run must not go on."""
+    """A coordinator that was loaded again sends the same markers; the first run must stop."""
     writer = Writer({A: ErrorCode.NOT_LEADER_OR_FOLLOWER})
     desk = Desk(writer)
     desk.manager.add_markers(0, MARKER)

@@ -1,4 +1,4 @@
-"""Two-phase commit (KIP-939): transactions that somebody else decides, however long that takes."""
+"""Two-phase commit (KIP-939): transactions that an external coordinator decides, at any time."""
 
 from __future__ import annotations
 

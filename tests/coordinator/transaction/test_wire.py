@@ -37,7 +37,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.testing.local_node import LocalNode
 from tests.support.wire import WireClient
 
-from .talk import Talk
+from .wire_producer import WireProducer
 
 DEADLINE_S = 60.0
 SETTINGS = {
@@ -54,41 +54,41 @@ def node() -> Iterator[LocalNode]:
 
 
 @pytest.fixture
-def talk(node: LocalNode) -> Iterator[Talk]:
-    talk = Talk(node.bootstrap_servers, f"txn-{next(_numbers)}")
-    talk.make_topic()
-    talk.find()
-    yield talk
-    talk.client.close()
+def wire(node: LocalNode) -> Iterator[WireProducer]:
+    wire = WireProducer(node.bootstrap_servers, f"txn-{next(_numbers)}")
+    wire.make_topic()
+    wire.find()
+    yield wire
+    wire.client.close()
 
 
-def test_writing_adds_the_partition_and_ending_moves_the_epoch(talk: Talk) -> None:
-    me = talk.begin()
-    assert talk.write(me, b"one") is ErrorCode.NONE
-    assert talk.write(me, b"two", partition=1) is ErrorCode.NONE
-    ended = talk.end(me)
+def test_writing_adds_the_partition_and_ending_moves_the_epoch(wire: WireProducer) -> None:
+    me = wire.begin()
+    assert wire.write(me, b"one") is ErrorCode.NONE
+    assert wire.write(me, b"two", partition=1) is ErrorCode.NONE
+    ended = wire.end(me)
     assert (ended.error_code, ended.producer_id, ended.producer_epoch) == (0, me.id, me.epoch + 1)
-    talk.await_state("CompleteCommit")
-    assert (talk.read(0), talk.read(1)) == (([b"one"], 0), ([b"two"], 0))
+    wire.await_state("CompleteCommit")
+    assert (wire.read(0), wire.read(1)) == (([b"one"], 0), ([b"two"], 0))
     # Late messages of the first transaction never get into another one.
-    assert talk.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert wire.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
     again = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
-    assert talk.write(again, b"three") is ErrorCode.NONE
-    assert talk.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert talk.end(me).error_code == ErrorCode.PRODUCER_FENCED
-    assert talk.end(again, commit=False).error_code == 0
-    talk.await_state("CompleteAbort")
-    assert talk.read(0) == ([b"one"], 1)
+    assert wire.write(again, b"three") is ErrorCode.NONE
+    assert wire.write(me, b"late", sequence=1) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert wire.end(me).error_code == ErrorCode.PRODUCER_FENCED
+    assert wire.end(again, commit=False).error_code == 0
+    wire.await_state("CompleteAbort")
+    assert wire.read(0) == ([b"one"], 1)
 
 
-def test_a_commit_that_comes_after_the_timeout_is_fenced(talk: Talk) -> None:
-    me = talk.begin(transaction_timeout_ms=1)
-    assert talk.write(me, b"too slow") is ErrorCode.NONE
-    talk.await_state("CompleteAbort")
-    assert talk.end(me).error_code == ErrorCode.PRODUCER_FENCED
-    aborted = talk.end(me, commit=False)  # an abort is what has happened
+def test_a_commit_that_comes_after_the_timeout_is_fenced(wire: WireProducer) -> None:
+    me = wire.begin(transaction_timeout_ms=1)
+    assert wire.write(me, b"too slow") is ErrorCode.NONE
+    wire.await_state("CompleteAbort")
+    assert wire.end(me).error_code == ErrorCode.PRODUCER_FENCED
+    aborted = wire.end(me, commit=False)  # an abort is what has happened
     assert (aborted.error_code, aborted.producer_epoch) == (0, me.epoch + 1)
-    assert talk.read() == ([], 1)
+    assert wire.read() == ([], 1)
 
 
 class Gate:
@@ -107,54 +107,54 @@ class Gate:
 
 
 def test_nothing_begins_while_the_last_transaction_is_being_ended(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
+    wire: WireProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch, talk.name)
-    me = talk.begin()
-    assert talk.write(me, b"one") is ErrorCode.NONE
-    ended = talk.end(me)
-    assert (ended.error_code, talk.state()) == (0, "PrepareCommit")
+    gate = Gate(monkeypatch, wire.name)
+    me = wire.begin()
+    assert wire.write(me, b"one") is ErrorCode.NONE
+    ended = wire.end(me)
+    assert (ended.error_code, wire.state()) == (0, "PrepareCommit")
     after = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
-    assert talk.write(after, b"two") is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert talk.end(after, commit=False).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
-    assert talk.end(me).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
-    assert talk.read() == ([], 0)
+    assert wire.write(after, b"two") is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert wire.end(after, commit=False).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert wire.end(me).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert wire.read() == ([], 0)
     gate.open.set()
-    talk.await_state("CompleteCommit")
-    assert talk.write(after, b"two") is ErrorCode.NONE
-    assert talk.read() == ([b"one"], 0)
+    wire.await_state("CompleteCommit")
+    assert wire.write(after, b"two") is ErrorCode.NONE
+    assert wire.read() == ([b"one"], 0)
 
 
 def test_markers_are_driven_again_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["commit", "abort"]
     with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
         for name in names:
-            talk = Talk(node.bootstrap_servers, name)
-            talk.make_topic()
-            talk.find()
+            wire = WireProducer(node.bootstrap_servers, name)
+            wire.make_topic()
+            wire.find()
             Gate(monkeypatch, name)
-            me = talk.begin()
-            assert talk.write(me, name.encode()) is ErrorCode.NONE
-            assert talk.end(me, commit=name == "commit").error_code == 0
-            assert talk.state().startswith("Prepare")
-            talk.client.close()
+            me = wire.begin()
+            assert wire.write(me, name.encode()) is ErrorCode.NONE
+            assert wire.end(me, commit=name == "commit").error_code == 0
+            assert wire.state().startswith("Prepare")
+            wire.client.close()
     monkeypatch.undo()
     with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
         for name, state, seen in (("commit", "CompleteCommit", [b"commit"]), ("abort", "CompleteAbort", [])):
-            talk = Talk(node.bootstrap_servers, name)
-            talk.find()
-            talk.await_state(state)
-            assert talk.read()[0] == seen
-            talk.client.close()
+            wire = WireProducer(node.bootstrap_servers, name)
+            wire.find()
+            wire.await_state(state)
+            assert wire.read()[0] == seen
+            wire.client.close()
 
 
-def test_a_transaction_whose_topic_is_deleted_ends(talk: Talk) -> None:
-    me = talk.begin()
-    assert talk.write(me, b"gone") is ErrorCode.NONE
-    delete = DeleteTopicsRequest(topics=[DeleteTopicState(name=talk.topic)], timeout_ms=10_000)
-    assert talk.client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == 0
-    assert talk.end(me).error_code == 0
-    talk.await_state("CompleteCommit")
+def test_a_transaction_whose_topic_is_deleted_ends(wire: WireProducer) -> None:
+    me = wire.begin()
+    assert wire.write(me, b"gone") is ErrorCode.NONE
+    delete = DeleteTopicsRequest(topics=[DeleteTopicState(name=wire.topic)], timeout_ms=10_000)
+    assert wire.client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == 0
+    assert wire.end(me).error_code == 0
+    wire.await_state("CompleteCommit")
 
 
 def test_epochs_run_over_to_new_producer_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,47 +165,47 @@ def test_epochs_run_over_to_new_producer_ids(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("ottla.node.config.coordinator_settings.transaction_config", tiny)
     with LocalNode(SETTINGS) as node:
-        talk = Talk(node.bootstrap_servers, "txn")
-        talk.make_topic()
-        talk.find()
-        me = talk.begin()
+        wire = WireProducer(node.bootstrap_servers, "txn")
+        wire.make_topic()
+        wire.find()
+        me = wire.begin()
         seen, values = [me], []
         for number in range(7):
             value = b"%d" % number
-            assert talk.write(me, value) is ErrorCode.NONE
-            ended = talk.end(me, commit=number != 3)
+            assert wire.write(me, value) is ErrorCode.NONE
+            ended = wire.end(me, commit=number != 3)
             assert ended.error_code == 0
             me = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
             seen.append(me)
             values += [value] if number != 3 else []
-            talk.await_state("CompleteAbort" if number == 3 else "CompleteCommit")
+            wire.await_state("CompleteAbort" if number == 3 else "CompleteCommit")
         assert [each.epoch for each in seen] == [0, 1, 2, 0, 1, 2, 0, 1]
         assert len({each.id for each in seen}) == 3
-        assert talk.read() == (values, 1)
-        while (me := talk.begin(transaction_timeout_ms=1)).epoch != 2:
+        assert wire.read() == (values, 1)
+        while (me := wire.begin(transaction_timeout_ms=1)).epoch != 2:
             pass
-        assert talk.write(me, b"too slow") is ErrorCode.NONE
-        talk.await_state("CompleteAbort")
-        after = talk.end(me, commit=False)
+        assert wire.write(me, b"too slow") is ErrorCode.NONE
+        wire.await_state("CompleteAbort")
+        after = wire.end(me, commit=False)
         assert (after.error_code, after.producer_epoch) == (0, 0)
         assert after.producer_id > me.id
-        assert talk.read() == (values, 2)
-        talk.client.close()
+        assert wire.read() == (values, 2)
+        wire.client.close()
 
 
 def test_verification_can_be_switched_off_for_version_1() -> None:
     """As in Kafka: then a write may open a transaction that its coordinator does not know."""
     for enabled, expected in ((True, ErrorCode.INVALID_TXN_STATE), (False, ErrorCode.NONE)):
         with LocalNode({"transaction.partition.verification.enable": enabled}) as node:
-            talk = Talk(node.bootstrap_servers, "txn")
-            talk.make_topic()
-            talk.find()
-            me = talk.begin()
-            assert talk.write(me, b"not added", version=10) is expected
-            # With version 2 the coordinator is told in any case.
-            assert talk.write(me, b"added", partition=1) is ErrorCode.NONE
-            assert talk.state() == "Ongoing"
-            talk.client.close()
+            wire = WireProducer(node.bootstrap_servers, "txn")
+            wire.make_topic()
+            wire.find()
+            me = wire.begin()
+            assert wire.write(me, b"not added", version=10) is expected
+            # With version 2 the partition is added in any case.
+            assert wire.write(me, b"added", partition=1) is ErrorCode.NONE
+            assert wire.state() == "Ongoing"
+            wire.client.close()
 
 
 # Two-phase commit
@@ -220,70 +220,70 @@ def test_version_6_of_init_producer_id_is_announced(node: LocalNode) -> None:
 
 def test_two_phase_commits_have_to_be_allowed() -> None:
     with LocalNode() as strict:
-        talk = Talk(strict.bootstrap_servers, "txn")
-        talk.find()
-        refused = talk.init(enable_2pc=True)
+        wire = WireProducer(strict.bootstrap_servers, "txn")
+        wire.find()
+        refused = wire.init(enable_2pc=True)
         assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        talk.client.close()
+        wire.client.close()
 
 
 def test_a_prepared_transaction_outlives_the_node_and_its_producer(tmp_path: Path) -> None:
     with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
-        talk = Talk(node.bootstrap_servers, "txn")
-        talk.make_topic()
-        talk.find()
-        writer = talk.begin(enable_2pc=True, transaction_timeout_ms=1)
-        assert talk.write(writer, b"prepared") is ErrorCode.NONE
-        talk.client.close()
+        wire = WireProducer(node.bootstrap_servers, "txn")
+        wire.make_topic()
+        wire.find()
+        writer = wire.begin(enable_2pc=True, transaction_timeout_ms=1)
+        assert wire.write(writer, b"prepared") is ErrorCode.NONE
+        wire.client.close()
     with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
-        talk = Talk(node.bootstrap_servers, "txn")
-        talk.find()
-        kept = talk.init(enable_2pc=True, keep_prepared_txn=True)
+        wire = WireProducer(node.bootstrap_servers, "txn")
+        wire.find()
+        kept = wire.init(enable_2pc=True, keep_prepared_txn=True)
         assert (kept.ongoing_txn_producer_id, kept.ongoing_txn_producer_epoch) == writer
         assert (kept.producer_id, kept.producer_epoch) == (writer.id, writer.epoch + 1)
-        assert (talk.state(), talk.read()) == ("Ongoing", ([], 0))
+        assert (wire.state(), wire.read()) == ("Ongoing", ([], 0))
         me = ProducerIdAndEpoch(kept.producer_id, kept.producer_epoch)
-        assert talk.end(writer).error_code == ErrorCode.PRODUCER_FENCED
-        ended = talk.end(me)
+        assert wire.end(writer).error_code == ErrorCode.PRODUCER_FENCED
+        ended = wire.end(me)
         assert ended.error_code == 0
-        talk.await_state("CompleteCommit")
-        assert talk.read() == ([b"prepared"], 0)
+        wire.await_state("CompleteCommit")
+        assert wire.read() == ([b"prepared"], 0)
         # The next transaction of the one who took over.
         after = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
-        assert talk.write(after, b"next") is ErrorCode.NONE
-        assert talk.end(after).error_code == 0
-        talk.await_state("CompleteCommit")
-        assert talk.read() == ([b"prepared", b"next"], 0)
-        talk.client.close()
+        assert wire.write(after, b"next") is ErrorCode.NONE
+        assert wire.end(after).error_code == 0
+        wire.await_state("CompleteCommit")
+        assert wire.read() == ([b"prepared", b"next"], 0)
+        wire.client.close()
 
 
-def test_a_driver_ends_what_tasks_have_prepared(talk: Talk) -> None:
+def test_a_driver_ends_what_tasks_have_prepared(wire: WireProducer) -> None:
     """By id and epoch alone, and as often as it likes."""
-    task = talk.begin(enable_2pc=True)
-    assert talk.write(task, b"rows") is ErrorCode.NONE
+    task = wire.begin(enable_2pc=True)
+    assert wire.write(task, b"rows") is ErrorCode.NONE
     for _ in range(3):
         deadline = time.monotonic() + DEADLINE_S
-        while (ended := talk.end(task)).error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
+        while (ended := wire.end(task)).error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
             assert time.monotonic() < deadline
         assert (ended.error_code, ended.producer_epoch) == (0, task.epoch + 1)
-    assert talk.read() == ([b"rows"], 0)
+    assert wire.read() == ([b"rows"], 0)
 
 
 # Hanging transactions
 
 
-def test_a_hanging_transaction_can_be_found_and_aborted(talk: Talk) -> None:
-    me = talk.begin()
-    assert talk.write(me, b"hangs") is ErrorCode.NONE
-    listed = talk.client.get(
-        ListTransactionsRequest(transactional_id_pattern=talk.name, state_filters=["Ongoing"]),
+def test_a_hanging_transaction_can_be_found_and_aborted(wire: WireProducer) -> None:
+    me = wire.begin()
+    assert wire.write(me, b"hangs") is ErrorCode.NONE
+    listed = wire.client.get(
+        ListTransactionsRequest(transactional_id_pattern=wire.name, state_filters=["Ongoing"]),
         2,
         ListTransactionsResponse,
     )
-    assert [each.transactional_id for each in listed.transaction_states] == [talk.name]
-    describe = DescribeProducersRequest(topics=[TopicRequest(name=talk.topic, partition_indexes=[0])])
+    assert [each.transactional_id for each in listed.transaction_states] == [wire.name]
+    describe = DescribeProducersRequest(topics=[TopicRequest(name=wire.topic, partition_indexes=[0])])
     found = (
-        talk.client.get(describe, 0, DescribeProducersResponse).topics[0].partitions[0].active_producers[0]
+        wire.client.get(describe, 0, DescribeProducersResponse).topics[0].partitions[0].active_producers[0]
     )
     assert (found.producer_id, found.producer_epoch, found.current_txn_start_offset) == (me.id, me.epoch, 0)
     marker = WritableTxnMarker(
@@ -291,21 +291,21 @@ def test_a_hanging_transaction_can_be_found_and_aborted(talk: Talk) -> None:
         producer_epoch=found.producer_epoch,
         transaction_result=False,
         coordinator_epoch=max(0, found.coordinator_epoch),
-        topics=[WritableTxnMarkerTopic(name=talk.topic, partition_indexes=[0])],
+        topics=[WritableTxnMarkerTopic(name=wire.topic, partition_indexes=[0])],
     )
-    marked = talk.client.get(WriteTxnMarkersRequest(markers=[marker]), 1, WriteTxnMarkersResponse)
+    marked = wire.client.get(WriteTxnMarkersRequest(markers=[marker]), 1, WriteTxnMarkersResponse)
     assert marked.markers[0].topics[0].partitions[0].error_code == 0
-    assert talk.read() == ([], 1)
-    after = talk.client.get(describe, 0, DescribeProducersResponse)
+    assert wire.read() == ([], 1)
+    after = wire.client.get(describe, 0, DescribeProducersResponse)
     assert after.topics[0].partitions[0].active_producers[0].current_txn_start_offset == -1
 
 
-def test_markers_that_make_no_sense_are_refused(talk: Talk) -> None:
+def test_markers_that_make_no_sense_are_refused(wire: WireProducer) -> None:
     marker = WritableTxnMarker(
         producer_id=-1,
         producer_epoch=-1,
-        topics=[WritableTxnMarkerTopic(name=talk.topic, partition_indexes=[0, 7])],
+        topics=[WritableTxnMarkerTopic(name=wire.topic, partition_indexes=[0, 7])],
     )
-    answer = talk.client.get(WriteTxnMarkersRequest(markers=[marker]), 2, WriteTxnMarkersResponse)
+    answer = wire.client.get(WriteTxnMarkersRequest(markers=[marker]), 2, WriteTxnMarkersResponse)
     codes = [each.error_code for each in answer.markers[0].topics[0].partitions]
     assert codes == [ErrorCode.INVALID_REQUEST] * 2

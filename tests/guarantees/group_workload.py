@@ -1,7 +1,7 @@
 """Members of a group in processes of their own, to be killed, paused and brought back.
 
-The Java members are Kafka's own VerifiableConsumer; the others are `member`. What each of them read is in its
-journal, however it ended; who owns what is asked of the coordinator.
+The Java members are Kafka's own VerifiableConsumer; the others are `member`. The records that each of them
+read are in its journal, however it ended; the coordinator says which member owns which partition.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Member:
                     yield entry["partition"], entry["offset"], entry["value"]
 
 
-class Crowd:
-    """A group, its members, and somebody who writes to its topic all the time."""
+class GroupWorkload:
+    """A group, its members, and a producer that writes to its topic all the time."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, partitions: int, directory: Path) -> None:
         self._bootstrap = bootstrap

@@ -1,4 +1,4 @@
-"""Classic groups, told as dialogues between members and their coordinator."""
+"""Classic groups, as dialogues between members and their coordinator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_first_rebalance_takes_longer_while_members_come_up_to_the_rebalance
     lab.advance(2_000)
     lab.join(version=3, rebalance_ms=7_000)
     lab.advance(1_000)
-    assert not first.done  # 3 s are over, but somebody came
+    assert not first.done  # 3 s are over, but another member came
     lab.advance(2_000)
     lab.join(version=3, rebalance_ms=7_000)
     lab.advance(1_000)
@@ -316,7 +316,7 @@ def test_several_leave_at_once_each_with_its_own_answer() -> None:
     lab = Lab()
     one, two = lab.stable(2)
     pending = lab.member_id()
-    assert lab.leave(one, "nobody", pending, ("", "no-instance"), ("", None)) == [
+    assert lab.leave(one, "unknown", pending, ("", "no-instance"), ("", None)) == [
         ErrorCode.NONE,
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.NONE,
@@ -324,7 +324,7 @@ def test_several_leave_at_once_each_with_its_own_answer() -> None:
         ErrorCode.UNKNOWN_MEMBER_ID,
     ]
     assert set(lab.classic.members) == {two}
-    assert lab.leave("nobody") == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert lab.leave("unknown") == [ErrorCode.UNKNOWN_MEMBER_ID]
 
 
 def test_a_full_group_takes_no_more_members() -> None:

@@ -1,13 +1,14 @@
-"""A small world for the coordinator: producers, partitions, and a network that delays, repeats and loses.
+"""A model around the coordinator: producers, partitions, and a network that delays, repeats and loses
+messages.
 
-The coordinator is the machine in its `Lab`; partitions are lists of what was appended, ruled by the real
+The coordinator is the shard in its `Lab`; partitions are lists of what was appended, ruled by the real
 `ProducerStateManager`. Everything happens by steps that a seed picks: a message arrives, or arrives twice, or
 late, or its answer is lost; the coordinator dies and is loaded again from its log, at any moment between a
 decision and its last marker; markers arrive one by one, some from a coordinator that has been replaced; time
 passes and transactions time out; a producer is replaced while it works.
 
 Each transaction of a producer is an `Attempt`. In the end every attempt must be visible to readers of
-committed data as a whole or not at all, and as its producer was told.
+committed data as a whole or not at all, as the responses to its producer said.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class Order:
 class Client:
     """One producer: begins, writes, ends, again and again, until it learns that it was replaced."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, model: TransactionModel) -> None:
+        self.model = model
         self.identity: ProducerIdAndEpoch | None = None
         self.attempt: Attempt | None = None
         self.sequences: dict[tuple[ProducerIdAndEpoch, TopicPartition], int] = {}
@@ -149,7 +150,7 @@ class Client:
         if self.identity is None:
             self._init()
         elif self.attempt is None:
-            self.attempt = self.world.new_attempt(self.identity)
+            self.attempt = self.model.new_attempt(self.identity)
         elif self.decision is None:
             self._write_or_decide()
         else:
@@ -157,70 +158,70 @@ class Client:
 
     def _init(self) -> None:
         try:
-            answer = self.world.lab.submit(InitProducerId(TXN, 30_000))
+            answer = self.model.lab.submit(InitProducerId(TXN, 30_000))
         except KafkaError as error:
             if error.code not in _TRY_AGAIN:
                 raise AssertionError(f"a new producer was refused: {error}") from error
             return
-        if not self.world.loses():
+        if not self.model.loses():
             self.identity = answer.producer
 
     def _write_or_decide(self) -> None:
-        world, attempt = self.world, self.attempt
+        model, attempt = self.model, self.attempt
         assert attempt is not None
         assert self.identity is not None
-        if len(attempt.sent) < 4 and world.random.random() < 0.7:
-            partition = world.random.choice(world.partitions)
+        if len(attempt.sent) < 4 and model.random.random() < 0.7:
+            partition = model.random.choice(model.partitions)
             key = self.identity, partition.name
             sequence = self.sequences.get(key, 0)
             self.sequences[key] = sequence + 1
             attempt.sent[partition.name, sequence] = False
             send = Send(attempt, partition, sequence)
-            if world.version == 1:
+            if model.version == 1:
                 self._add_and_send(send)
             else:
-                world.network.append(send)
-        elif all(attempt.sent.values()) and attempt.sent and world.random.random() < 0.7:
+                model.network.append(send)
+        elif all(attempt.sent.values()) and attempt.sent and model.random.random() < 0.7:
             self.decision = True
-        elif world.random.random() < 0.15:
+        elif model.random.random() < 0.15:
             self.decision = False
 
     def _add_and_send(self, send: Send) -> None:
         """Version 1: the client adds the partition by itself, and nothing is ever late."""
         assert self.identity is not None
         try:
-            self.world.lab.submit(AddPartitions(TXN, self.identity, frozenset({send.partition.name}), 0))
+            self.model.lab.submit(AddPartitions(TXN, self.identity, frozenset({send.partition.name}), 0))
         except KafkaError as error:
             if error.code is ErrorCode.PRODUCER_FENCED or error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
-                self.dead = self is not self.world.clients[-1]
+                self.dead = self is not self.model.clients[-1]
                 self.decision = False
             return
         send.attempt.is_added = True
         for _ in range(2):
-            self.world.arrive(send)
+            self.model.arrive(send)
 
     def _end(self) -> None:
-        world, attempt, me = self.world, self.attempt, self.identity
+        model, attempt, me = self.model, self.attempt, self.identity
         assert attempt is not None
         assert me is not None
         assert self.decision is not None
-        if world.version == 1 and not attempt.is_added:
+        if model.version == 1 and not attempt.is_added:
             self._over(me, told=None)
             return
-        request = EndTransaction(TXN, me, self.decision, 2 if world.version == 2 else 0)
-        if world.version == 2 and world.random.random() < 0.3:
-            world.late_ends.append(request)  # a copy that arrives whenever it likes
+        request = EndTransaction(TXN, me, self.decision, 2 if model.version == 2 else 0)
+        if model.version == 2 and model.random.random() < 0.3:
+            model.late_ends.append(request)  # a copy that arrives whenever it likes
         try:
-            after = world.lab.submit(request)
+            after = model.lab.submit(request)
         except KafkaError as error:
             if error.code in _TRY_AGAIN:
                 return
             if error.code not in _REPLACED:
                 raise AssertionError(f"an end was refused: {error}") from error
-            self.dead = self is not world.clients[-1]
+            self.dead = self is not model.clients[-1]
             self._over(None, told=None)
             return
-        if world.loses():
+        if model.loses():
             self.lost_an_answer = True
         else:
             self._over(after, told=self.decision)
@@ -234,7 +235,7 @@ class Client:
         self.identity = identity
 
 
-class World:
+class TransactionModel:
     def __init__(self, seed: int, version: int) -> None:
         self.random = random.Random(seed)
         self.version = version

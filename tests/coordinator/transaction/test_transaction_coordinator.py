@@ -1,4 +1,4 @@
-"""What producers live through: epochs that run out, timeouts, restarts, expiry; told as they happen."""
+"""The transaction coordinator: epochs that run out, timeouts, restarts, expiry."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_markers_that_were_confirmed_for_another_end_complete_nothing() -> None:
     lab = in_state(TransactionState.PREPARE_COMMIT, version=2)
     me = lab[TXN].writer
     lab.submit(MarkersWritten(TXN, ProducerIdAndEpoch(me.id, me.epoch - 1)))
-    lab.submit(MarkersWritten("nobody", me))
+    lab.submit(MarkersWritten("unknown", me))
     assert lab.state is TransactionState.PREPARE_COMMIT
     lab.confirm()
     lab.submit(MarkersWritten(TXN, me))
@@ -211,7 +211,7 @@ def test_a_timeout_at_the_last_epoch_does_not_overflow() -> None:
     assert lab.markers[0].writer == ProducerIdAndEpoch(1000, 3)
     lab.confirm()
     assert lab.client == ProducerIdAndEpoch(1001, 0)
-    # The producer that was too slow aborts, and is told who it is.
+    # The producer that was too slow aborts, and gets its new identity.
     assert lab.end(me, commit=False) == ProducerIdAndEpoch(1001, 0)
 
 
@@ -351,7 +351,7 @@ def test_an_id_that_nobody_uses_expires() -> None:
     lab.reload()
     assert not lab.shard.transactions
     assert lab.code(EndTransaction(TXN, me, True, 2)) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    assert lab.init(me).producer == ProducerIdAndEpoch(1001, 0)  # who comes back begins anew
+    assert lab.init(me).producer == ProducerIdAndEpoch(1001, 0)  # a producer that comes back begins again
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The assignors against what they promise: everything once, to subscribers, evenly, and with few moves."""
+"""The assignors: every partition once, only to subscribers, evenly, and with few moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is read, what a transaction holds back, what is forgotten."""
+"""Committed offsets: fencing of commits, reads, pending offsets of transactions, deletion and expiry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer groups, told as dialogues between members and their coordinator."""
+"""Consumer groups, as dialogues between members and their coordinator."""
 
 from __future__ import annotations
 
@@ -533,7 +533,7 @@ class TestMigration:
         assert lab.heartbeat(member, 3).error is ErrorCode.REBALANCE_IN_PROGRESS
         assert lab.join(member).ok().generation_id == 3
         assert decoded(lab.sync(member, 3).ok().assignment) == {"logs": [2, 3]}
-        assert lab.leave(member, "new", "nobody") == [
+        assert lab.leave(member, "new", "unknown") == [
             ErrorCode.NONE,
             ErrorCode.UNKNOWN_MEMBER_ID,
             ErrorCode.UNKNOWN_MEMBER_ID,

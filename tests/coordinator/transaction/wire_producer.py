@@ -1,4 +1,4 @@
-"""A producer of transactions that says just what a test wants it to say."""
+"""A transactional producer whose requests a test composes one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEADLINE_S = 60.0
 TOPIC = "t"
 
 
-class Talk:
+class WireProducer:
     """One connection, and the requests of a producer of transactions of version 2."""
 
     def __init__(self, address: str, name: str) -> None:
@@ -119,7 +119,7 @@ class Talk:
             assert time.monotonic() < deadline, f"{now}, not {state}"
 
     def read(self, partition: int = 0) -> tuple[list[bytes | None], int]:
-        """The values that a reader of committed data gets, and of how many aborts it is told."""
+        """The values that a read_committed fetch returns, and the number of aborted transactions in it."""
         wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1_000_000)
         request = FetchRequest(
             topics=[FetchTopic(topic=self.topic, partitions=[wanted])], isolation_level=1, max_bytes=1 << 20

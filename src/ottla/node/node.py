@@ -139,11 +139,11 @@ class Node:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await _cancelled(starting)
+            await _cancel_and_wait(starting)
             raise
         if not starting.done():
             # It would wait for a controller that it can not reach any more.
-            await _cancelled(starting)
+            await _cancel_and_wait(starting)
             raise NodeFailed(self._failure.result())
         try:
             starting.result()
@@ -384,6 +384,6 @@ class Node:
         await self.logs.shutdown(self._broker_epoch())
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -29,7 +29,7 @@ def run_node(config: NodeConfig, *, ready: Callable[[str, list[str]], None]) -> 
     run(_main(config, ready))
 
 
-async def _started(node: Node, stop: asyncio.Event) -> bool:
+async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
     """Start the node; False if it was asked to stop before it was ready, as when it waits for others of its
     quorum.
     """
@@ -51,7 +51,7 @@ async def _main(config: NodeConfig, ready: Callable[[str, list[str]], None]) -> 
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
     try:
-        if not await _started(node, stop):
+        if not await _start_unless_stopped(node, stop):
             return
         # The objects made so far stay: the garbage collector need not visit them again.
         gc.freeze()

@@ -68,7 +68,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
     try:
         for path in dirs:
             try:
-                locks.append(_locked(runtime, path))
+                locks.append(_lock(runtime, path))
                 read_meta_properties(runtime.disk, path)
             except OSError as error:
                 _skip_failed(path, error, metadata_dir, failed)
@@ -85,7 +85,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
                 _check_empty(runtime, path)
         for path, properties in found.items():
             try:
-                ids[path] = _formatted(runtime, path, properties, cluster_id, node_id)
+                ids[path] = _format_if_empty(runtime, path, properties, cluster_id, node_id)
             except OSError as error:
                 _skip_failed(path, error, metadata_dir, failed)
         if not any(path in ids for path in config.log_dirs):
@@ -155,7 +155,7 @@ def _release(locks: list[Lock]) -> None:
         lock.release()
 
 
-def _locked(runtime: Runtime, path: str) -> Lock:
+def _lock(runtime: Runtime, path: str) -> Lock:
     runtime.disk.make_dirs(path)
     try:
         return runtime.disk.lock(posixpath.join(path, LOCK_FILE))
@@ -175,7 +175,7 @@ def _check_empty(runtime: Runtime, path: str) -> None:
         )
 
 
-def _formatted(
+def _format_if_empty(
     runtime: Runtime, path: str, properties: MetaProperties | None, cluster_id: str, node_id: int
 ) -> bytes:
     if properties is None:

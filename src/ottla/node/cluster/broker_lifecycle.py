@@ -20,7 +20,7 @@ from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
-from ottla.node.config.listeners import Endpoint, registered
+from ottla.node.config.listeners import Endpoint, registration_listeners
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from ottla.protocol.messages.broker_registration import (
@@ -81,7 +81,7 @@ class BrokerLifecycleManager:
             broker_id=config.current.node_id,
             cluster_id=cluster_id,
             incarnation_id=incarnation_id,
-            listeners=registered(endpoints, Listener),
+            listeners=registration_listeners(endpoints, Listener),
             features=supported(Feature),
             rack=config.current.rack,
             log_dirs=list(directories.values()),

@@ -27,7 +27,7 @@ from ottla.node.config.component_settings import (
     static_voters,
 )
 from ottla.node.config.dynamic import DynamicBrokerConfig
-from ottla.node.config.listeners import Endpoint, registered
+from ottla.node.config.listeners import Endpoint, registration_listeners
 from ottla.node.config.schema import TableSchema
 from ottla.node.network.connection import ClientConnection, RequestDispatcher
 from ottla.node.network.server import SocketServer
@@ -175,7 +175,7 @@ class QuorumMember:
         request = ControllerRegistrationRequest(
             controller_id=self._config.current.node_id,
             incarnation_id=incarnation_id,
-            listeners=registered(endpoints, Listener),
+            listeners=registration_listeners(endpoints, Listener),
             features=supported(Feature),
         )
         self._registration = asyncio.create_task(self._register(request), name="controller registration")

@@ -55,14 +55,14 @@ class ConfigView:
         self._synonyms = synonyms
         self._documentation = documentation
 
-    def _asked(self, name: str) -> bool:
+    def _is_wanted(self, name: str) -> bool:
         return self._names is None or name in self._names
 
     def topic(self, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
         defaults = self._config.topic_defaults()
         results = []
         for name, key in TOPIC.items():
-            if (key.internal and name not in overrides) or not self._asked(name):
+            if (key.internal and name not in overrides) or not self._is_wanted(name):
                 continue
             value = key.parse(overrides[name]) if name in overrides else defaults[name]
             synonyms = self._broker_synonyms(key.synonyms[0]) if key.synonyms else []
@@ -74,7 +74,7 @@ class ConfigView:
     def group(self, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
         results = []
         for name, key in GROUP.items():
-            if not self._asked(name):
+            if not self._is_wanted(name):
                 continue
             broker = self._config[key.synonyms[0]] if key.synonyms else key.default
             value = key.parse(overrides[name]) if name in overrides else broker
@@ -91,7 +91,7 @@ class ConfigView:
     def client_metrics(self, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
         results = []
         for name, key in CLIENT_METRICS.items():
-            if not self._asked(name):
+            if not self._is_wanted(name):
                 continue
             value = key.parse(overrides[name]) if name in overrides else key.default
             synonyms = (
@@ -109,11 +109,11 @@ class ConfigView:
         for name, key in BROKER.items():
             if (key.internal or name in DYNAMIC_ONLY) and not config.is_set(name):
                 continue
-            if self._asked(name):
+            if self._is_wanted(name):
                 results.append(self._broker_entry(name, key, config[name], lambda _: True))
         layers = (config.dynamic_broker, config.dynamic_default, config.given)
         unlisted = dict.fromkeys(name for layer in layers for name in layer if name not in BROKER)
-        results += [self._unlisted_entry(name) for name in unlisted if self._asked(name)]
+        results += [self._unlisted_entry(name) for name in unlisted if self._is_wanted(name)]
         return results
 
     def broker_default(self) -> list[DescribeConfigsResourceResult]:
@@ -121,7 +121,7 @@ class ConfigView:
         return [
             self._broker_entry(name, key, key.parse(text), _is_default_source)
             for name, text in self._config.dynamic_default.items()
-            if self._asked(name) and (key := broker_key(name)) is not None
+            if self._is_wanted(name) and (key := broker_key(name)) is not None
         ]
 
     def _broker_entry(

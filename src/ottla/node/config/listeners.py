@@ -102,7 +102,7 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
     return protocols
 
 
-def registered(endpoints: Iterable[Endpoint], kind: Callable[..., L]) -> list[L]:
+def registration_listeners(endpoints: Iterable[Endpoint], kind: Callable[..., L]) -> list[L]:
     """Convert endpoints for a registration: those of brokers and of controllers have a class each."""
     return [
         kind(name=each.name, host=each.host, port=each.port, security_protocol=each.protocol)

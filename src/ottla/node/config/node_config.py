@@ -109,7 +109,7 @@ class NodeConfig:
         dynamic_default: Mapping[str, str] | None = None,
         dynamic_broker: Mapping[str, str] | None = None,
     ) -> None:
-        self.given = _completed(given or {})
+        self.given = _complete(given or {})
         self.dynamic_default = dict(dynamic_default or {})
         self.dynamic_broker = dict(dynamic_broker or {})
         self._values: dict[str, Value] = {name: key.default for name, key in BROKER.items()}
@@ -141,8 +141,8 @@ class NodeConfig:
     ) -> tuple[NodeConfig, list[str]]:
         """Return this configuration with other settings of the cluster, and a line for each unusable one."""
         problems: list[str] = []
-        default = _usable(default, problems, per_broker=False)
-        broker = _usable(broker, problems, per_broker=True)
+        default = _filter_usable(default, problems, per_broker=False)
+        broker = _filter_usable(broker, problems, per_broker=True)
         try:
             return NodeConfig(self.given, dynamic_default=default, dynamic_broker=broker), problems
         except ConfigError as error:
@@ -187,10 +187,10 @@ class NodeConfig:
         for layer in (self.dynamic_broker, self.dynamic_default, self.given):
             for synonym, unit_ms in family:
                 if synonym in layer:
-                    return _scaled(self._values[synonym], unit_ms)
+                    return _in_ms(self._values[synonym], unit_ms)
         for synonym, unit_ms in family:
             if BROKER[synonym].default is not None:
-                return _scaled(BROKER[synonym].default, unit_ms)
+                return _in_ms(BROKER[synonym].default, unit_ms)
         raise AssertionError(name)
 
     def is_set(self, name: str) -> bool:
@@ -252,7 +252,7 @@ class NodeConfig:
         return defaults
 
 
-def _completed(given: Mapping[str, str]) -> dict[str, str]:
+def _complete(given: Mapping[str, str]) -> dict[str, str]:
     """Complete the settings that the node was started with by those that follow from them."""
     settings = dict(given)
     for one, other in (("node.id", "broker.id"), ("broker.id", "node.id")):
@@ -263,12 +263,12 @@ def _completed(given: Mapping[str, str]) -> dict[str, str]:
     return {**_ALONE, **settings}
 
 
-def _scaled(value: Value, unit_ms: int) -> int:
+def _in_ms(value: Value, unit_ms: int) -> int:
     assert isinstance(value, int)
     return value if value < 0 else value * unit_ms
 
 
-def _usable(layer: Mapping[str, str], problems: list[str], *, per_broker: bool) -> dict[str, str]:
+def _filter_usable(layer: Mapping[str, str], problems: list[str], *, per_broker: bool) -> dict[str, str]:
     usable: dict[str, str] = {}
     for name, text in layer.items():
         key = broker_key(name)

@@ -85,7 +85,7 @@ class TableSchema:
         table = _TABLES.get(resource.type)
         if table is None:
             return
-        values = _parsed(table, _KINDS[ConfigResourceType(resource.type)], configs)
+        values = _parse(table, _KINDS[ConfigResourceType(resource.type)], configs)
         if resource.type == ConfigResourceType.TOPIC:
             self._check_topic(values, existing)
         elif resource.type == ConfigResourceType.GROUP:
@@ -206,7 +206,7 @@ def _key(type: int, name: str) -> ConfigKey | None:
     return _TABLES.get(type, {}).get(name)
 
 
-def _parsed(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]) -> dict[str, Value]:
+def _parse(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, text in configs.items():
         key = table.get(name)

@@ -106,7 +106,7 @@ class TransactionMarkerSender:
         codes = dict.fromkeys(nowhere, ErrorCode.LEADER_NOT_AVAILABLE)
         if isinstance(written, Mapping) and not answers:
             return {**codes, **written}
-        return self._joined(codes, written, answers, led)
+        return self._gather_codes(codes, written, answers, led)
 
     def _leader(self, tp: TopicPartition) -> int:
         """The leader of a partition; this broker if the partition is unknown, as its answer says so."""
@@ -147,7 +147,7 @@ class TransactionMarkerSender:
                     codes[TopicPartition(topic.name, each.partition_index)] = ErrorCode.of(each.error_code)
         return [found.get(marker.producer_id, {}) for marker in markers]
 
-    async def _joined(
+    async def _gather_codes(
         self,
         codes: dict[TopicPartition, ErrorCode],
         written: Codes | Awaitable[Codes],
@@ -199,7 +199,7 @@ class TransactionMarkerSender:
                 appended[tp] = partition, end_offset
             else:
                 codes[tp] = outcome
-        return self._confirmed(codes, tickets, appended) if tickets or appended else codes
+        return self._wait_for_replicas(codes, tickets, appended) if tickets or appended else codes
 
     def _append(self, marker: WriteMarkers, tp: TopicPartition) -> tuple[Partition, int]:
         partition = self._replicas.partition(tp)
@@ -224,7 +224,7 @@ class TransactionMarkerSender:
             self._log_flushes.flush_closed_segments(partition.log)
         return partition, info.last_offset + 1
 
-    async def _confirmed(
+    async def _wait_for_replicas(
         self,
         codes: dict[TopicPartition, ErrorCode],
         tickets: Mapping[TopicPartition, Ticket[None]],

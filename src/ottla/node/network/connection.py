@@ -149,7 +149,7 @@ class ClientFaultLog:
         self._refilled = 0.0
         self._suppressed = 0
 
-    def closed(self, peer: tuple[str, int], reason: str, now: float) -> None:
+    def log_closed(self, peer: tuple[str, int], reason: str, now: float) -> None:
         """Log that the connection of a client was closed, and why."""
         self._left = min(_FAULTS_BURST, self._left + (now - self._refilled) * _FAULTS_PER_SECOND)
         self._refilled = now
@@ -565,7 +565,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def close_because(self, reason: str) -> None:
         """Close for a fault of the client, with one line in the log."""
         if not self.closed:
-            self._fault_log.closed(self.peer, reason, self._loop.time())
+            self._fault_log.log_closed(self.peer, reason, self._loop.time())
             self.close()
 
     def close(self) -> None:

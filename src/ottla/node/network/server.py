@@ -82,7 +82,7 @@ class SocketServer:
     async def listen(self, endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:
         """Open the endpoints and return them, by name, with the ports they really have.
 
-        OSError where one cannot be opened; then none stays open.
+        OSError if one cannot be opened; then none stays open.
         """
         opened: dict[str, Endpoint] = {}
         try:
@@ -112,8 +112,8 @@ class SocketServer:
                 self._limits,
                 self.memory,
                 self._receive,
-                self._opened,
-                self._closed,
+                self._add,
+                self._remove,
                 self._fault_log,
             )
 
@@ -123,13 +123,13 @@ class SocketServer:
     def connections(self) -> int:
         return len(self._connections)
 
-    def _opened(self, connection: ClientConnection) -> bool:
+    def _add(self, connection: ClientConnection) -> bool:
         if not self._quotas.try_add(connection.peer[0]):
             return False
         self._connections[connection] = None
         return True
 
-    def _closed(self, connection: ClientConnection) -> None:
+    def _remove(self, connection: ClientConnection) -> None:
         if connection in self._connections:
             del self._connections[connection]
             self._quotas.remove(connection.peer[0])

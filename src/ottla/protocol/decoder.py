@@ -78,7 +78,6 @@ class _Compiler:
             "wrong_tag_size": _wrong_tag_size,
             "tag_head": _tag_head,
             "unknown_tags": _unknown_tags,
-            "view": _view,
         }
 
     def source(self) -> str:
@@ -86,7 +85,7 @@ class _Compiler:
         self.flush()
         head = ["def decode(data, p):", "    end = len(data)"]
         if self.needs_view:
-            head.append("    whole = view(data)")
+            head.append("    whole = data if type(data) is memoryview else memoryview(data)")
         if self.bounded:
             head.append(f"    room = {MAX_ELEMENTS}")
         return "\n".join([*head, *self.lines, "    return o0, p"])
@@ -331,10 +330,6 @@ def _unknown_tags(data: Buffer, position: int, count: int) -> tuple[dict[int, by
         tags[tag] = bytes(data[position:stop])
         position = stop
     return tags, position
-
-
-def _view(data: Buffer) -> memoryview:
-    return data if isinstance(data, memoryview) else memoryview(data)
 
 
 def _short(field: str, size: int, left: int) -> None:

@@ -38,6 +38,7 @@ from ottla.records.builder import attributes_of, join_batch
 from ottla.records.checksum import crc32c
 from ottla.records.compression import compress
 from ottla.records.types import (
+    HEADER_SIZE,
     MAGIC,
     MAX_DECOMPRESSED_BYTES,
     NO_TIMESTAMP,
@@ -113,6 +114,19 @@ def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
             f"Produce requests with version {version} are only allowed to contain record batches with magic "
             f"version {MAGIC}, not {view[MAGIC_POSITION]}",
         )
+    header = BatchHeader.parse(view, 0) if len(view) >= HEADER_SIZE else None
+    if header is None or header.size != len(view):
+        header = _only_batch(view, version)
+    if version < PRODUCE_VERSION_WITH_ZSTD and header.codec is Codec.ZSTD:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Produce requests with version {version} are not allowed to use ZStandard compression",
+        )
+    return header
+
+
+def _only_batch(view: memoryview, version: int) -> BatchHeader:
+    """Return the header of the only complete batch; bytes of an incomplete one may follow it."""
     batches = list(iter_batches(view))
     if not batches:
         raise KafkaError(
@@ -125,13 +139,7 @@ def check_produce_records(data: Buffer | None, version: int) -> BatchHeader:
             f"Produce requests with version {version} are only allowed to contain exactly one record batch "
             f"per partition, not {len(batches)}",
         )
-    header = batches[0][1]
-    if version < PRODUCE_VERSION_WITH_ZSTD and header.codec is Codec.ZSTD:
-        raise KafkaError(
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            f"Produce requests with version {version} are not allowed to use ZStandard compression",
-        )
-    return header
+    return batches[0][1]
 
 
 def validate_and_assign_offsets(

@@ -29,7 +29,8 @@ class _DelayedOperation:
 class DelayedOperationPurgatory:
     def __init__(self, max_operations: int = DEFAULT_MAX_OPERATIONS) -> None:
         self._max_operations: Final = max_operations
-        self._watchers: dict[Hashable, dict[_DelayedOperation, None]] = {}  # in the order of arrival
+        # By key, in the order of arrival. A key that no operation watches has no entry.
+        self.watchers: Final[dict[Hashable, dict[_DelayedOperation, None]]] = {}
         self._to_check: dict[_DelayedOperation, None] = {}  # whose condition is checked in this turn
         self._check_scheduled = False
         self._waiting = 0
@@ -53,7 +54,7 @@ class DelayedOperationPurgatory:
         operation = _DelayedOperation(tuple(dict.fromkeys(keys)), condition, loop.create_future())
         timer = loop.call_later(timeout_ms / 1000, _time_out, operation.future)
         for key in operation.keys:
-            self._watchers.setdefault(key, {})[operation] = None
+            self.watchers.setdefault(key, {})[operation] = None
         self._waiting += 1
         try:
             return await operation.future
@@ -65,14 +66,14 @@ class DelayedOperationPurgatory:
         self._waiting -= 1
         self._to_check.pop(operation, None)
         for key in operation.keys:
-            watchers = self._watchers[key]
+            watchers = self.watchers[key]
             del watchers[operation]
             if not watchers:
-                del self._watchers[key]
+                del self.watchers[key]
 
     def check_and_complete(self, key: Hashable) -> None:
         """Check the operations that watch `key`, in this turn of the event loop."""
-        watchers = self._watchers.get(key)
+        watchers = self.watchers.get(key)
         if watchers is None:
             return
         self._to_check.update(watchers)

@@ -318,7 +318,8 @@ class ReplicaManager:
         self._progress_listeners.append(listener)
 
     def on_partition_progress(self, partition: Partition) -> None:
-        self.purgatory.check_and_complete(partition.topic_partition)
+        if partition.topic_partition in self.purgatory.watchers:
+            self.purgatory.check_and_complete(partition.topic_partition)
         for listener in self._progress_listeners:
             listener(partition)
 

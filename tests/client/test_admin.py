@@ -1,4 +1,4 @@
-"""The admin client, asked the same of Ottla and of Apache Kafka."""
+"""The admin client, with the same tests for Ottla and for Apache Kafka."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestGroups:
         async with Consumer(servers, group_id=fresh_name, **STATIC) as consumer:
             consumer.subscribe(topic)
             await until_assigned(consumer, 3)
-        # A static member that has gone keeps its place, until somebody takes it away.
+        # A static member that left keeps its place until it is removed.
         assert [m.instance_id for m in (await admin.groups.describe(fresh_name)).members] == ["me"]
         results = await admin.groups.remove_members(fresh_name, ["nobody"], instance_ids=["me"])
         assert results["me"] is None

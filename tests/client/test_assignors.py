@@ -1,4 +1,4 @@
-"""Assignors: who gets what, and how little moves when members come and go."""
+"""Assignors: which member gets which partitions, and how few move when members join and leave."""
 
 from __future__ import annotations
 

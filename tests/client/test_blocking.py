@@ -58,7 +58,7 @@ def test_a_cluster_that_is_not_there() -> None:
         ottla.blocking.Producer("127.0.0.1:1", linger_ns=3)
 
 
-def test_a_forked_child_is_told_instead_of_hanging(ottla_for_clients: ottla.LocalNode) -> None:
+def test_a_forked_child_gets_an_error_instead_of_hanging(ottla_for_clients: ottla.LocalNode) -> None:
     with ottla.blocking.Producer(ottla_for_clients.bootstrap_servers) as producer:
         reader, writer = os.pipe()
         child = os.fork()
@@ -86,7 +86,7 @@ def test_the_facade_has_all_that_the_client_has(kind: str) -> None:
         "assign_from_subscribed",
         "commit_before_revocation",
         "wake",
-    }  # the hands that a group membership works with
+    }  # `MembershipOwner`
     missing = public - set(dir(getattr(ottla.blocking, kind))) - only_there - inside
     assert not missing
 

@@ -52,7 +52,7 @@ async def attempt(runtime: Runtime, address: Address, timeout_ms: int = 60_000) 
 
 
 class TestCauses:
-    async def test_nobody_listens(self, runtime: Runtime) -> None:
+    async def test_no_server_listens(self, runtime: Runtime) -> None:
         with pytest.raises(ConnectionFailed, match=r"^127\.0\.0\.1:1: connection refused \(is a broker"):
             await attempt(runtime, Address("127.0.0.1", 1))
 
@@ -140,7 +140,7 @@ class TestSharing:
             views = await asyncio.gather(*(cluster.refresh() for _ in range(20)))
             assert len(set(map(id, views))) == 1
 
-    async def test_whoever_asks_for_a_topic_is_told_of_it_whatever_refresh_is_under_way(
+    async def test_a_caller_gets_its_topic_also_when_a_refresh_is_in_flight(
         self, runtime: Runtime, ottla_for_clients: LocalNode, fresh_name: str
     ) -> None:
         async with NetworkClient(runtime, ConnectionConfig(ottla_for_clients.bootstrap_servers)) as cluster:

@@ -1,4 +1,4 @@
-"""A consumer of assigned partitions: where it begins, what it hands out, and what stops it."""
+"""A consumer of assigned partitions: where it begins, what it returns, and what stops it."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class TestHandingOut:
             await take(consumer, 4)
             assert consumer.lag((topic, 0)) == 6
 
-    async def test_broker_time_is_told_as_such(self, servers: str, admin: Admin, fresh_name: str) -> None:
+    async def test_broker_time_is_marked_as_such(self, servers: str, admin: Admin, fresh_name: str) -> None:
         await admin.topics.create(
             fresh_name, partitions=1, configs={"message.timestamp.type": "LogAppendTime"}
         )
@@ -279,7 +279,7 @@ class TestWhatStops:
                 await producer.send(fresh_name, b"x")
             assert len(await take(consumer, 1)) == 1
 
-    async def test_a_topic_made_anew_is_read_from_its_beginning(
+    async def test_a_recreated_topic_is_read_from_its_beginning(
         self, servers: str, admin: Admin, topic: str, producer: Producer
     ) -> None:
         await fill(producer, topic, 5)

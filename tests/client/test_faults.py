@@ -1,7 +1,7 @@
-"""Broker faults as a client sees them, by a proxy that cuts and holds what goes through it.
+"""Broker faults as a client sees them, by a proxy that cuts and delays connections.
 
-Whatever happens to connections, an idempotent producer's records are in the log once each and in order, and
-a consumer gets each of them once.
+Whatever happens to connections, an idempotent producer's records are in the log once each and in order, and a
+consumer gets each of them once.
 """
 
 from __future__ import annotations

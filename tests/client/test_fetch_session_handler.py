@@ -1,4 +1,4 @@
-"""Fetch sessions from the consumer's side: what is said again and what is not."""
+"""Fetch sessions on the consumer's side: what is sent again and what is not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked(
     return request.session_id, request.session_epoch, offsets, gone
 
 
-def test_after_the_first_request_only_changes_are_told() -> None:
+def test_after_the_first_request_only_changes_are_sent() -> None:
     session = FetchSessionHandler()
     assert asked(session, p0=want(0), p1=want(0)) == (0, 0, {0: 0, 1: 0}, [])
     assert session.handle_response(77, 0)
@@ -37,7 +37,7 @@ def test_after_the_first_request_only_changes_are_told() -> None:
     assert asked(session, p0=want(5), p1=want(0)) == (77, 3, {0: 5}, [])
 
 
-def test_a_topic_made_anew_is_forgotten_and_asked_for() -> None:
+def test_a_recreated_topic_is_forgotten_and_requested() -> None:
     session = FetchSessionHandler()
     asked(session, p0=want(9))
     session.handle_response(77, 0)
@@ -51,7 +51,7 @@ def test_a_broker_without_sessions_gets_everything_each_time() -> None:
         assert session.handle_response(0, 0)
 
 
-def test_a_session_that_the_broker_does_not_know_begins_anew() -> None:
+def test_a_session_that_the_broker_does_not_know_begins_again() -> None:
     session = FetchSessionHandler()
     asked(session, p0=want(0))
     session.handle_response(77, 0)

@@ -37,13 +37,13 @@ def one_protocol(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 class Journal:
-    """A listener that writes down what it is told."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, list[TopicPartition]]] = []
 
     def with_partitions(self) -> list[str]:
-        """What happened to partitions; a member may also be told that it has none."""
+        """The calls about partitions; one with no partitions is possible too."""
         return [name for name, partitions in self.events if partitions]
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
@@ -240,7 +240,7 @@ async def test_who_does_not_poll_leaves_and_learns_it_with_the_next_poll(
         async with Producer(servers, transactional_id=fresh_name) as producer:
             with pytest.raises(KafkaError, match="not a member"):
                 async with producer.transaction() as transaction:
-                    # Nor as nobody, which a group lets pass: that would be over its new owner's commits.
+                    # Nor without a member, which a group accepts, over the commits of the new owner.
                     await transaction.send_offsets(consumer)
         await until(lambda: len(journal.with_partitions()) >= 3, turn)
         assert journal.with_partitions()[:3] == ["assigned", "lost", "assigned"]

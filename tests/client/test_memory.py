@@ -25,7 +25,7 @@ BATCH = batch(0, RECORDS_IN_A_BATCH, epoch=0, size=1000)
 
 @pytest.fixture
 async def endless() -> AsyncIterator[FakeCluster]:
-    """Partitions with as many batches as anybody wants to read."""
+    """Partitions with more batches than a test reads."""
     async with FakeCluster(1, [FakePartition(replicas=(1,)) for _ in range(PARTITIONS)]) as cluster:
 
         def answer(node_id: int, request: FetchRequest) -> FetchResponse:

@@ -75,7 +75,7 @@ class TestSending:
     @pytest.mark.parametrize("acks", [0, 1, "all"])
     async def test_acks(self, servers: str, topic: str, acks: str | int) -> None:
         async with Producer(servers) as producer:
-            # Apache Kafka tells of a topic before its replicas are there, and drops what nobody waits for.
+            # Apache Kafka announces a topic before its replicas exist, and drops records sent with acks=0.
             await producer.send(topic, b"w", partition=2)
         async with Producer(servers, acks=acks) as producer:
             sent = await producer.send(topic, b"x", partition=2)
@@ -239,7 +239,7 @@ class TestArrow:
             assert sum(s.rows for s in sent) == 20_000
             assert producer._accumulator.used_bytes == 0
 
-    async def test_a_column_nobody_knows_is_refused(self, servers: str, topic: str) -> None:
+    async def test_an_unknown_column_is_refused(self, servers: str, topic: str) -> None:
         async with Producer(servers) as producer:
             with pytest.raises(ValueError, match="valeu"):
                 await producer.send_arrow(topic, pa.table({"valeu": [b""]}))

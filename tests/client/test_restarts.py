@@ -20,7 +20,7 @@ IMPATIENT = {"retry_backoff_ms": 10, "reconnect_backoff_ms": 10, "reconnect_back
 class Restartable:
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
-        (self._port,) = free_ports(1)  # that nobody is given while the node is away
+        (self._port,) = free_ports(1)  # reserved while the node is down
         self.start()
         self.servers = self._node.bootstrap_servers
 

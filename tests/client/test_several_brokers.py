@@ -1,4 +1,4 @@
-"""What only several brokers can do to a client, played by some that speak the protocol and nothing else."""
+"""Behaviour of clients that needs several brokers, with fake brokers that only speak the protocol."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestTheClosestReplica:
             c.seek(PART, 5)
             assert [r.offset for r in await read(c, 5)] == [5, 6, 7, 8, 9]
 
-    async def test_is_asked_for_anew_when_its_time_is_over(self, cluster: FakeCluster) -> None:
+    async def test_is_requested_again_when_its_time_is_over(self, cluster: FakeCluster) -> None:
         settings = {**QUICK, "metadata_max_age_ms": 50}
         async with Consumer(
             cluster.servers, client_rack="near-2", auto_offset_reset="earliest", **settings
@@ -339,7 +339,7 @@ class TestQuotas:
 
 
 async def test_a_code_from_the_future_does_not_stop_a_consumer(cluster: FakeCluster) -> None:
-    """Nobody knows what it means: it is taken for a fault that may pass, and the partition is tried again."""
+    """Its meaning is unknown: the client treats it as a passing failure, and retries the partition."""
     asked = 0
 
     def answer(node_id: int, request: FetchRequest) -> FetchResponse:
@@ -409,7 +409,7 @@ async def test_commits_follow_the_coordinator(cluster: FakeCluster) -> None:
     assert (nodes[0], nodes[-1]) == (1, 2)
 
 
-async def test_a_fault_of_the_client_itself_is_told_to_whoever_polls(
+async def test_a_bug_of_the_client_is_raised_by_poll(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.on(FetchRequest, lambda _, r: fetched(r, lambda p: PartitionData(partition_index=0)))

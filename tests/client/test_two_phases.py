@@ -1,4 +1,4 @@
-"""Prepared transactions: the first phase survives the producer, the second ends it as it was told."""
+"""Prepared transactions: the first phase survives the producer, the second one commits or aborts it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ async def test_another_producer_commits_what_was_prepared(servers: str, topic: s
     await expect_visible(servers, topic, [b"next", b"prepared"])
 
 
-async def test_what_nobody_claims_is_aborted(servers: str, topic: str, fresh_name: str) -> None:
+async def test_a_transaction_that_is_not_claimed_is_aborted(
+    servers: str, topic: str, fresh_name: str
+) -> None:
     state = await prepared(servers, topic, fresh_name)
     producer = two_phases(servers, fresh_name)
     await producer.start(keep_prepared=True)

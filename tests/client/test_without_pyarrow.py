@@ -1,4 +1,4 @@
-"""What needs pyarrow says how to get it."""
+"""Features that need pyarrow say how to get it."""
 
 from __future__ import annotations
 

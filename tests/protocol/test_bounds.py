@@ -1,4 +1,4 @@
-"""What a request may hold: a few bytes on the wire must not become gigabytes in memory."""
+"""Limits of requests: a few bytes on the wire must not become gigabytes in memory."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_the_header_of_an_api_versions_request_of_the_future_is_read() -> None:
         ("0012 ffff", "ApiVersions version -1"),
     ],
 )
-def test_a_request_that_nobody_serves_is_named(start: str, what: str) -> None:
+def test_a_request_that_is_not_served_is_named(start: str, what: str) -> None:
     with pytest.raises(UnsupportedVersion, match=what):
         read_request_header(bytes.fromhex(start) + bytes(20))
 

@@ -1,4 +1,4 @@
-"""Questions to other brokers: together, in order, answered or failed."""
+"""Requests to other brokers: batched, in order, answered or failed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Broker:
         self.trouble: Exception | None = None
         self.go = asyncio.Event()
 
-    async def send(self, broker: int, questions: Sequence[str]) -> list[str]:
-        self.asked.append(list(questions))
+    async def send(self, broker: int, requests: Sequence[str]) -> list[str]:
+        self.asked.append(list(requests))
         await self.go.wait()
         if self.trouble is not None:
             raise self.trouble
-        return [f"{broker}:{question}" for question in questions]
+        return [f"{broker}:{request}" for request in requests]
 
 
 async def test_what_comes_while_a_request_is_under_way_goes_together_in_the_next() -> None:
     broker = Broker()
-    batcher = RequestBatcher(broker.send, lambda question: question)
+    batcher = RequestBatcher(broker.send, lambda request: request)
     first = batcher.submit(1, "a")
     await asyncio.sleep(0)
     others = [batcher.submit(1, each) for each in "bcd"]
@@ -37,18 +37,18 @@ async def test_what_comes_while_a_request_is_under_way_goes_together_in_the_next
     assert broker.asked == [["a"], ["b", "c", "d"]]
 
 
-async def test_questions_with_the_same_key_do_not_go_together() -> None:
+async def test_requests_with_the_same_key_do_not_go_together() -> None:
     broker = Broker()
     broker.go.set()
-    batcher = RequestBatcher(broker.send, lambda question: question[0])
+    batcher = RequestBatcher(broker.send, lambda request: request[0])
     answers = [batcher.submit(1, each) for each in ("a1", "b1", "a2")]
     assert [await each for each in answers] == ["1:a1", "1:b1", "1:a2"]
     assert broker.asked == [["a1", "b1"], ["a2"]]
 
 
-async def test_a_question_that_nobody_waits_for_is_not_asked() -> None:
+async def test_a_request_whose_caller_is_gone_is_not_sent() -> None:
     broker = Broker()
-    batcher = RequestBatcher(broker.send, lambda question: question)
+    batcher = RequestBatcher(broker.send, lambda request: request)
     first = batcher.submit(1, "a")
     await asyncio.sleep(0)
     batcher.submit(1, "b").cancel()
@@ -61,14 +61,14 @@ async def test_a_question_that_nobody_waits_for_is_not_asked() -> None:
 
 @pytest.mark.parametrize(
     "trouble",
-    [ConnectionRefusedError("nobody there"), KafkaError(ErrorCode.UNSUPPORTED_VERSION, "too old")],
+    [ConnectionRefusedError("connection refused"), KafkaError(ErrorCode.UNSUPPORTED_VERSION, "too old")],
     ids=str,
 )
 async def test_all_that_went_together_hear_of_a_failure(trouble: Exception) -> None:
     broker = Broker()
     broker.trouble = trouble
     broker.go.set()
-    batcher = RequestBatcher(broker.send, lambda question: question)
+    batcher = RequestBatcher(broker.send, lambda request: request)
     for answer in [batcher.submit(1, each) for each in "ab"]:
         with pytest.raises(OSError):
             await answer
@@ -76,9 +76,9 @@ async def test_all_that_went_together_hear_of_a_failure(trouble: Exception) -> N
     assert await batcher.submit(1, "c") == "1:c"
 
 
-async def test_whoever_waits_for_a_broker_that_has_gone_hears_of_it_at_once() -> None:
+async def test_requests_to_a_broker_that_has_left_fail_at_once() -> None:
     broker = Broker()
-    batcher = RequestBatcher(broker.send, lambda question: question)
+    batcher = RequestBatcher(broker.send, lambda request: request)
     asked = batcher.submit(1, "a")
     await asyncio.sleep(0)
     waiting = batcher.submit(1, "b")
@@ -92,7 +92,7 @@ async def test_whoever_waits_for_a_broker_that_has_gone_hears_of_it_at_once() ->
 
 async def test_a_question_right_after_a_broker_has_gone_is_asked() -> None:
     broker = Broker()
-    batcher = RequestBatcher(broker.send, lambda question: question)
+    batcher = RequestBatcher(broker.send, lambda request: request)
     batcher.submit(1, "a")
     await asyncio.sleep(0)
     batcher.on_broker_gone(1)

@@ -677,7 +677,7 @@ class UnifiedLog:
                 f"exceeds the maximum configured segment size of {local.config.segment_bytes} "
                 "(segment.bytes).",
             )
-        change = self._analyze_producers(data, batches, origin, guard, transaction_version)
+        change = self._analyze_and_validate_producer_state(data, batches, origin, guard, transaction_version)
         if change is not None and change.duplicate is not None:
             return self._duplicate_info(change.duplicate, max_timestamp, inline_flush)
         rolled = False
@@ -688,7 +688,7 @@ class UnifiedLog:
         except OSError as error:
             raise self._guard("appending").failure(error) from error
         if change is not None:
-            self._apply_producers(change, first_offset)
+            self._update_producer_state(change, first_offset)
         epochs = self._leader_epochs
         if epochs is None:
             epochs = self._load_leader_epochs()
@@ -712,7 +712,7 @@ class UnifiedLog:
             self._flush_if_due(inline_flush),
         )
 
-    def _analyze_producers(
+    def _analyze_and_validate_producer_state(
         self,
         data: memoryview,
         batches: list[BatchHeader],
@@ -728,7 +728,7 @@ class UnifiedLog:
                 )
         return None
 
-    def _apply_producers(self, change: ProducerAppend, first_offset: int) -> None:
+    def _update_producer_state(self, change: ProducerAppend, first_offset: int) -> None:
         """Update the producer state and the transaction index by batches that are in the log now. If the
         transaction index cannot be written, remove the batches from the log again.
         """

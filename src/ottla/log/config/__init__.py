@@ -1,1 +1,1 @@
-"""The settings of a log."""
+"""The settings of a log, below everything that reads them."""

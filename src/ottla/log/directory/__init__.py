@@ -1,1 +1,1 @@
-"""A log directory: its checkpoints, its identity, how new logs become durable in it, and its shutdown."""
+"""A log directory: its checkpoints, its identity, its contents, and how new logs become durable in it."""

@@ -1,1 +1,1 @@
-"""Producer state: what a partition remembers of each producer id, its rules, and its snapshots on disk."""
+"""Producer state: the state of each producer id on a partition, its rules, and its snapshots on disk."""

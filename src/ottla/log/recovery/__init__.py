@@ -1,1 +1,1 @@
-"""Recovery: load a partition after a clean shutdown or a crash, and report damage that it finds."""
+"""Parts of recovery that work on files: complete interrupted operations, report damage that is found."""

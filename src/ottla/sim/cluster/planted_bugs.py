@@ -102,14 +102,14 @@ def _duplicates_written_again() -> list[Patch]:
 
 
 def _followers_forget_producers() -> list[Patch]:
-    original = UnifiedLog._analyze_producers
+    original = UnifiedLog._analyze_and_validate_producer_state
 
     def analyze(
         self: UnifiedLog, data: Any, batches: Any, origin: AppendOrigin, *args: Any
     ) -> ProducerAppend | None:
         return None if origin is AppendOrigin.REPLICATION else original(self, data, batches, origin, *args)
 
-    return [(UnifiedLog, "_analyze_producers", analyze)]
+    return [(UnifiedLog, "_analyze_and_validate_producer_state", analyze)]
 
 
 def _open_transactions_shown() -> list[Patch]:

@@ -13,6 +13,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from ottla.node.api.services import ApiServices
 from ottla.protocol.api import API, API_BY_NAME, BOTH, BROKER_ONLY, CONTROLLER_ONLY, Api, ListenerType
 from ottla.protocol.schema import Request, Response
 
@@ -26,9 +27,9 @@ FailureResponse: TypeAlias = Callable[[Any, int, str | None], Response | None]
 """`failed(request, error code, message)`: the response that says that the whole request failed; None where no
 response can say it."""
 
-LocalDecision: TypeAlias = Callable[[Any, Any, int], Awaitable[Response]]
-"""`decide(controller services, request, version)`: the answer of the active controller on this node to a
-request of this node's own broker."""
+LocalDecision: TypeAlias = Callable[[ApiServices, Any, int], Awaitable[Response]]
+"""`decide(services, request, version)`: the answer of the active controller on this node to a request of this
+node's own broker."""
 
 
 class Forwarding(Enum):
@@ -62,7 +63,7 @@ class HandlerModuleWithFailure(HandlerModule, Protocol):
 class HandlerModuleWithDecision(HandlerModule, Protocol):
     """A module of a route with `decides_locally`."""
 
-    def decide(self, controller: Any, request: Any, version: int) -> Awaitable[Response]: ...
+    def decide(self, services: ApiServices, request: Any, version: int) -> Awaitable[Response]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,11 +170,11 @@ def _used() -> tuple[frozenset[str], frozenset[str]]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         is_table = relative.parts[:2] == ("node", "config") and relative.name not in _READERS
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and relative.as_posix() != "log/log_config.py":
+            if isinstance(node, ast.Attribute) and relative.as_posix() != "log/config/log_config.py":
                 attributes.add(node.attr)
             if not is_table:
                 names.update(_asked_for(node))
-        if relative.as_posix() == "log/log_config.py":
+        if relative.as_posix() == "log/config/log_config.py":
             attributes.update(_read_by_properties(tree))
     return frozenset(names), frozenset(attributes)
 
